@@ -13,6 +13,7 @@ use crate::memory::searches::Searches;
 use crate::passes::turns::renew_turns;
 use crate::passes::{drained, growth, preemption};
 use crate::round::ROUND_BYTES_SOFT;
+use crate::rules::bookings::is_open_to;
 use crate::rules::planned::{choices, planned_spec, with_spares};
 use crate::rules::terms::{QuotaPart, with_terms, with_terms_of};
 use crate::settle::array::fill_arrays;
@@ -69,6 +70,8 @@ enum Outcome {
     MayBorrow,
     /// Its tenant has as many jobs placed as it may, or no accelerator time left: nothing is kept for it, and nothing kept free.
     AtLimit,
+    /// It names a booking that is not open to it: nothing is kept for it, and others go past it.
+    NotOpen,
     OutOfBudget,
 }
 
@@ -105,6 +108,7 @@ fn walk(speculation: &mut Speculation, pass: &mut UnfinishedPass, budget: &mut B
             }
             Outcome::MayBorrow => pass.line().borrows(speculation.state(), &candidate),
             Outcome::AtLimit => pass.line().at_limit(speculation.state(), &candidate),
+            Outcome::NotOpen => pass.line().passed_over(speculation.state(), &candidate),
             Outcome::Waits | Outcome::OutOfBudget => {
                 pass.waits(speculation.state(), &candidate);
             }
@@ -125,6 +129,9 @@ fn offer(
     let row = state.job(job).expect("a pending job has a row").clone();
     // Where its checkpoints cannot be read it would begin again.
     let Some(spec) = planned_spec(state, job) else { return Outcome::Waits };
+    if !is_open_to(state, &spec) {
+        return Outcome::NotOpen;
+    }
     let now = speculation.now();
     if state.running_limit_reached(&spec.tenant).is_some() || state.spent_budget(&spec.tenant, now).is_some()
     {

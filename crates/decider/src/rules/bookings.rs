@@ -53,6 +53,14 @@ pub(crate) fn closures<'a>(state: &'a State, spec: &'a JobSpec, now: LogTime) ->
     found
 }
 
+/// Whether a job names no booking, or one that is open to it. To all others nothing is open whatever is free: no place is looked
+/// for, nothing is kept for them, and nobody waits behind them.
+pub(crate) fn is_open_to(state: &State, spec: &JobSpec) -> bool {
+    let Some(name) = &spec.booking else { return true };
+    let policy = &state.policy().policy;
+    state.booking(name).is_some_and(|booking| booking.is_open && booking.spec.may_be_named_by(policy, spec))
+}
+
 /// Why a job waits that names a booking which is not open to it.
 pub(crate) fn why_it_waits(state: &State, spec: &JobSpec) -> Option<String> {
     let name = spec.booking.as_ref()?;

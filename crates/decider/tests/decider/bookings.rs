@@ -9,7 +9,7 @@ use muster_state::{GuardError, Phase, State};
 use muster_types::policy::{PolicyDraft, Quota, TenantPolicy};
 use muster_types::{
     BookingAmount, BookingClearing, BookingEnd, BookingShape, BookingSpec, BookingTimes, ExitStatus, JobId,
-    LogTime, Name, NodeId, Refusal, RefusalCode, Requester, Submission, limits,
+    LogTime, Name, NodeId, PriorityTier, Refusal, RefusalCode, Requester, Submission, limits,
 };
 
 use crate::random::Random;
@@ -282,6 +282,69 @@ fn tenants_below_one_share_what_it_may_book() {
     create(&mut speculation, first).expect("operators book for everybody");
     assert_eq!(code(create(&mut speculation, second)), Some(RefusalCode::PermissionDenied));
     create(&mut speculation, third).expect("another tenant's quota is another");
+}
+
+/// The fleet with a policy, a booking of one host for audio from an hour from now on, and a job that names it, ahead of all.
+fn fleet_with_a_job_of_a_booking(backfill: impl Fn(&mut PolicyDraft)) -> (Speculation, State) {
+    let (mut speculation, mut replica) = fleet();
+    let mut draft = policy(&["audio", "speech"]);
+    backfill(&mut draft);
+    let set = Command::SetPolicy {
+        request: request(1 << 102),
+        by: Requester::default(),
+        policy: Box::new(draft.check().expect("a policy")),
+        expected_version: None,
+    };
+    handle(&mut speculation, &set).expect("it is taken");
+    let mut booked = order(&speculation, 1);
+    booked.spec.tenant = name("audio");
+    create(&mut speculation, booked).expect("it fits");
+    let mut draft = job_draft("named", vec![group("main", 1, Some(accelerators("h100", 8)))]);
+    (draft.tenant, draft.tier) = (name("audio"), PriorityTier::Critical);
+    (draft.booking, draft.expected_run_ms) = (Some(name("b1")), Some(HOUR_MS));
+    let job = draft.check().expect("a job");
+    handle(&mut speculation, &Command::submit(request(1 << 103), Submission::plain([job])))
+        .expect("it waits");
+    schedule(&mut speculation, &mut Budget::new(1_000_000));
+    commit(&mut speculation, &mut replica);
+    (speculation, replica)
+}
+
+/// How many of four long jobs of another tenant find a host.
+fn placed_beside(speculation: &mut Speculation) -> usize {
+    let mut draft = job_draft("long", vec![group("main", 1, Some(accelerators("h100", 8)))]);
+    (draft.tenant, draft.expected_run_ms) = (name("speech"), Some(9 * HOUR_MS));
+    let jobs = vec![draft.check().expect("a job"); 4];
+    handle(speculation, &Command::submit(request(1 << 104), Submission::plain(jobs))).expect("they wait");
+    schedule(speculation, &mut Budget::new(1_000_000));
+    speculation.state().active_count()
+}
+
+#[test]
+fn nothing_is_kept_for_a_job_whose_booking_is_not_open() {
+    // Its tier would have a reservation at once, for the start of the window; the booking has no notice.
+    let (mut speculation, mut replica) = fleet_with_a_job_of_a_booking(|_| ());
+    assert_eq!(placed_beside(&mut speculation), 4);
+    commit(&mut speculation, &mut replica);
+}
+
+#[test]
+fn nobody_waits_behind_a_job_whose_booking_is_not_open() {
+    let strict = |draft: &mut PolicyDraft| draft.backfill.depth_max = 1;
+    let (mut speculation, mut replica) = fleet_with_a_job_of_a_booking(strict);
+    assert_eq!(placed_beside(&mut speculation), 4);
+    commit(&mut speculation, &mut replica);
+    // Nor when it is over, and the job waits for good.
+    let (mut speculation, mut replica) = fleet_with_a_job_of_a_booking(strict);
+    let delete = Command::DeleteBooking {
+        request: request(1 << 105),
+        by: Requester::default(),
+        acts_for: None,
+        name: name("b1"),
+    };
+    handle(&mut speculation, &delete).expect("it is there");
+    assert_eq!(placed_beside(&mut speculation), 4);
+    commit(&mut speculation, &mut replica);
 }
 
 #[test]
