@@ -60,6 +60,12 @@ fn the_first_start_is_when_nodes_are_open_to_a_gang() {
     assert_eq!(starts(&fleet, &spec, &[closed(hour(0), hour(3))]), Some(hour(3)));
     assert_eq!(starts(&fleet, &spec, &[closed(hour(1), hour(3))]), Some(hour(0)));
     assert_eq!(starts(&fleet, &spec, &[closed(hour(0), NEVER)]), None);
+    // Several that have a node at different times, and others that have other nodes.
+    let part = |nodes, from, until| Closure { booking: &booking, from, until, nodes, is_outside: false };
+    let first = [part(&all[..2], hour(0), hour(2)), part(&all[1..], hour(0), hour(3))];
+    assert_eq!(starts(&fleet, &spec, &first), Some(hour(2)), "the first node is open then");
+    let again = [first[0], first[1], part(&all[..2], hour(2), hour(4))];
+    assert_eq!(starts(&fleet, &spec, &again), Some(hour(3)), "the third");
     // The window of the booking that it names: not before, and not behind.
     let window = [closed(hour(0), hour(2)), closed(hour(4), NEVER)];
     assert_eq!(starts(&fleet, &spec, &window), Some(hour(2)));
