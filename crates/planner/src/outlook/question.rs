@@ -175,6 +175,26 @@ impl<'a> Question<'a> {
         found
     }
 
+    /// By place, whether a booking lets it not begin there at some moment up to a time.
+    fn booked_up_to(&self, at: LogTime) -> Vec<bool> {
+        let mut found: Vec<bool> = self.outlook.nodes.iter().map(|_| false).collect();
+        for (number, closed) in self.closed.iter().enumerate() {
+            let ClosedPlace::Booking(closure) = closed else { continue };
+            if closure.from > at {
+                continue;
+            }
+            for place in &self.booked[number] {
+                found[*place] = true;
+            }
+            if closure.is_outside {
+                for (place, node) in self.outlook.nodes.iter().enumerate() {
+                    found[place] |= closure.covers(&node.spec);
+                }
+            }
+        }
+        found
+    }
+
     pub(super) fn answer(&self, budget: &mut Budget) -> Option<Start> {
         let mut capacity = FreeCapacity::new(self);
         let events = self.events();
@@ -681,6 +701,8 @@ pub(super) fn others_like(
         return Vec::new();
     };
     let capacity = FreeCapacity::new(&question);
+    // What others have booked is idle while they do not use it: it would be the first to be kept.
+    let booked = question.booked_up_to(start.at);
     let group = &spec.groups[capacity.primary];
     let one = Amount::of_workers(&group.request, 1);
     let mut missing: BTreeMap<u32, Amount> = BTreeMap::new();
@@ -688,7 +710,8 @@ pub(super) fn others_like(
     for (place, node) in outlook.nodes.iter().enumerate() {
         let is_open = capacity.is_usable(place, question.kinds[capacity.primary])
             && capacity.domain_of(place) == capacity.domain_of(*first)
-            && !taken.contains(&place);
+            && !taken.contains(&place)
+            && !booked[place];
         let whole = Amount {
             devices: i64::from(node.spec.device_count()),
             cpu_milli: signed(node.spec.cpu_milli),
