@@ -348,6 +348,33 @@ fn nobody_waits_behind_a_job_whose_booking_is_not_open() {
 }
 
 #[test]
+fn who_waits_for_the_end_of_a_window_keeps_nothing_from_its_jobs() {
+    let (mut speculation, mut replica) = fleet();
+    set_policy(&mut speculation, 1 << 101, &["audio", "speech"]);
+    let mut booked = order(&speculation, 1);
+    (booked.spec.tenant, booked.spec.shape) = (name("audio"), hosts(2));
+    let start = booked.spec.times.start;
+    create(&mut speculation, booked).expect("it fits");
+    at((&mut speculation, &mut replica), start);
+    let mut gang = job_draft("gang", vec![group("main", 4, Some(accelerators("h100", 8)))]);
+    (gang.tenant, gang.tier, gang.expected_run_ms) = (name("speech"), PriorityTier::Critical, Some(HOUR_MS));
+    let gang = gang.check().expect("a job");
+    handle(&mut speculation, &Command::submit(request(1 << 103), Submission::plain([gang])))
+        .expect("it waits");
+    schedule(&mut speculation, &mut Budget::new(1_000_000));
+    assert_eq!(speculation.state().active_count(), 0, "two of its hosts are booked");
+    // It would still run when the gang could begin.
+    let mut own = job_draft("own", vec![group("main", 1, Some(accelerators("h100", 8)))]);
+    (own.tenant, own.booking, own.expected_run_ms) = (name("audio"), Some(name("b1")), Some(9 * HOUR_MS));
+    let own = own.check().expect("a job");
+    handle(&mut speculation, &Command::submit(request(1 << 104), Submission::plain([own])))
+        .expect("it waits");
+    schedule(&mut speculation, &mut Budget::new(1_000_000));
+    assert_eq!(speculation.state().active_count(), 1);
+    commit(&mut speculation, &mut replica);
+}
+
+#[test]
 fn there_are_so_many_and_no_more() {
     let (mut speculation, _) = fleet();
     for n in 0..limits::TENANT_BOOKINGS_MAX as u128 {
