@@ -236,7 +236,22 @@ pub(crate) fn prepare(
         return Err(does_not_fit(state, name, &spec, &choice));
     }
     check_quota(state, acts_for, &choice.nodes)?;
+    if acts_for.is_some() {
+        spec.shape = in_region_of(state, spec.shape, &choice.nodes);
+    }
     Ok(CheckedBooking { spec, nodes: choice.nodes })
+}
+
+/// The same in the region of these nodes alone: they were compared with the quota there, and those that take the place of lost
+/// ones are not compared again.
+fn in_region_of(state: &State, shape: BookingShape, nodes: &[Name]) -> BookingShape {
+    let first = nodes.first().and_then(|node| state.node(state.node_named(node)?));
+    match (shape, first) {
+        (BookingShape::Chosen { amount, kind, region: _, cluster, labels }, Some(row)) => {
+            BookingShape::Chosen { amount, kind, region: Some(row.spec.region.clone()), cluster, labels }
+        }
+        (shape, _) => shape,
+    }
 }
 
 fn check_fields(state: &State, now: LogTime, spec: &BookingSpec) -> Result<(), Refusal> {
@@ -277,6 +292,10 @@ fn check_reach(state: &State, acts_for: Option<&Name>, spec: &BookingSpec) -> Re
         return denied(format!(
             "who acts for tenant {own} stops no work of others: others have to be left to finish"
         ));
+    }
+    if matches!(spec.shape, BookingShape::Chosen { kind: None, .. }) {
+        let text = format!("must be named by who acts for tenant {own}: quota is for one type");
+        return Err(Refusal::fields(alloc::vec![Violation::new("spec.shape.accelerator", text)]));
     }
     Ok(())
 }

@@ -263,6 +263,32 @@ fn a_quota_for_all_regions_is_for_all_of_them_together() {
 }
 
 #[test]
+fn what_a_tenant_books_stays_of_one_type_in_one_region() {
+    let (mut speculation, mut replica) = fleet();
+    for text in ["m1", "m2"] {
+        let spec = node_spec(text, "us", "c2", Some(accelerators("h100", 8)));
+        let command = Command::Register { spec, holder: holder(1), other_session_is_over: true };
+        handle(&mut speculation, &command).expect("it is taken");
+    }
+    let mut any = BookingOrder { acts_for: Some(name("vision")), ..order(&speculation, 1) };
+    let amount = BookingAmount::Hosts(1);
+    let labels = BTreeMap::new();
+    any.spec.shape = BookingShape::Chosen { amount, kind: None, region: None, cluster: None, labels };
+    assert_eq!(code(create(&mut speculation, any)), Some(RefusalCode::InvalidField), "quota is for a type");
+    let typed = BookingOrder { acts_for: Some(name("vision")), ..order(&speculation, 2) };
+    create(&mut speculation, typed).expect("it is within its quota");
+    let nodes = |state: &State| state.booking(&name("b2")).map(|booking| booking.nodes.clone());
+    assert_eq!(nodes(speculation.state()), Some(vec![name("n1")]));
+    for text in ["n1", "n2", "n3", "n4"] {
+        let node = speculation.state().node_named(&name(text)).expect("it is there");
+        handle(&mut speculation, &Command::SessionOver { node, incarnation: 1 }).expect("never refused");
+    }
+    let later = speculation.now().plus_ms(10_000);
+    at((&mut speculation, &mut replica), later);
+    assert_eq!(nodes(speculation.state()), Some(vec![name("n1")]), "the other region is under another quota");
+}
+
+#[test]
 fn tenants_below_one_share_what_it_may_book() {
     let (mut speculation, _) = fleet();
     set_quotas(
