@@ -177,6 +177,18 @@ struct ClusterOffer {
 
 fn pick(mut candidates: Vec<Candidate<'_>>, amount: BookingAmount) -> ClusterOffer {
     candidates.sort_unstable_by_key(|one| (one.is_new, one.others, one.name));
+    let picked = take(&candidates, amount);
+    if picked.is_whole || matches!(amount, BookingAmount::Hosts(_)) {
+        return picked;
+    }
+    // Small hosts among the first can leave a rest that no host has: the largest first leave none where one would do.
+    candidates.sort_by_key(|one| (one.is_new, Reverse(one.devices)));
+    let largest_first = take(&candidates, amount);
+    if largest_first.is_whole { largest_first } else { picked }
+}
+
+/// Takes of these in their order as many as fit into what is asked for.
+fn take(candidates: &[Candidate<'_>], amount: BookingAmount) -> ClusterOffer {
     let (wanted, is_counted_in_devices) = match amount {
         BookingAmount::Hosts(hosts) => (u64::from(hosts), false),
         BookingAmount::Devices(devices) => (u64::from(devices), true),

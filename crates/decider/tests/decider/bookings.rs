@@ -289,6 +289,33 @@ fn what_a_tenant_books_stays_of_one_type_in_one_region() {
 }
 
 #[test]
+fn a_count_of_devices_is_met_by_large_hosts_where_small_ones_leave_a_rest() {
+    let (mut speculation, _) = fleet();
+    let spec = node_spec("m1", "eu", "c1", Some(accelerators("h100", 4)));
+    let command = Command::Register { spec, holder: holder(1), other_session_is_over: true };
+    handle(&mut speculation, &command).expect("it is taken");
+    let with = |n: u128, devices: u32| {
+        let mut order = order(&speculation, n);
+        order.spec.shape = match hosts(1) {
+            BookingShape::Chosen { kind, region, cluster, labels, .. } => {
+                let amount = BookingAmount::Devices(devices);
+                BookingShape::Chosen { amount, kind, region, cluster, labels }
+            }
+            nodes => nodes,
+        };
+        order
+    };
+    let orders = [with(1, 16), with(2, 12), with(3, 6)];
+    let [first, second, third] = orders;
+    create(&mut speculation, first).expect("two large hosts");
+    create(&mut speculation, second).expect("a large and the small one");
+    assert_eq!(code(create(&mut speculation, third)), Some(RefusalCode::BookingDoesNotFit));
+    let nodes = |text: &str| speculation.state().booking(&name(text)).map(|booking| booking.nodes.clone());
+    assert_eq!(nodes("b1"), Some(vec![name("n1"), name("n2")]));
+    assert_eq!(nodes("b2"), Some(vec![name("m1"), name("n3")]));
+}
+
+#[test]
 fn tenants_below_one_share_what_it_may_book() {
     let (mut speculation, _) = fleet();
     set_quotas(
