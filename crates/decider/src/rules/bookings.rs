@@ -30,10 +30,15 @@ pub(crate) fn closures<'a>(state: &'a State, spec: &'a JobSpec, now: LogTime) ->
         if booking.spec.admits(policy, name, spec) {
             continue;
         }
+        let closed_from = |window| booking.spec.closed_from(window, spec.run_time_limit_ms);
+        // Windows are the same time apart: where one ends and it is too late for the next already, so it is behind all.
+        let next = booking.spec.times.window(booking.window.saturating_add(1));
+        let is_too_late = next.is_some_and(|next| closed_from(next) <= window.until);
+        let until = if is_too_late { booking.spec.times.end() } else { window.until };
         let (from, until) = match booking.is_open {
             // Until its end is recorded, and not by the clock alone.
-            true => (LogTime(0), window.until.max(soon)),
-            false => (booking.spec.closed_from(window, spec.run_time_limit_ms), window.until),
+            true => (LogTime(0), until.max(soon)),
+            false => (closed_from(window), until),
         };
         found.push(Closure { booking: name, from, until, nodes: &booking.nodes, is_outside: false });
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use muster_decider::{Answer, BookingOrder, Command, Speculation, handle, schedule, tick};
+use muster_decider::{Answer, BookingOrder, Command, Speculation, explain_briefly, handle, schedule, tick};
 use muster_journal::{Decision, RankUpdate, RequestKey, Round};
 use muster_planner::Budget;
 use muster_state::{GuardError, Phase, State};
@@ -313,6 +313,31 @@ fn a_count_of_devices_is_met_by_large_hosts_where_small_ones_leave_a_rest() {
     let nodes = |text: &str| speculation.state().booking(&name(text)).map(|booking| booking.nodes.clone());
     assert_eq!(nodes("b1"), Some(vec![name("n1"), name("n2")]));
     assert_eq!(nodes("b2"), Some(vec![name("m1"), name("n3")]));
+}
+
+#[test]
+fn nobody_waits_for_a_window_to_end_behind_which_it_is_too_late_for_the_next() {
+    for (notice_hours, limit_hours, windows) in [(23, None, 3), (22, None, 1), (23, Some(3), 1)] {
+        let (mut speculation, mut replica) = fleet();
+        set_policy(&mut speculation, 1 << 101, &["audio", "speech"]);
+        let mut booked = order(&speculation, 1);
+        booked.spec.times = BookingTimes { every_days: 1, windows: 3, ..booked.spec.times };
+        (booked.spec.tenant, booked.spec.shape) = (name("audio"), hosts(4));
+        booked.spec.notice_ms = notice_hours * HOUR_MS;
+        let start = booked.spec.times.start;
+        create(&mut speculation, booked).expect("it fits");
+        at((&mut speculation, &mut replica), start);
+        let mut draft = job_draft("other", vec![group("main", 1, Some(accelerators("h100", 8)))]);
+        (draft.tenant, draft.run_time_limit_ms) =
+            (name("speech"), limit_hours.map(|hours: u64| hours * HOUR_MS));
+        let job = draft.check().expect("a job");
+        let submit = Command::submit(request(1 << 103), Submission::plain([job]));
+        let answer = handle(&mut speculation, &submit).expect("it waits");
+        let Answer::Submitted { jobs, .. } = answer else { panic!("{answer:?}") };
+        let why = explain_briefly(speculation.state(), start, jobs[0]).expect("it waits").1;
+        let until = start.plus_ms((windows - 1) * DAY_MS + HOUR_MS);
+        assert!(why.contains(&format!("from it until {until}, ")), "{why}");
+    }
 }
 
 #[test]
