@@ -341,6 +341,30 @@ fn nobody_waits_for_a_window_to_end_behind_which_it_is_too_late_for_the_next() {
 }
 
 #[test]
+fn a_tenants_bookings_that_are_refused_are_counted_as_well() {
+    let (mut speculation, _) = fleet();
+    let mut draft = policy(&["vision"]);
+    let tenant = draft.tenants.get_mut(&name("vision")).expect("it is listed");
+    tenant.limits.requests_per_minute = Some(2);
+    let set = Command::SetPolicy {
+        request: request(1 << 102),
+        by: Requester::default(),
+        policy: Box::new(draft.check().expect("a policy")),
+        expected_version: None,
+    };
+    handle(&mut speculation, &set).expect("it is taken");
+    let too_many = |n: u128| {
+        let mut order = BookingOrder { acts_for: Some(name("vision")), ..order(&speculation, n) };
+        order.spec.shape = hosts(5);
+        order
+    };
+    let orders = [too_many(1), too_many(2), too_many(3)];
+    let refused = orders.map(|order| code(create(&mut speculation, order)));
+    let does_not_fit = Some(RefusalCode::BookingDoesNotFit);
+    assert_eq!(refused, [does_not_fit, does_not_fit, Some(RefusalCode::Overloaded)]);
+}
+
+#[test]
 fn tenants_below_one_share_what_it_may_book() {
     let (mut speculation, _) = fleet();
     set_quotas(
