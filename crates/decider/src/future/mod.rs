@@ -427,7 +427,7 @@ impl Future {
                 asked.is_some_and(|asked| asked <= spec.device_milli())
             };
             let is_before_in_tier = is_later || is_owed_first;
-            // On the nodes of the booking that it names, whoever waits for the end of the window goes behind it.
+            // On the nodes of the booking that it names, a gang that waits for the end of the window goes behind it.
             let is_booked = spec.booking.is_some()
                 && state.spec(other.job).is_some_and(|theirs| theirs.booking != spec.booking);
             is_booked

@@ -70,7 +70,7 @@ pub(super) fn failed_attempt(
     })
 }
 
-/// What is said where a gang had to go for a booking, and its node is in service.
+/// The text where a gang had to go for a booking, and its node is in service.
 fn booked(state: &State, job: JobId, node: NodeId) -> Option<String> {
     let row = state.node(node).filter(|row| row.is_placeable())?;
     let (name, booking) = state.booked_against(state.spec(job)?, &row.spec.name)?;

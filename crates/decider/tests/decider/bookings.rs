@@ -413,7 +413,7 @@ fn fleet_with_a_job_of_a_booking(backfill: impl Fn(&mut PolicyDraft)) -> (Specul
 }
 
 /// How many of four long jobs of another tenant find a host.
-fn placed_beside(speculation: &mut Speculation) -> usize {
+fn placed_now(speculation: &mut Speculation) -> usize {
     let mut draft = job_draft("long", vec![group("main", 1, Some(accelerators("h100", 8)))]);
     (draft.tenant, draft.expected_run_ms) = (name("speech"), Some(9 * HOUR_MS));
     let jobs = vec![draft.check().expect("a job"); 4];
@@ -426,7 +426,7 @@ fn placed_beside(speculation: &mut Speculation) -> usize {
 fn nothing_is_kept_for_a_job_whose_booking_is_not_open() {
     // Its tier would have a reservation at once, for the start of the window; the booking has no notice.
     let (mut speculation, mut replica) = fleet_with_a_job_of_a_booking(|_| ());
-    assert_eq!(placed_beside(&mut speculation), 4);
+    assert_eq!(placed_now(&mut speculation), 4);
     commit(&mut speculation, &mut replica);
 }
 
@@ -434,7 +434,7 @@ fn nothing_is_kept_for_a_job_whose_booking_is_not_open() {
 fn nobody_waits_behind_a_job_whose_booking_is_not_open() {
     let strict = |draft: &mut PolicyDraft| draft.backfill.depth_max = 1;
     let (mut speculation, mut replica) = fleet_with_a_job_of_a_booking(strict);
-    assert_eq!(placed_beside(&mut speculation), 4);
+    assert_eq!(placed_now(&mut speculation), 4);
     commit(&mut speculation, &mut replica);
     // Nor when it is over, and the job waits for good.
     let (mut speculation, mut replica) = fleet_with_a_job_of_a_booking(strict);
@@ -445,7 +445,7 @@ fn nobody_waits_behind_a_job_whose_booking_is_not_open() {
         name: name("b1"),
     };
     handle(&mut speculation, &delete).expect("it is there");
-    assert_eq!(placed_beside(&mut speculation), 4);
+    assert_eq!(placed_now(&mut speculation), 4);
     commit(&mut speculation, &mut replica);
 }
 

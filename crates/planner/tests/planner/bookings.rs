@@ -71,8 +71,8 @@ fn the_first_start_is_when_nodes_are_open_to_a_gang() {
     assert_eq!(starts(&fleet, &spec, &window), Some(hour(2)));
 }
 
-/// The nodes that an overdue gang would keep beside those of its start.
-fn kept_beside(fleet: &Fleet, spec: &JobSpec, closures: &[Closure<'_>]) -> Vec<NodeId> {
+/// The nodes that an overdue gang would keep in addition to those of its start.
+fn kept_as_well(fleet: &Fleet, spec: &JobSpec, closures: &[Closure<'_>]) -> Vec<NodeId> {
     let holds = Holds::new();
     let terms = Terms { closures, ..fleet.terms(&holds, spec) };
     let timeline = CapacityTimeline::new(&fleet.state, &name("eu"), &name("c1"), []);
@@ -81,22 +81,22 @@ fn kept_beside(fleet: &Fleet, spec: &JobSpec, closures: &[Closure<'_>]) -> Vec<N
 }
 
 #[test]
-fn nodes_that_others_have_booked_are_not_kept_beside_those_of_a_start() {
+fn nodes_that_others_have_booked_are_not_kept_as_well_those_of_a_start() {
     let (fleet, nodes, spec) = fleet();
     let (booking, all) = (name("demo"), ["n1", "n2", "n3"].map(name));
     let closed = |nodes, from, until| Closure { booking: &booking, from, until, nodes, is_outside: false };
     let (now, soon) = (fleet.time, fleet.time.plus_ms(HOUR_MS));
-    assert_eq!(kept_beside(&fleet, &spec, &[]).len(), 2);
-    let beside = kept_beside(&fleet, &spec, &[closed(&all[..1], now, soon)]);
-    assert_eq!((beside.len(), beside.contains(&nodes[0])), (1, false));
-    assert_eq!(kept_beside(&fleet, &spec, &[closed(&all[..2], now, soon)]), vec![]);
+    assert_eq!(kept_as_well(&fleet, &spec, &[]).len(), 2);
+    let more = kept_as_well(&fleet, &spec, &[closed(&all[..1], now, soon)]);
+    assert_eq!((more.len(), more.contains(&nodes[0])), (1, false));
+    assert_eq!(kept_as_well(&fleet, &spec, &[closed(&all[..2], now, soon)]), vec![]);
     assert_eq!(
-        kept_beside(&fleet, &spec, &[closed(&all[..2], soon, NEVER)]).len(),
+        kept_as_well(&fleet, &spec, &[closed(&all[..2], soon, NEVER)]).len(),
         2,
         "it begins before that"
     );
     let outside = Closure { is_outside: true, ..closed(&all[..1], now, NEVER) };
-    assert_eq!(kept_beside(&fleet, &spec, &[outside]), vec![], "the gang has to be on booked nodes itself");
+    assert_eq!(kept_as_well(&fleet, &spec, &[outside]), vec![], "the gang has to be on booked nodes itself");
 }
 
 #[test]
