@@ -85,8 +85,8 @@ fn delete_command(caller: &Caller, message: &v1::DeleteBookingRequest) -> Result
     }
 }
 
-/// The booking that a message asked for, as the state has it now and the caller may see it: when a repetition is answered, another
-/// tenant may have one under that name.
+/// The booking that a message asked for, as the state has it now and the caller may see it: when a repetition is answered,
+/// another tenant may have one under that name.
 fn created(engine: &Engine, visibility: Visibility, name: &str) -> Option<v1::Booking> {
     let name = Name::new(name)?;
     let view = engine.view();

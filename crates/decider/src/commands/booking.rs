@@ -32,8 +32,8 @@ pub(super) fn create(speculation: &mut Speculation, order: &BookingOrder) -> Res
         return Ok(answer);
     }
     check_requester(by)?;
-    // Bookings can be made and deleted without end, each request is remembered, and each choice looks at the whole fleet, also one
-    // that ends in a refusal: those of a tenant are counted first.
+    // Bookings can be made and deleted without end, each request is remembered, and each choice looks at the whole fleet, also
+    // one that ends in a refusal: those of a tenant are counted first.
     if let Some(own) = acts_for {
         speculation.count_request([own])?;
     }
