@@ -130,6 +130,7 @@ fn offer(
     // Where its checkpoints cannot be read it would begin again.
     let Some(spec) = planned_spec(state, job) else { return Outcome::Waits };
     if !is_open_to(state, &spec) {
+        budget.take(1);
         return Outcome::NotOpen;
     }
     let now = speculation.now();
