@@ -122,7 +122,7 @@ pub(crate) struct Choice {
 struct Candidate<'a> {
     /// Whether the booking has it not yet.
     is_new: bool,
-    /// Gangs of others there.
+    /// Gangs of others there, and those that capacity there is promised to.
     others: usize,
     name: &'a Name,
     devices: u64,
@@ -154,7 +154,7 @@ pub(crate) fn choose(
         }
         let candidate = Candidate {
             is_new: kept.binary_search(name).is_err(),
-            others: state.gangs_on(id).filter(&is_foreign).count(),
+            others: state.gangs_on(id).chain(state.promised_on(id)).filter(&is_foreign).count(),
             name,
             devices: devices_of(&row.spec),
         };
@@ -253,10 +253,36 @@ pub(crate) fn prepare(
         return Err(does_not_fit(state, name, &spec, &choice));
     }
     check_quota(state, acts_for, &choice.nodes)?;
+    check_promised(state, now, (acts_for, name), &spec, &choice.nodes)?;
     if acts_for.is_some() {
         spec.shape = in_region_of(state, spec.shape, &choice.nodes);
     }
     Ok(CheckedBooking { spec, nodes: choice.nodes })
+}
+
+/// Who is bound to a tenant takes no capacity that is promised to others now: gangs were stopped for it.
+fn check_promised(
+    state: &State,
+    now: LogTime,
+    (acts_for, name): (Option<&Name>, &Name),
+    spec: &BookingSpec,
+    nodes: &[Name],
+) -> Result<(), Refusal> {
+    let (Some(own), Some(first)) = (acts_for, spec.times.window(0)) else { return Ok(()) };
+    let policy = &state.policy().policy;
+    let is_taken = |job: JobId| {
+        let job = state.spec(job).filter(|job| !spec.admits(policy, name, job));
+        job.is_some_and(|job| spec.closed_from(first, job.run_time_limit_ms) <= now)
+    };
+    let promised = nodes.iter().find(|node| {
+        let id = state.node_named(node);
+        id.is_some_and(|id| state.promised_on(id).any(is_taken))
+    });
+    let Some(node) = promised else { return Ok(()) };
+    let text = format!(
+        "capacity on {node} is promised to a job of others now; who acts for tenant {own} books other nodes, or from later on"
+    );
+    Err(Refusal::new(RefusalCode::PermissionDenied, text).with("tenant", own))
 }
 
 /// The same in the region of these nodes alone: they were compared with the quota there, and those that take the place of lost
