@@ -2,6 +2,7 @@
 
 use muster_decider::{BookingOrder, BookingPlan, Command};
 use muster_engine::{Engine, Reading};
+use muster_state::State;
 use muster_types::fleet::checked_name;
 use muster_types::{Booking, BookingSpec, Consistency, Name, Refusal, RefusalCode, Violation};
 use muster_wire::convert::{UNSAID_OF_LISTS, booking_spec_from_proto, booking_to_proto, request_id};
@@ -28,7 +29,7 @@ impl Bookings {
 }
 
 /// A booking as it is shown: of another tenant's it is not said who made it, for which user and jobs, and why.
-fn shown(view: &Reading, visibility: Visibility, name: &Name, booking: &Booking) -> v1::Booking {
+fn shown(view: &State, visibility: Visibility, name: &Name, booking: &Booking) -> v1::Booking {
     let mut message = booking_to_proto(name, booking);
     if visibility.sees(view, &booking.spec.tenant) {
         return message;
@@ -84,10 +85,13 @@ fn delete_command(caller: &Caller, message: &v1::DeleteBookingRequest) -> Result
     }
 }
 
-/// The booking that a message asked for, as the state has it now.
-fn created(engine: &Engine, name: &str) -> Option<v1::Booking> {
+/// The booking that a message asked for, as the state has it now and the caller may see it: when a repetition is answered,
+/// another tenant may have one under that name.
+fn created(engine: &Engine, visibility: Visibility, name: &str) -> Option<v1::Booking> {
     let name = Name::new(name)?;
-    engine.view().booking(&name).map(|booking| booking_to_proto(&name, booking))
+    let view = engine.view();
+    let booking = view.booking(&name)?;
+    Some(shown(&view, visibility, &name, booking))
 }
 
 fn planned(engine: &Engine, view: &Reading, plan: &BookingPlan) -> v1::PlanBookingResponse {
@@ -114,9 +118,10 @@ impl BookingService for Bookings {
         let message = request.into_inner();
         let command = create_command(&caller, &message)?;
         let engine = self.router.engine();
+        let visibility = caller.visibility();
         let local = || async {
             let answer = engine.execute(command.clone()).await?;
-            let booking = created(engine, &message.name);
+            let booking = created(engine, visibility, &message.name);
             Ok(v1::CreateBookingResponse { booking, freshness: written(engine, answer.at()) })
         };
         let onward = |channel| {

@@ -4,7 +4,9 @@ use muster_decider::{Command, TokenOrder};
 use muster_transport::{Expect, Principal, Role, Security, Tls, TokenHolder, TokenSecret};
 use muster_types::{RefusalCode, ReplicaId, RequestId, Requester, TokenGrant, TokenId, TokenRole};
 use muster_wire::status::Refused;
+use muster_wire::time::duration;
 use muster_wire::v1;
+use muster_wire::v1::booking_service_client::BookingServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
@@ -158,6 +160,37 @@ async fn own_and_foreign_jobs() {
         let answer = guarded("an answer", jobs.cancel_job(bearer(cancel, &secret))).await;
         let refused = code(answer).filter(|code| *code != RefusalCode::JobFinished);
         assert_eq!(refused, expected, "{role} {tenant:?}");
+    }
+}
+
+/// Who repeats somebody's booking sees as little of another tenant's as everybody.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_repeated_booking_tells_no_more_than_a_look_at_it() {
+    let world = World::with_tenants_under(with_tokens()).await;
+    world.job_of("speech").await;
+    let mut bookings = BookingServiceClient::new(anonymous(&world).await);
+    let create = || v1::CreateBookingRequest {
+        request_id: "00000000-0000-4000-b000-000000000001".to_owned(),
+        name: "demo".to_owned(),
+        spec: Some(v1::BookingSpec {
+            tenant: "speech".to_owned(),
+            shape: Some(v1::BookingShape { nodes: vec!["h1".to_owned()], ..Default::default() }),
+            length: Some(duration(3_600_000)),
+            reason: "a demonstration".to_owned(),
+            ..Default::default()
+        }),
+    };
+    let cases = [
+        (TokenRole::Admin, None, true),
+        (TokenRole::TenantAdmin, Some("speech"), true),
+        (TokenRole::TenantAdmin, Some("vision"), false),
+    ];
+    for (number, (role, tenant, is_shown)) in cases.into_iter().enumerate() {
+        let secret = made(&world, number as u128, role, tenant).await;
+        let answer = guarded("a booking", bookings.create_booking(bearer(create(), &secret))).await;
+        let booking = answer.expect("it is made, or repeated").into_inner().booking.expect("it is there");
+        let reason = booking.spec.expect("it has one").reason;
+        assert_eq!(!reason.is_empty(), is_shown, "{role} {tenant:?}");
     }
 }
 

@@ -103,7 +103,15 @@ pub(crate) enum ClosedPlace<'a> {
     Booking(&'a Closure<'a>),
 }
 
-impl ClosedPlace<'_> {
+impl<'a> ClosedPlace<'a> {
+    /// The nodes that are closed by it, where it names them.
+    pub(crate) fn names(&self) -> Option<&'a [Name]> {
+        match self {
+            ClosedPlace::Booking(closure) if !closure.is_outside => Some(closure.nodes),
+            ClosedPlace::Booking(_) | ClosedPlace::Window(_) => None,
+        }
+    }
+
     /// Whether a node is closed by it.
     pub(crate) fn covers(&self, node: &NodeDraft) -> bool {
         match self {

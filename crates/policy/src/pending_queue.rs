@@ -308,6 +308,17 @@ impl Line {
         self.step_up(state, candidate);
     }
 
+    /// The candidate may not start whatever is free, and so may nobody of its tenant who asks for the same. In strict order
+    /// others pass it.
+    pub fn passed_over(&mut self, state: &State, candidate: &Candidate) {
+        let request = self.request_of(state, candidate);
+        self.waiting.insert(request);
+        if self.depth != Some(1) {
+            self.count(state, candidate);
+        }
+        self.step_up(state, candidate);
+    }
+
     /// The candidate's tenant has as many jobs placed as it may, or no accelerator time left: it has no other turn in this tier. Tenants in whose common
     /// name it asks for capacity do not wait for it.
     pub fn at_limit(&mut self, state: &State, candidate: &Candidate) {

@@ -32,6 +32,11 @@ pub(super) fn create(speculation: &mut Speculation, order: &BookingOrder) -> Res
         return Ok(answer);
     }
     check_requester(by)?;
+    // Bookings can be made and deleted without end, each request is remembered, and each choice looks at the whole fleet, also
+    // one that ends in a refusal: those of a tenant are counted first.
+    if let Some(own) = acts_for {
+        speculation.count_request([own])?;
+    }
     let CheckedBooking { spec, nodes } =
         prepare(speculation.state(), speculation.now(), acts_for.as_ref(), name, spec)?;
     let decision = Decision::BookingCreated {
@@ -45,12 +50,7 @@ pub(super) fn create(speculation: &mut Speculation, order: &BookingOrder) -> Res
         let text = format!("booking {name} would break a rule of the log: {error:?}");
         return Err(Refusal::new(RefusalCode::BookingDoesNotFit, text));
     }
-    // Bookings can be made and deleted without end, and each request is remembered: those of a tenant are counted.
-    let pruning = pruning_for_request(speculation, acts_for.is_some(), 0)?;
-    if let Some(own) = acts_for {
-        speculation.count_request([own])?;
-    }
-    pruning.carry_out(speculation);
+    pruning_for_request(speculation, acts_for.is_some(), 0)?.carry_out(speculation);
     Ok(Answer::Done { at: speculation.push(decision) })
 }
 

@@ -22,7 +22,7 @@ use muster_state::quota::QuotaUsage;
 use muster_state::{Forecast, GangClass, JobRow, State, fit};
 use muster_types::{AcceleratorRequest, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, PriorityTier};
 
-use crate::rules::bookings::closures;
+use crate::rules::bookings::{closures, is_open_to};
 use crate::rules::planned::planned_spec;
 use crate::rules::terms::with_terms;
 use crate::rules::windows::is_owner;
@@ -203,7 +203,7 @@ impl Future {
     }
 
     /// Gives up what is kept for gangs that may not start whatever is free: their tenant or their user has as many jobs
-    /// placed as it may.
+    /// placed as it may, or the booking that they name is not open.
     pub(crate) fn give_up_at_limit(&mut self, state: &State, budget: &mut Budget) {
         let now = self.now;
         self.give_up(state, &|job| is_at_limit(state, job, now), budget);
@@ -427,7 +427,14 @@ impl Future {
                 asked.is_some_and(|asked| asked <= spec.device_milli())
             };
             let is_before_in_tier = is_later || is_owed_first;
-            spec.tier > other.tier || gives_way || is_ahead || (spec.tier == other.tier && is_before_in_tier)
+            // On the nodes of the booking that it names, a gang that waits for the end of the window goes behind it.
+            let is_booked = spec.booking.is_some()
+                && state.spec(other.job).is_some_and(|theirs| theirs.booking != spec.booking);
+            is_booked
+                || spec.tier > other.tier
+                || gives_way
+                || is_ahead
+                || (spec.tier == other.tier && is_before_in_tier)
         };
         self.reservations.iter().filter(goes_before).map(|other| other.job).collect()
     }
@@ -797,10 +804,11 @@ impl Future {
 }
 
 /// Whether a gang may not start whatever is free, because its tenant or its user has as many jobs placed as it may, or has used up
-/// its accelerator time.
+/// its accelerator time, or because the booking that it names is not open.
 fn is_at_limit(state: &State, job: JobId, now: LogTime) -> bool {
-    let tenant = state.spec(job).map(|spec| &spec.tenant);
-    tenant.is_some_and(|tenant| state.running_limit_reached(tenant).is_some())
+    let is_barred =
+        |spec: &JobSpec| state.running_limit_reached(&spec.tenant).is_some() || !is_open_to(state, spec);
+    state.spec(job).is_some_and(|spec| is_barred(spec))
         || state.is_user_at_limit(job)
         || state.is_over_budget(job, now)
 }

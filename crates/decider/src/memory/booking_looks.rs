@@ -11,7 +11,9 @@ pub(crate) struct BookingLooks {
     /// When the last look began; none before the first.
     began: Option<LogTime>,
     /// Whether it ended before everything was looked at.
-    pub(crate) is_cut: bool,
+    is_cut: bool,
+    /// The place among all bookings of the first whose nodes were not looked at.
+    next: usize,
 }
 
 impl BookingLooks {
@@ -20,8 +22,18 @@ impl BookingLooks {
         self.is_cut || self.began.is_none_or(|began| now.since_ms(began) >= AGAIN_MS)
     }
 
-    /// After a look.
-    pub(crate) fn at(now: LogTime, is_cut: bool) -> BookingLooks {
-        BookingLooks { began: Some(now), is_cut }
+    /// The place among all bookings where the next look at their nodes begins.
+    pub(crate) fn next(self) -> usize {
+        self.next
+    }
+
+    /// After a look at everything.
+    pub(crate) fn whole(now: LogTime) -> BookingLooks {
+        BookingLooks { began: Some(now), is_cut: false, next: 0 }
+    }
+
+    /// After one that was cut, of which the next look at nodes goes on from a place among the bookings.
+    pub(crate) fn cut(now: LogTime, next: usize) -> BookingLooks {
+        BookingLooks { began: Some(now), is_cut: true, next }
     }
 }

@@ -13,6 +13,7 @@ use crate::memory::searches::Searches;
 use crate::passes::turns::renew_turns;
 use crate::passes::{drained, growth, preemption};
 use crate::round::ROUND_BYTES_SOFT;
+use crate::rules::bookings::is_open_to;
 use crate::rules::planned::{choices, planned_spec, with_spares};
 use crate::rules::terms::{QuotaPart, with_terms, with_terms_of};
 use crate::settle::array::fill_arrays;
@@ -71,6 +72,8 @@ enum Outcome {
     AtLimit,
     /// Its user has no accelerator time left: the same, and jobs of other users do not wait for it.
     UserAtLimit,
+    /// It names a booking that is not open to it: nothing is kept for it, and others go past it.
+    NotOpen,
     OutOfBudget,
 }
 
@@ -108,6 +111,7 @@ fn walk(speculation: &mut Speculation, pass: &mut UnfinishedPass, budget: &mut B
             Outcome::MayBorrow => pass.line().borrows(speculation.state(), &candidate),
             Outcome::AtLimit => pass.line().at_limit(speculation.state(), &candidate),
             Outcome::UserAtLimit => pass.line().user_at_limit(speculation.state(), &candidate),
+            Outcome::NotOpen => pass.line().passed_over(speculation.state(), &candidate),
             Outcome::Waits | Outcome::OutOfBudget => {
                 pass.waits(speculation.state(), &candidate);
             }
@@ -128,6 +132,10 @@ fn offer(
     let row = state.job(job).expect("a pending job has a row").clone();
     // Where its checkpoints cannot be read it would begin again.
     let Some(spec) = planned_spec(state, job) else { return Outcome::Waits };
+    if !is_open_to(state, &spec) {
+        budget.take(1);
+        return Outcome::NotOpen;
+    }
     let now = speculation.now();
     if state.running_limit_reached(&spec.tenant).is_some() || state.spent_budget(&spec.tenant, now).is_some()
     {

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use core::cmp::Reverse;
 use muster_planner::Closure;
 use muster_state::booking::{devices_of, suits};
-use muster_state::{Phase, State};
+use muster_state::{Phase, Side, State};
 use muster_types::policy::QuotaGrant;
 use muster_types::token::user_of;
 use muster_types::{
@@ -31,10 +31,15 @@ pub(crate) fn closures<'a>(state: &'a State, spec: &'a JobSpec, now: LogTime) ->
         if booking.spec.admits(policy, name, spec) {
             continue;
         }
+        let closed_from = |window| booking.spec.closed_from(window, spec.run_time_limit_ms);
+        // Windows are the same time apart: where one ends and it is too late for the next already, so it is behind all.
+        let next = booking.spec.times.window(booking.window.saturating_add(1));
+        let is_too_late = next.is_some_and(|next| closed_from(next) <= window.until);
+        let until = if is_too_late { booking.spec.times.end() } else { window.until };
         let (from, until) = match booking.is_open {
             // Until its end is recorded, and not by the clock alone.
-            true => (LogTime(0), window.until.max(soon)),
-            false => (booking.spec.closed_from(window, spec.run_time_limit_ms), window.until),
+            true => (LogTime(0), until.max(soon)),
+            false => (closed_from(window), until),
         };
         found.push(Closure { booking: name, from, until, nodes: &booking.nodes, is_outside: false });
     }
@@ -52,6 +57,14 @@ pub(crate) fn closures<'a>(state: &'a State, spec: &'a JobSpec, now: LogTime) ->
         found.push(own(window.until, NEVER, false));
     }
     found
+}
+
+/// Whether a job names no booking, or one that is open to it. To all others nothing is open whatever is free: no place is looked
+/// for, nothing is kept for them, and nobody waits behind them.
+pub(crate) fn is_open_to(state: &State, spec: &JobSpec) -> bool {
+    let Some(name) = &spec.booking else { return true };
+    let policy = &state.policy().policy;
+    state.booking(name).is_some_and(|booking| booking.is_open && booking.spec.may_be_named_by(policy, spec))
 }
 
 /// Why a job waits that names a booking which is not open to it.
@@ -110,7 +123,7 @@ pub(crate) struct Choice {
 struct Candidate<'a> {
     /// Whether the booking has it not yet.
     is_new: bool,
-    /// Gangs of others there.
+    /// Gangs of others there, and those that capacity there is promised to.
     others: usize,
     name: &'a Name,
     devices: u64,
@@ -142,7 +155,7 @@ pub(crate) fn choose(
         }
         let candidate = Candidate {
             is_new: kept.binary_search(name).is_err(),
-            others: state.gangs_on(id).filter(&is_foreign).count(),
+            others: state.gangs_on(id).chain(state.promised_on(id)).filter(&is_foreign).count(),
             name,
             devices: devices_of(&row.spec),
         };
@@ -170,6 +183,18 @@ struct ClusterOffer {
 
 fn pick(mut candidates: Vec<Candidate<'_>>, amount: BookingAmount) -> ClusterOffer {
     candidates.sort_unstable_by_key(|one| (one.is_new, one.others, one.name));
+    let picked = take(&candidates, amount);
+    if picked.is_whole || matches!(amount, BookingAmount::Hosts(_)) {
+        return picked;
+    }
+    // Small hosts among the first can leave a rest that no host has: the largest first leave none where one would do.
+    candidates.sort_by_key(|one| (one.is_new, Reverse(one.devices)));
+    let largest_first = take(&candidates, amount);
+    if largest_first.is_whole { largest_first } else { picked }
+}
+
+/// Takes of these in their order as many as fit into what is asked for.
+fn take(candidates: &[Candidate<'_>], amount: BookingAmount) -> ClusterOffer {
     let (wanted, is_counted_in_devices) = match amount {
         BookingAmount::Hosts(hosts) => (u64::from(hosts), false),
         BookingAmount::Devices(devices) => (u64::from(devices), true),
@@ -229,7 +254,48 @@ pub(crate) fn prepare(
         return Err(does_not_fit(state, name, &spec, &choice));
     }
     check_quota(state, acts_for, &choice.nodes)?;
+    check_promised(state, now, (acts_for, name), &spec, &choice.nodes)?;
+    if acts_for.is_some() {
+        spec.shape = in_region_of(state, spec.shape, &choice.nodes);
+    }
     Ok(CheckedBooking { spec, nodes: choice.nodes })
+}
+
+/// Who is bound to a tenant takes no capacity that is promised to others now: gangs were stopped for it.
+fn check_promised(
+    state: &State,
+    now: LogTime,
+    (acts_for, name): (Option<&Name>, &Name),
+    spec: &BookingSpec,
+    nodes: &[Name],
+) -> Result<(), Refusal> {
+    let (Some(own), Some(first)) = (acts_for, spec.times.window(0)) else { return Ok(()) };
+    let policy = &state.policy().policy;
+    let is_taken = |job: JobId| {
+        let job = state.spec(job).filter(|job| !spec.admits(policy, name, job));
+        job.is_some_and(|job| spec.closed_from(first, job.run_time_limit_ms) <= now)
+    };
+    let promised = nodes.iter().find(|node| {
+        let id = state.node_named(node);
+        id.is_some_and(|id| state.promised_on(id).any(is_taken))
+    });
+    let Some(node) = promised else { return Ok(()) };
+    let text = format!(
+        "capacity on {node} is promised to a job of others now; who acts for tenant {own} books other nodes, or from later on"
+    );
+    Err(Refusal::new(RefusalCode::PermissionDenied, text).with("tenant", own))
+}
+
+/// The same in the region of these nodes alone: they were compared with the quota there, and those that take the place of lost
+/// ones are not compared again.
+fn in_region_of(state: &State, shape: BookingShape, nodes: &[Name]) -> BookingShape {
+    let first = nodes.first().and_then(|node| state.node(state.node_named(node)?));
+    match (shape, first) {
+        (BookingShape::Chosen { amount, kind, region: _, cluster, labels }, Some(row)) => {
+            BookingShape::Chosen { amount, kind, region: Some(row.spec.region.clone()), cluster, labels }
+        }
+        (shape, _) => shape,
+    }
 }
 
 fn check_fields(state: &State, now: LogTime, spec: &BookingSpec) -> Result<(), Refusal> {
@@ -270,6 +336,10 @@ fn check_reach(state: &State, acts_for: Option<&Name>, spec: &BookingSpec) -> Re
         return denied(format!(
             "who acts for tenant {own} stops no work of others: others have to be left to finish"
         ));
+    }
+    if matches!(spec.shape, BookingShape::Chosen { kind: None, .. }) {
+        let text = format!("must be named by who acts for tenant {own}: quota is for one type");
+        return Err(Refusal::fields(alloc::vec![Violation::new("spec.shape.accelerator", text)]));
     }
     Ok(())
 }
@@ -328,11 +398,12 @@ fn does_not_fit(state: &State, own: &Name, spec: &BookingSpec, choice: &Choice) 
 }
 
 /// Thousandths of devices of a tenant's nominal quota that are granted for some time: the booking may be for later.
-fn granted_milli(state: &State, own: &Name, kind: &Name, region: &Name) -> u64 {
+/// Without a region, in every region.
+fn granted_milli(state: &State, own: &Name, kind: &Name, region: Option<&Name>) -> u64 {
     let policy = &state.policy().policy;
-    let is_it = |grant: &&QuotaGrant| {
-        grant.kind == *kind && grant.region.as_ref().is_none_or(|granted| granted == region)
-    };
+    let is_there =
+        |granted: &Name| region.is_none_or(|region| granted == region);
+    let is_it = |grant: &&QuotaGrant| grant.kind == *kind && grant.region.as_ref().is_none_or(is_there);
     let in_force = || state.grants_in_force().map(|(_, row)| &row.grant).filter(is_it);
     let of_own: u64 = in_force().filter(|grant| grant.tenant == *own).map(|grant| grant.amount_milli).sum();
     let quotas = policy.tenants.get(own).map_or(&[][..], |tenant| &tenant.quotas[..]);
@@ -344,38 +415,57 @@ fn granted_milli(state: &State, own: &Name, kind: &Name, region: &Name) -> u64 {
     in_force().filter(is_below).map(|grant| grant.amount_milli).sum()
 }
 
-/// All that a tenant and those below it have booked is within its nominal quota, whenever the windows are.
+/// All that a tenant and those below it have booked is within its nominal quota, whenever the windows are; and so it is of each
+/// tenant above it, whose quota they share. A quota for all regions is for all of them together.
 fn check_quota(state: &State, acts_for: Option<&Name>, nodes: &[Name]) -> Result<(), Refusal> {
     let Some(own) = acts_for else { return Ok(()) };
-    let policy = &state.policy().policy;
-    let is_below = |booking: &Booking| policy.ancestry(&booking.spec.tenant).any(|above| above == own);
-    let before =
-        state.bookings().filter(|(_, booking)| is_below(booking)).flat_map(|(_, booking)| &booking.nodes);
-    let mut booked: BTreeMap<(&Name, &Name), u64> = BTreeMap::new();
-    let named: BTreeSet<&Name> = nodes.iter().collect();
-    for node in before.chain(nodes) {
-        let Some(row) = state.node_named(node).and_then(|id| state.node(id)) else { continue };
-        if let Some(has) = &row.spec.accelerators {
-            *booked.entry((&has.kind, &row.spec.region)).or_default() += u64::from(has.count) * 1_000;
-        } else if named.contains(node) {
-            let text = format!(
-                "who acts for tenant {own} books hosts with accelerators alone: others are under no quota"
-            );
-            return Err(Refusal::new(RefusalCode::PermissionDenied, text).with("tenant", own));
-        }
+    let denied = |text: String| Err(Refusal::new(RefusalCode::PermissionDenied, text).with("tenant", own));
+    let row_of = |node: &Name| state.node_named(node).and_then(|id| state.node(id));
+    if nodes.iter().any(|node| row_of(node).is_some_and(|row| row.spec.accelerators.is_none())) {
+        return denied(format!(
+            "who acts for tenant {own} books hosts with accelerators alone: others are under no quota"
+        ));
     }
-    for ((kind, region), milli) in booked {
-        let nominal = state.quota_usage().nominal_milli(own, kind, region);
-        let nominal = nominal.saturating_sub(granted_milli(state, own, kind, region));
-        if milli > nominal {
-            let text = format!(
-                "tenant {own} would have {} devices of type {kind} in {region} booked, and has a nominal quota of {} \
+    let usage = state.quota_usage();
+    for above in state.policy().policy.ancestry(own) {
+        for ((kind, region), milli) in booked_milli(state, above, nodes) {
+            let nominal = match region {
+                Some(region) if above == own => Some(usage.nominal_milli(own, kind, region)),
+                _ => usage.nominal_of(&Side::Subtree(above.clone()), kind, region),
+            };
+            let granted = granted_milli(state, above, kind, region);
+            let nominal = nominal.map(|nominal| nominal.saturating_sub(granted));
+            let Some(nominal) = nominal.filter(|nominal| milli > *nominal) else { continue };
+            let place = region.map_or("all regions", Name::as_str);
+            return denied(format!(
+                "tenant {above} would have {} devices of type {kind} in {place} booked, and has a nominal quota of {} \
                  without what is granted for some time; an operator may book more",
                 milli / 1_000,
                 nominal / 1_000
-            );
-            return Err(Refusal::new(RefusalCode::PermissionDenied, text).with("tenant", own));
+            ));
         }
     }
     Ok(())
+}
+
+/// Thousandths of devices that a tenant and those below it would have booked with these nodes, by type in each region and in
+/// all. A node that several bookings have counts for each.
+fn booked_milli<'a>(
+    state: &'a State,
+    tenant: &Name,
+    nodes: &'a [Name],
+) -> BTreeMap<(&'a Name, Option<&'a Name>), u64> {
+    let policy = &state.policy().policy;
+    let is_below = |booking: &Booking| policy.ancestry(&booking.spec.tenant).any(|above| above == tenant);
+    let before =
+        state.bookings().filter(|(_, booking)| is_below(booking)).flat_map(|(_, booking)| &booking.nodes);
+    let mut booked: BTreeMap<(&Name, Option<&Name>), u64> = BTreeMap::new();
+    for node in before.chain(nodes) {
+        let Some(row) = state.node_named(node).and_then(|id| state.node(id)) else { continue };
+        let Some(has) = &row.spec.accelerators else { continue };
+        for region in [Some(&row.spec.region), None] {
+            *booked.entry((&has.kind, region)).or_default() += u64::from(has.count) * 1_000;
+        }
+    }
+    booked
 }

@@ -41,6 +41,8 @@ pub(super) fn failed_attempt(
         return None;
     }
     let Found { class, rank, node, detail } = failure_of(placement, cause)?;
+    let booked = node.filter(|_| class == FailureClass::Evicted).and_then(|node| booked(state, job, node));
+    let detail = booked.unwrap_or(detail);
     let now = speculation.now();
     let known = state.recovery(job);
     let ran_ms = row.started_at.map_or(0, |began| now.since_ms(began));
@@ -66,6 +68,13 @@ pub(super) fn failed_attempt(
         wait_until: (wait_ms > 0).then(|| now.plus_ms(wait_ms)),
         avoid: node.filter(|_| avoid_ms > 0).map(|_| now.plus_ms(avoid_ms)),
     })
+}
+
+/// The text where a gang had to go for a booking, and its node is in service.
+fn booked(state: &State, job: JobId, node: NodeId) -> Option<String> {
+    let row = state.node(node).filter(|row| row.is_placeable())?;
+    let (name, booking) = state.booked_against(state.spec(job)?, &row.spec.name)?;
+    booking.spec.clearing.stops_others().then(|| format!("booking {name} has its node for other jobs"))
 }
 
 /// What follows a recorded failure; none when none was recorded of this placement.

@@ -11,6 +11,9 @@ use crate::rules::bookings::{choose, must_go};
 use crate::settle::job::settle;
 use crate::speculation::Speculation;
 
+/// Nodes looked at in one tick for bookings that lack some. At least one booking gets its choice in any case.
+const NODES_PER_TICK: usize = 100_000;
+
 /// Gangs stopped in one tick.
 const STOPPED_PER_TICK: usize = 1_000;
 
@@ -21,11 +24,12 @@ pub(super) fn advance(speculation: &mut Speculation) {
     }
     let now = speculation.now();
     let names: Vec<Name> = speculation.state().bookings().map(|(name, _)| name.clone()).collect();
-    let mut is_due = speculation.booking_looks().is_due(now);
+    let looks = speculation.booking_looks();
+    let mut is_due = looks.is_due(now);
     for name in &names {
         while let Some(step) = next_step(speculation.state(), name, now) {
             if speculation.round_bytes() > ROUND_BYTES_SOFT {
-                speculation.set_booking_looks(BookingLooks::at(now, true));
+                speculation.set_booking_looks(BookingLooks::cut(now, looks.next()));
                 return;
             }
             is_due = true;
@@ -35,17 +39,33 @@ pub(super) fn advance(speculation: &mut Speculation) {
     if !is_due {
         return;
     }
-    for name in &names {
-        if speculation.round_bytes() > ROUND_BYTES_SOFT {
-            speculation.set_booking_looks(BookingLooks::at(now, true));
-            return;
+    let next = replace(speculation, &names, looks.next(), NODES_PER_TICK);
+    let is_cut = clear(speculation, &names);
+    speculation.set_booking_looks(match next {
+        Some(next) => BookingLooks::cut(now, next),
+        None if is_cut => BookingLooks::cut(now, names.len()),
+        None => BookingLooks::whole(now),
+    });
+}
+
+/// Gives bookings other nodes for those that they lack, from a place among them on. A choice looks at the whole fleet: behind one
+/// that brings the nodes looked at to `nodes_max` the next tick goes on, from the place that this returns.
+fn replace(speculation: &mut Speculation, names: &[Name], from: usize, nodes_max: usize) -> Option<usize> {
+    let mut looked_at = 0;
+    for (at, name) in names.iter().enumerate().skip(from) {
+        if looked_at >= nodes_max || speculation.round_bytes() > ROUND_BYTES_SOFT {
+            return Some(at);
         }
-        if let Some(moved) = moved(speculation.state(), name) {
+        let state = speculation.state();
+        if !lacks_nodes(state, name) {
+            continue;
+        }
+        looked_at += state.nodes_by_name().count();
+        if let Some(moved) = moved(state, name) {
             speculation.push(moved);
         }
     }
-    let is_cut = clear(speculation, &names);
-    speculation.set_booking_looks(BookingLooks::at(now, is_cut));
+    None
 }
 
 /// What time has brought about for a booking and is not recorded: its window has begun or is over, or its owner is gone. Each
@@ -64,24 +84,29 @@ fn next_step(state: &State, name: &Name, now: LogTime) -> Option<Decision> {
     begins.then(|| Decision::BookingOpened { name: name.clone() })
 }
 
-/// Other nodes for a booking, where it has fewer in service than it asks for and there are more.
-fn moved(state: &State, name: &Name) -> Option<Decision> {
-    let booking = state.booking(name)?;
+/// Whether a booking whose nodes the leader chooses has fewer in service than it asks for.
+fn lacks_nodes(state: &State, name: &Name) -> bool {
+    let Some(booking) = state.booking(name) else { return false };
+    let is_chosen = matches!(booking.spec.shape, BookingShape::Chosen { .. });
+    is_chosen && (usable(state, booking) < booking.nodes.len() || !is_whole(state, booking))
+}
+
+/// How many nodes of a booking are in service.
+fn usable(state: &State, booking: &Booking) -> usize {
     let in_service = |node: &&Name| {
         let row = state.node_named(node).and_then(|id| state.node(id));
         row.is_some_and(|row| row.is_placeable())
     };
-    let usable = booking.nodes.iter().filter(in_service).count();
-    if matches!(booking.spec.shape, BookingShape::Nodes(_)) {
-        return None;
-    }
-    if usable == booking.nodes.len() && is_whole(state, booking) {
-        return None;
-    }
+    booking.nodes.iter().filter(in_service).count()
+}
+
+/// Other nodes for a booking that lacks some, where there are more.
+fn moved(state: &State, name: &Name) -> Option<Decision> {
+    let booking = state.booking(name)?;
     let choice =
         choose(state, name, &booking.spec, &booking.left(), (booking.nodes.as_slice(), booking.is_open));
     // What is out of service may come back: as long as nothing takes its place, it stays.
-    let has_more = choice.is_whole || choice.nodes.len() > usable;
+    let has_more = choice.is_whole || choice.nodes.len() > usable(state, booking);
     let decision = Decision::BookingMoved { name: name.clone(), nodes: choice.nodes };
     (has_more && state.check(&decision).is_ok()).then_some(decision)
 }
@@ -138,4 +163,114 @@ fn stop(speculation: &mut Speculation, job: JobId, node: NodeId) -> bool {
         settle(speculation, job);
     }
     is_asked
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::boxed::Box;
+    use alloc::collections::{BTreeMap, BTreeSet};
+    use alloc::format;
+    use alloc::string::String;
+    use muster_types::policy::{PolicyDraft, TenantPolicy};
+    use muster_types::{
+        BookingAmount, BookingClearing, BookingSpec, BookingTimes, ClusterId, HolderId, Leadership,
+        NodeDraft, Parameters, ReplicaId, RequestId, Requester,
+    };
+
+    use crate::{BookingOrder, BootstrapConfig, Command, handle};
+
+    fn name(text: &str) -> Name {
+        Name::new(text).expect("a name")
+    }
+
+    /// Hosts n0 to n5, and bookings a, b and c that have one of the first three each.
+    fn fleet() -> Speculation {
+        let bootstrap = BootstrapConfig::new(ClusterId(1), Parameters::DEFAULT);
+        let leadership = Leadership { term: 1, replica: ReplicaId(1) };
+        let mut speculation = Speculation::begin(State::default(), leadership, LogTime(1), bootstrap);
+        for number in 0..6 {
+            let host = format!("n{number}");
+            let spec = NodeDraft {
+                name: name(&host),
+                region: name("eu"),
+                cluster: name("c1"),
+                block: name("b"),
+                rack: name("r"),
+                address: host,
+                accelerators: None,
+                cpu_milli: 1_000,
+                memory_bytes: 1 << 30,
+                labels: BTreeMap::new(),
+                taints: BTreeSet::new(),
+                pod: None,
+            };
+            let spec = spec.check().expect("a host");
+            let register = Command::Register { spec, holder: HolderId(1), other_session_is_over: false };
+            handle(&mut speculation, &register).expect("it is new");
+        }
+        let mut policy = PolicyDraft::default();
+        policy.tenants.insert(name("team"), TenantPolicy::default());
+        let set = Command::SetPolicy {
+            request: RequestId(1),
+            by: Requester::default(),
+            policy: Box::new(policy.check().expect("a policy")),
+            expected_version: None,
+        };
+        handle(&mut speculation, &set).expect("it is taken");
+        for (number, text) in ["a", "b", "c"].into_iter().enumerate() {
+            let order = BookingOrder {
+                request: RequestId(2 + number as u128),
+                by: Requester::default(),
+                acts_for: None,
+                name: name(text),
+                spec: one_host(),
+            };
+            handle(&mut speculation, &Command::CreateBooking(Box::new(order))).expect("it fits");
+        }
+        speculation.take_round();
+        speculation
+    }
+
+    fn one_host() -> BookingSpec {
+        BookingSpec {
+            tenant: name("team"),
+            user: None,
+            jobs: Vec::new(),
+            is_shared: false,
+            shape: BookingShape::Chosen {
+                amount: BookingAmount::Hosts(1),
+                kind: None,
+                region: None,
+                cluster: None,
+                labels: BTreeMap::new(),
+            },
+            times: BookingTimes { start: LogTime(60_000), length_ms: 60_000, every_days: 0, windows: 1 },
+            notice_ms: 0,
+            clearing: BookingClearing::Finish,
+            reason: String::new(),
+        }
+    }
+
+    #[test]
+    fn one_tick_chooses_for_few_bookings_and_the_next_goes_on() {
+        let mut speculation = fleet();
+        let names: Vec<Name> = ["a", "b", "c"].map(name).to_vec();
+        for node in 0..3 {
+            let lost = Command::SessionOver { node: NodeId(node), incarnation: 1 };
+            handle(&mut speculation, &lost).expect("never refused");
+        }
+        let lacking = |speculation: &Speculation| {
+            names.iter().filter(|name| lacks_nodes(speculation.state(), name)).count()
+        };
+        assert_eq!(lacking(&speculation), 3);
+        let mut from = 0;
+        for left in [2, 1] {
+            from = replace(&mut speculation, &names, from, 1).expect("there is more to do");
+            assert_eq!(lacking(&speculation), left);
+        }
+        assert_eq!(replace(&mut speculation, &names, from, 1), None);
+        assert_eq!(lacking(&speculation), 0);
+        assert_eq!(replace(&mut speculation, &names, 0, 1), None, "nothing is missing any more");
+    }
 }

@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use muster_decider::{Answer, BookingOrder, Command, QuotaOrder, Speculation, handle, schedule, tick};
+use muster_decider::{
+    Answer, BookingOrder, Command, QuotaOrder, Speculation, explain_briefly, handle, schedule, tick,
+};
 use muster_journal::{Decision, RankUpdate, RequestKey, Round};
 use muster_planner::Budget;
 use muster_state::{GuardError, Phase, State};
 use muster_types::policy::{PolicyDraft, Quota, QuotaGrant, TenantPolicy};
 use muster_types::{
     BookingAmount, BookingClearing, BookingEnd, BookingShape, BookingSpec, BookingTimes, ExitStatus, JobId,
-    LogTime, Name, NodeId, Refusal, RefusalCode, Requester, Submission, limits,
+    LogTime, Name, NodeId, PriorityTier, Refusal, RefusalCode, Requester, Submission, limits,
 };
 
 use crate::random::Random;
@@ -235,6 +237,269 @@ fn a_tenant_books_nothing_on_what_it_is_granted_for_some_time() {
     let mut two = BookingOrder { acts_for: Some(name("vision")), ..order(&speculation, 2) };
     two.spec.shape = hosts(2);
     create(&mut speculation, two).expect("it is its own");
+}
+
+/// A policy of these tenants, each with its parent and its quota of devices in all regions.
+fn set_quotas(speculation: &mut Speculation, tenants: &[(&str, Option<&str>, u64)]) {
+    let mut draft = PolicyDraft::default();
+    for (tenant, parent, devices) in tenants {
+        let quota = Quota {
+            kind: name("h100"),
+            region: None,
+            nominal_milli: devices * 1_000,
+            borrowing_limit_milli: None,
+            lending_limit_milli: None,
+        };
+        let parent = parent.map(name);
+        draft
+            .tenants
+            .insert(name(tenant), TenantPolicy { parent, quotas: vec![quota], ..TenantPolicy::default() });
+    }
+    let command = Command::SetPolicy {
+        request: request(1 << 102),
+        by: Requester::default(),
+        policy: Box::new(with_all_rights(draft).check().expect("a policy")),
+        expected_version: None,
+    };
+    handle(speculation, &command).expect("it is taken");
+}
+
+#[test]
+fn a_quota_for_all_regions_is_for_all_of_them_together() {
+    let (mut speculation, _) = fleet();
+    for text in ["m1", "m2"] {
+        let spec = node_spec(text, "us", "c2", Some(accelerators("h100", 8)));
+        let command = Command::Register { spec, holder: holder(1), other_session_is_over: true };
+        handle(&mut speculation, &command).expect("it is taken");
+    }
+    let own = |n: u128, region: &str, count: u32| {
+        let mut order = BookingOrder { acts_for: Some(name("vision")), ..order(&speculation, n) };
+        order.spec.shape = match hosts(count) {
+            BookingShape::Chosen { amount, kind, cluster, labels, .. } => {
+                BookingShape::Chosen { amount, kind, region: Some(name(region)), cluster, labels }
+            }
+            nodes => nodes,
+        };
+        order
+    };
+    let orders = [own(1, "eu", 2), own(2, "us", 1)];
+    let [first, second] = orders;
+    create(&mut speculation, first).expect("its quota is 16 devices");
+    assert_eq!(code(create(&mut speculation, second)), Some(RefusalCode::PermissionDenied));
+}
+
+#[test]
+fn what_a_tenant_books_stays_of_one_type_in_one_region() {
+    let (mut speculation, mut replica) = fleet();
+    for text in ["m1", "m2"] {
+        let spec = node_spec(text, "us", "c2", Some(accelerators("h100", 8)));
+        let command = Command::Register { spec, holder: holder(1), other_session_is_over: true };
+        handle(&mut speculation, &command).expect("it is taken");
+    }
+    let mut any = BookingOrder { acts_for: Some(name("vision")), ..order(&speculation, 1) };
+    let amount = BookingAmount::Hosts(1);
+    let labels = BTreeMap::new();
+    any.spec.shape = BookingShape::Chosen { amount, kind: None, region: None, cluster: None, labels };
+    assert_eq!(code(create(&mut speculation, any)), Some(RefusalCode::InvalidField), "quota is for a type");
+    let typed = BookingOrder { acts_for: Some(name("vision")), ..order(&speculation, 2) };
+    create(&mut speculation, typed).expect("it is within its quota");
+    let nodes = |state: &State| state.booking(&name("b2")).map(|booking| booking.nodes.clone());
+    assert_eq!(nodes(speculation.state()), Some(vec![name("n1")]));
+    for text in ["n1", "n2", "n3", "n4"] {
+        let node = speculation.state().node_named(&name(text)).expect("it is there");
+        handle(&mut speculation, &Command::SessionOver { node, incarnation: 1 }).expect("never refused");
+    }
+    let later = speculation.now().plus_ms(10_000);
+    at((&mut speculation, &mut replica), later);
+    assert_eq!(nodes(speculation.state()), Some(vec![name("n1")]), "the other region is under another quota");
+}
+
+#[test]
+fn a_count_of_devices_is_met_by_large_hosts_where_small_ones_leave_a_rest() {
+    let (mut speculation, _) = fleet();
+    let spec = node_spec("m1", "eu", "c1", Some(accelerators("h100", 4)));
+    let command = Command::Register { spec, holder: holder(1), other_session_is_over: true };
+    handle(&mut speculation, &command).expect("it is taken");
+    let with = |n: u128, devices: u32| {
+        let mut order = order(&speculation, n);
+        order.spec.shape = match hosts(1) {
+            BookingShape::Chosen { kind, region, cluster, labels, .. } => {
+                let amount = BookingAmount::Devices(devices);
+                BookingShape::Chosen { amount, kind, region, cluster, labels }
+            }
+            nodes => nodes,
+        };
+        order
+    };
+    let orders = [with(1, 16), with(2, 12), with(3, 6)];
+    let [first, second, third] = orders;
+    create(&mut speculation, first).expect("two large hosts");
+    create(&mut speculation, second).expect("a large and the small one");
+    assert_eq!(code(create(&mut speculation, third)), Some(RefusalCode::BookingDoesNotFit));
+    let nodes = |text: &str| speculation.state().booking(&name(text)).map(|booking| booking.nodes.clone());
+    assert_eq!(nodes("b1"), Some(vec![name("n1"), name("n2")]));
+    assert_eq!(nodes("b2"), Some(vec![name("m1"), name("n3")]));
+}
+
+#[test]
+fn nobody_waits_for_a_window_to_end_behind_which_it_is_too_late_for_the_next() {
+    for (notice_hours, limit_hours, windows) in [(23, None, 3), (22, None, 1), (23, Some(3), 1)] {
+        let (mut speculation, mut replica) = fleet();
+        set_policy(&mut speculation, 1 << 101, &["audio", "speech"]);
+        let mut booked = order(&speculation, 1);
+        booked.spec.times = BookingTimes { every_days: 1, windows: 3, ..booked.spec.times };
+        (booked.spec.tenant, booked.spec.shape) = (name("audio"), hosts(4));
+        booked.spec.notice_ms = notice_hours * HOUR_MS;
+        let start = booked.spec.times.start;
+        create(&mut speculation, booked).expect("it fits");
+        at((&mut speculation, &mut replica), start);
+        let mut draft = job_draft("other", vec![group("main", 1, Some(accelerators("h100", 8)))]);
+        (draft.tenant, draft.run_time_limit_ms) =
+            (name("speech"), limit_hours.map(|hours: u64| hours * HOUR_MS));
+        let job = draft.check().expect("a job");
+        let submit = Command::submit(request(1 << 103), Submission::plain([job]));
+        let answer = handle(&mut speculation, &submit).expect("it waits");
+        let Answer::Submitted { jobs, .. } = answer else { panic!("{answer:?}") };
+        let why = explain_briefly(speculation.state(), start, jobs[0]).expect("it waits").1;
+        let until = start.plus_ms((windows - 1) * DAY_MS + HOUR_MS);
+        assert!(why.contains(&format!("from it until {until}, ")), "{why}");
+    }
+}
+
+#[test]
+fn a_tenants_bookings_that_are_refused_are_counted_as_well() {
+    let (mut speculation, _) = fleet();
+    let mut draft = policy(&["vision"]);
+    let tenant = draft.tenants.get_mut(&name("vision")).expect("it is listed");
+    tenant.limits.requests_per_minute = Some(2);
+    let set = Command::SetPolicy {
+        request: request(1 << 102),
+        by: Requester::default(),
+        policy: Box::new(draft.check().expect("a policy")),
+        expected_version: None,
+    };
+    handle(&mut speculation, &set).expect("it is taken");
+    let too_many = |n: u128| {
+        let mut order = BookingOrder { acts_for: Some(name("vision")), ..order(&speculation, n) };
+        order.spec.shape = hosts(5);
+        order
+    };
+    let orders = [too_many(1), too_many(2), too_many(3)];
+    let refused = orders.map(|order| code(create(&mut speculation, order)));
+    let does_not_fit = Some(RefusalCode::BookingDoesNotFit);
+    assert_eq!(refused, [does_not_fit, does_not_fit, Some(RefusalCode::Overloaded)]);
+}
+
+#[test]
+fn tenants_below_one_share_what_it_may_book() {
+    let (mut speculation, _) = fleet();
+    set_quotas(
+        &mut speculation,
+        &[("vision", None, 16), ("video", Some("vision"), 16), ("speech", None, 16)],
+    );
+    let own = |n: u128, acts_for: &str, tenant: &str| {
+        let mut order = BookingOrder { acts_for: Some(name(acts_for)), ..order(&speculation, n) };
+        order.spec.tenant = name(tenant);
+        order
+    };
+    // An operator booked for the tenant above; what those below it book is part of the same quota.
+    let mut first = own(1, "vision", "vision");
+    first.acts_for = None;
+    first.spec.shape = hosts(2);
+    let (second, third) = (own(2, "video", "video"), own(3, "speech", "speech"));
+    create(&mut speculation, first).expect("operators book for everybody");
+    assert_eq!(code(create(&mut speculation, second)), Some(RefusalCode::PermissionDenied));
+    create(&mut speculation, third).expect("another tenant's quota is another");
+}
+
+/// The fleet with a policy, a booking of one host for audio from an hour from now on, and a job that names it, ahead of all.
+fn fleet_with_a_job_of_a_booking(backfill: impl Fn(&mut PolicyDraft)) -> (Speculation, State) {
+    let (mut speculation, mut replica) = fleet();
+    let mut draft = policy(&["audio", "speech"]);
+    backfill(&mut draft);
+    let set = Command::SetPolicy {
+        request: request(1 << 102),
+        by: Requester::default(),
+        policy: Box::new(draft.check().expect("a policy")),
+        expected_version: None,
+    };
+    handle(&mut speculation, &set).expect("it is taken");
+    let mut booked = order(&speculation, 1);
+    booked.spec.tenant = name("audio");
+    create(&mut speculation, booked).expect("it fits");
+    let mut draft = job_draft("named", vec![group("main", 1, Some(accelerators("h100", 8)))]);
+    (draft.tenant, draft.tier) = (name("audio"), PriorityTier::Critical);
+    (draft.booking, draft.expected_run_ms) = (Some(name("b1")), Some(HOUR_MS));
+    let job = draft.check().expect("a job");
+    handle(&mut speculation, &Command::submit(request(1 << 103), Submission::plain([job])))
+        .expect("it waits");
+    schedule(&mut speculation, &mut Budget::new(1_000_000));
+    commit(&mut speculation, &mut replica);
+    (speculation, replica)
+}
+
+/// How many of four long jobs of another tenant find a host.
+fn placed_now(speculation: &mut Speculation) -> usize {
+    let mut draft = job_draft("long", vec![group("main", 1, Some(accelerators("h100", 8)))]);
+    (draft.tenant, draft.expected_run_ms) = (name("speech"), Some(9 * HOUR_MS));
+    let jobs = vec![draft.check().expect("a job"); 4];
+    handle(speculation, &Command::submit(request(1 << 104), Submission::plain(jobs))).expect("they wait");
+    schedule(speculation, &mut Budget::new(1_000_000));
+    speculation.state().active_count()
+}
+
+#[test]
+fn nothing_is_kept_for_a_job_whose_booking_is_not_open() {
+    // Its tier would have a reservation at once, for the start of the window; the booking has no notice.
+    let (mut speculation, mut replica) = fleet_with_a_job_of_a_booking(|_| ());
+    assert_eq!(placed_now(&mut speculation), 4);
+    commit(&mut speculation, &mut replica);
+}
+
+#[test]
+fn nobody_waits_behind_a_job_whose_booking_is_not_open() {
+    let strict = |draft: &mut PolicyDraft| draft.backfill.depth_max = 1;
+    let (mut speculation, mut replica) = fleet_with_a_job_of_a_booking(strict);
+    assert_eq!(placed_now(&mut speculation), 4);
+    commit(&mut speculation, &mut replica);
+    // Nor when it is over, and the job waits for good.
+    let (mut speculation, mut replica) = fleet_with_a_job_of_a_booking(strict);
+    let delete = Command::DeleteBooking {
+        request: request(1 << 105),
+        by: Requester::default(),
+        acts_for: None,
+        name: name("b1"),
+    };
+    handle(&mut speculation, &delete).expect("it is there");
+    assert_eq!(placed_now(&mut speculation), 4);
+    commit(&mut speculation, &mut replica);
+}
+
+#[test]
+fn who_waits_for_the_end_of_a_window_keeps_nothing_from_its_jobs() {
+    let (mut speculation, mut replica) = fleet();
+    set_policy(&mut speculation, 1 << 101, &["audio", "speech"]);
+    let mut booked = order(&speculation, 1);
+    (booked.spec.tenant, booked.spec.shape) = (name("audio"), hosts(2));
+    let start = booked.spec.times.start;
+    create(&mut speculation, booked).expect("it fits");
+    at((&mut speculation, &mut replica), start);
+    let mut gang = job_draft("gang", vec![group("main", 4, Some(accelerators("h100", 8)))]);
+    (gang.tenant, gang.tier, gang.expected_run_ms) = (name("speech"), PriorityTier::Critical, Some(HOUR_MS));
+    let gang = gang.check().expect("a job");
+    handle(&mut speculation, &Command::submit(request(1 << 103), Submission::plain([gang])))
+        .expect("it waits");
+    schedule(&mut speculation, &mut Budget::new(1_000_000));
+    assert_eq!(speculation.state().active_count(), 0, "two of its hosts are booked");
+    // It would still run when the gang could begin.
+    let mut own = job_draft("own", vec![group("main", 1, Some(accelerators("h100", 8)))]);
+    (own.tenant, own.booking, own.expected_run_ms) = (name("audio"), Some(name("b1")), Some(9 * HOUR_MS));
+    let own = own.check().expect("a job");
+    handle(&mut speculation, &Command::submit(request(1 << 104), Submission::plain([own])))
+        .expect("it waits");
+    schedule(&mut speculation, &mut Budget::new(1_000_000));
+    assert_eq!(speculation.state().active_count(), 1);
+    commit(&mut speculation, &mut replica);
 }
 
 #[test]

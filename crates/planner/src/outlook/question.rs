@@ -4,7 +4,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use muster_state::fit;
 use muster_types::tpu::{Generation, PodPosition, SliceRequest};
-use muster_types::{JobSpec, Level, LogTime, NodeId, WorkerRequest};
+use muster_types::{JobSpec, Level, LogTime, Name, NodeId, WorkerRequest};
 
 use super::{Amount, CapacityTimeline, Reserved, Start, signed};
 use crate::Budget;
@@ -51,6 +51,8 @@ pub(super) struct Question<'a> {
     run_ms: u64,
     now: LogTime,
     closed: Vec<ClosedPlace<'a>>,
+    /// By number in `closed`, the places of the nodes that it names.
+    booked: Vec<Vec<usize>>,
     allowed: Option<Vec<bool>>,
     /// Quota that is limited, with the thousandths of devices that the gang takes of it.
     lanes: Vec<(&'a Lane, u64)>,
@@ -94,6 +96,7 @@ impl<'a> Question<'a> {
             run_ms: terms.run_on(spec, slowest.unwrap_or(1_000)).max(1),
             now: terms.now,
             closed: Vec::new(),
+            booked: Vec::new(),
             allowed: None,
             lanes: Vec::new(),
             in_use_max: BTreeMap::new(),
@@ -133,6 +136,7 @@ impl<'a> Question<'a> {
         let windows = windows.filter(|window| window.until > self.now && terms.holds.is_closed(window));
         let booked = terms.closures.iter().filter(|closure| closure.until > self.now);
         self.closed = windows.map(ClosedPlace::Window).chain(booked.map(ClosedPlace::Booking)).collect();
+        self.booked = self.booked_places();
         let spares = if terms.holds.opens_spares() { None } else { Some(&policy.spare_hosts_per_rack) };
         for ((kind, rack), hosts) in &self.outlook.rack_hosts {
             let spare = spares.and_then(|spares| spares.get(&self.outlook.kinds[usize::from(*kind)]));
@@ -149,6 +153,46 @@ impl<'a> Question<'a> {
             self.allowed = Some(allowed.collect());
         }
         self
+    }
+
+    /// One walk over the nodes for all bookings, however many there are.
+    fn booked_places(&self) -> Vec<Vec<usize>> {
+        let mut by_name: BTreeMap<&Name, Vec<usize>> = BTreeMap::new();
+        for (number, closed) in self.closed.iter().enumerate() {
+            for name in closed.names().into_iter().flatten() {
+                by_name.entry(name).or_default().push(number);
+            }
+        }
+        let mut found: Vec<Vec<usize>> = self.closed.iter().map(|_| Vec::new()).collect();
+        if by_name.is_empty() {
+            return found;
+        }
+        for (place, node) in self.outlook.nodes.iter().enumerate() {
+            for number in by_name.get(&node.spec.name).into_iter().flatten() {
+                found[*number].push(place);
+            }
+        }
+        found
+    }
+
+    /// By place, whether a booking lets it not begin there at some moment up to a time.
+    fn booked_up_to(&self, at: LogTime) -> Vec<bool> {
+        let mut found: Vec<bool> = self.outlook.nodes.iter().map(|_| false).collect();
+        for (number, closed) in self.closed.iter().enumerate() {
+            let ClosedPlace::Booking(closure) = closed else { continue };
+            if closure.from > at {
+                continue;
+            }
+            for place in &self.booked[number] {
+                found[*place] = true;
+            }
+            if closure.is_outside {
+                for (place, node) in self.outlook.nodes.iter().enumerate() {
+                    found[place] |= closure.covers(&node.spec);
+                }
+            }
+        }
+        found
     }
 
     pub(super) fn answer(&self, budget: &mut Budget) -> Option<Start> {
@@ -249,12 +293,18 @@ impl<'a> Question<'a> {
             }
             Event::Closes(number) | Event::Opens(number) => {
                 let (closed, closes) = (self.closed[number], matches!(event, Event::Closes(_)));
+                let change = |node: &mut NodeCapacity| {
+                    node.closed = if closes { node.closed + 1 } else { node.closed.saturating_sub(1) };
+                };
+                if closed.names().is_some() {
+                    for place in &self.booked[number] {
+                        capacity.changes(*place, change);
+                    }
+                    return;
+                }
                 for place in 0..self.outlook.nodes.len() {
                     if closed.covers(&self.outlook.nodes[place].spec) {
-                        capacity.changes(place, |node| {
-                            node.closed =
-                                if closes { node.closed + 1 } else { node.closed.saturating_sub(1) };
-                        });
+                        capacity.changes(place, change);
                     }
                 }
             }
@@ -651,6 +701,8 @@ pub(super) fn others_like(
         return Vec::new();
     };
     let capacity = FreeCapacity::new(&question);
+    // What others have booked is idle while they do not use it: it would be the first to be kept.
+    let booked = question.booked_up_to(start.at);
     let group = &spec.groups[capacity.primary];
     let one = Amount::of_workers(&group.request, 1);
     let mut missing: BTreeMap<u32, Amount> = BTreeMap::new();
@@ -658,7 +710,8 @@ pub(super) fn others_like(
     for (place, node) in outlook.nodes.iter().enumerate() {
         let is_open = capacity.is_usable(place, question.kinds[capacity.primary])
             && capacity.domain_of(place) == capacity.domain_of(*first)
-            && !taken.contains(&place);
+            && !taken.contains(&place)
+            && !booked[place];
         let whole = Amount {
             devices: i64::from(node.spec.device_count()),
             cpu_milli: signed(node.spec.cpu_milli),

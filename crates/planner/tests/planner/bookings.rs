@@ -60,9 +60,43 @@ fn the_first_start_is_when_nodes_are_open_to_a_gang() {
     assert_eq!(starts(&fleet, &spec, &[closed(hour(0), hour(3))]), Some(hour(3)));
     assert_eq!(starts(&fleet, &spec, &[closed(hour(1), hour(3))]), Some(hour(0)));
     assert_eq!(starts(&fleet, &spec, &[closed(hour(0), NEVER)]), None);
+    // Several that have a node at different times, and others that have other nodes.
+    let part = |nodes, from, until| Closure { booking: &booking, from, until, nodes, is_outside: false };
+    let first = [part(&all[..2], hour(0), hour(2)), part(&all[1..], hour(0), hour(3))];
+    assert_eq!(starts(&fleet, &spec, &first), Some(hour(2)), "the first node is open then");
+    let again = [first[0], first[1], part(&all[..2], hour(2), hour(4))];
+    assert_eq!(starts(&fleet, &spec, &again), Some(hour(3)), "the third");
     // The window of the booking that it names: not before, and not behind.
     let window = [closed(hour(0), hour(2)), closed(hour(4), NEVER)];
     assert_eq!(starts(&fleet, &spec, &window), Some(hour(2)));
+}
+
+/// The nodes that an overdue gang would keep in addition to those of its start.
+fn kept_as_well(fleet: &Fleet, spec: &JobSpec, closures: &[Closure<'_>]) -> Vec<NodeId> {
+    let holds = Holds::new();
+    let terms = Terms { closures, ..fleet.terms(&holds, spec) };
+    let timeline = CapacityTimeline::new(&fleet.state, &name("eu"), &name("c1"), []);
+    let start = timeline.earliest(spec, &terms, &mut Budget::new(1_000_000)).expect("it fits");
+    timeline.others_like(&start, spec, &terms, 8).into_iter().map(|(node, _)| node).collect()
+}
+
+#[test]
+fn nodes_that_others_have_booked_are_not_kept_as_well_those_of_a_start() {
+    let (fleet, nodes, spec) = fleet();
+    let (booking, all) = (name("demo"), ["n1", "n2", "n3"].map(name));
+    let closed = |nodes, from, until| Closure { booking: &booking, from, until, nodes, is_outside: false };
+    let (now, soon) = (fleet.time, fleet.time.plus_ms(HOUR_MS));
+    assert_eq!(kept_as_well(&fleet, &spec, &[]).len(), 2);
+    let more = kept_as_well(&fleet, &spec, &[closed(&all[..1], now, soon)]);
+    assert_eq!((more.len(), more.contains(&nodes[0])), (1, false));
+    assert_eq!(kept_as_well(&fleet, &spec, &[closed(&all[..2], now, soon)]), vec![]);
+    assert_eq!(
+        kept_as_well(&fleet, &spec, &[closed(&all[..2], soon, NEVER)]).len(),
+        2,
+        "it begins before that"
+    );
+    let outside = Closure { is_outside: true, ..closed(&all[..1], now, NEVER) };
+    assert_eq!(kept_as_well(&fleet, &spec, &[outside]), vec![], "the gang has to be on booked nodes itself");
 }
 
 #[test]
