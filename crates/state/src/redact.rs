@@ -1,7 +1,7 @@
 //! States and records without what people and programs wrote into them: what may be passed on to those who look for a fault.
 //!
 //! What decides where a job goes stays: names of jobs, tenants, nodes and types, what jobs ask for, labels and taints of nodes,
-//! and what jobs ask of those. The policy stays too.
+//! and what jobs ask of those. The policy stays too, but for the addresses of its receivers of notifications.
 //!
 //! **Invariant:** commands, values of environments, directories, images, digests of files, labels and annotations of jobs,
 //! sentences, addresses, secrets of tokens and names of people are in no state and no record that was redacted. Each text has to
@@ -15,6 +15,7 @@ use alloc::sync::Arc;
 use alloc::vec;
 use muster_journal::{Decision, Outcome, RankUpdate, RequestKey, StopCause, SubmittedPart, hash};
 use muster_types::health::{Condition, NodeHealth, RepairPhase, RepairStep};
+use muster_types::policy::{Policy, PolicyDraft};
 use muster_types::token::user_of;
 use muster_types::{
     Artifacts, BlobDigest, BookingSpec, ExitStatus, FieldChange, JobContract, JobMetadata, JobSpec,
@@ -23,7 +24,7 @@ use muster_types::{
 
 use crate::rows::{
     ArrayRow, ArrayTemplate, ControlRow, DoorKey, HoldRow, JobRow, NodeOverridesRow, NodeRow, Phase,
-    Placement, QuotaKey, QuotaRow, RankState, RecoveryRow, RestrictionRow, ScheduleRow,
+    Placement, PolicyRow, QuotaKey, QuotaRow, RankState, RecoveryRow, RestrictionRow, ScheduleRow,
 };
 use crate::snapshot::RestoreError;
 use crate::state::State;
@@ -33,6 +34,7 @@ use crate::table::{Derived, Table, TableBuilder};
 const WORD: &str = "redacted";
 const PATH: &str = "/redacted";
 const IMAGE: &str = "registry.invalid/redacted:1";
+const URL: &str = "https://redacted.invalid/";
 
 /// Takes texts out of a state and of the records behind it, in the same way.
 #[derive(Clone, Copy, Debug)]
@@ -100,6 +102,8 @@ impl Redaction {
         state.quotas = self.quotas(&whole.quotas);
         state.schedules = mapped(&whole.schedules, |_, row| self.schedule_row(row).map(Some))?;
         state.tokens = Table::default();
+        let policy = Arc::new(Redaction::policy(&whole.policy.policy)?);
+        state.policy = PolicyRow { policy, ..whole.policy.clone() };
         state.indexes = state.rebuilt_indexes();
         state.verify_rows().map_err(|broken| RestoreError::Invariant(broken.0))?;
         Ok(state)
@@ -170,6 +174,15 @@ impl Redaction {
             rows.push(key, row);
         }
         rows.finish()
+    }
+
+    /// Who knows the address of a receiver can often write to it.
+    fn policy(policy: &Policy) -> Result<Policy, RestoreError> {
+        let mut draft = PolicyDraft::clone(policy);
+        for receiver in draft.notifications.iter_mut().filter(|receiver| !receiver.url.is_empty()) {
+            receiver.url = URL.to_string();
+        }
+        draft.check().map_err(|_| RestoreError::Content("policy, once it is redacted"))
     }
 
     fn requester(&self, by: &mut Requester) {
@@ -419,6 +432,7 @@ impl Redaction {
                     *part = self.part(part)?;
                 }
             }
+            Decision::PolicySet { policy, .. } => **policy = Redaction::policy(policy)?,
             Decision::NodeRegistered { spec, .. } => *spec = spec.without_address(),
             Decision::WorkersReported { updates, .. } => {
                 for (_, update) in updates {
@@ -471,7 +485,6 @@ impl Redaction {
             | Decision::JobRequeued { .. }
             | Decision::HistoryPruned { .. }
             | Decision::DigestRecorded { .. }
-            | Decision::PolicySet { .. }
             | Decision::Rearranged { .. }
             | Decision::PromiseDropped { .. }
             | Decision::JobReleased { .. }

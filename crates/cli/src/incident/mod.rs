@@ -71,7 +71,7 @@ Examples:
   muster incident capture --around 2026-11-22T08:30:00Z --margin 30m --out incident.capsule --archive /var/lib/muster/replica-1 --tail
 
 Left out always: commands, environments, directories, images, files, labels, annotations and messages of jobs; addresses of
-nodes; names of people, certificates and tokens. Of an environment the numbers in PARALLEL_SIZES stay, which the scheduler
+nodes and of receivers of notifications; names of people, certificates and tokens. Of an environment the numbers in PARALLEL_SIZES stay, which the scheduler
 reads. Names of jobs, tenants and nodes, labels and taints of nodes, what jobs ask for, and the policy stay: without them
 nothing would replay. The file is written whole or not at all, a file that exists is not touched, and only its owner may read it.")]
 pub struct CaptureArgs {

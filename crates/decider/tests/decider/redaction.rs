@@ -2,8 +2,9 @@
 
 use muster_journal::{Decision, Estimate, RequestKey, canonical};
 use muster_state::{Redaction, State};
+use muster_types::policy::{NotificationBody, NotificationEvent, PolicyDraft, Receiver};
 use muster_types::{
-    ClusterId, JobId, JobMetadata, Leadership, LogIndex, LogTime, Parameters, RequestId, Requester,
+    ClusterId, JobId, JobMetadata, Leadership, LogIndex, LogTime, Name, Parameters, RequestId, Requester,
     SIZES_VARIABLE,
 };
 use std::sync::Arc;
@@ -111,4 +112,41 @@ fn what_people_wrote_is_in_no_redacted_record_and_no_redacted_state() {
         command: CANARY.to_owned(),
     };
     assert_eq!(redaction.decision(&opened), Ok(None));
+}
+
+#[test]
+fn addresses_of_receivers_are_in_no_redacted_policy() {
+    let receiver = Receiver {
+        name: Name::literal("chat"),
+        url: format!("https://chat.example/hooks/{CANARY}"),
+        tenant: None,
+        events: [NotificationEvent::JobFailed].into(),
+        body: NotificationBody::Slack,
+    };
+    // Its address is in a file of the replicas.
+    let in_file = Receiver { name: Name::literal("file"), url: String::new(), ..receiver.clone() };
+    let draft = PolicyDraft { notifications: vec![receiver, in_file], ..PolicyDraft::default() };
+    let request = RequestKey { id: RequestId(1), fingerprint: 77 };
+    let policy = Box::new(draft.check().unwrap());
+    let set = Decision::PolicySet { request, by: Requester::default(), policy };
+    let (cluster, parameters) = (ClusterId(1), Parameters::DEFAULT);
+    let created = Decision::ClusterCreated { cluster, generation: 1, parameters };
+    let redaction = Redaction::new(4);
+    let (mut whole, mut redacted) = (State::default(), State::default());
+    for (index, decision) in [Decision::LeaderStarted, created, set].into_iter().enumerate() {
+        let change = redaction.decision(&decision).unwrap().unwrap();
+        assert!(!contains(&canonical(&change), CANARY), "{change:?}");
+        let index = LogIndex(index as u64 + 1);
+        for (state, decision) in [(&mut whole, &decision), (&mut redacted, &change)] {
+            let applied = state.apply(leadership(1, 1), index, LogTime(1_000), decision);
+            assert_eq!(applied.rejection, None, "{decision:?}");
+        }
+    }
+    let state = redaction.state(&whole).unwrap();
+    assert_eq!(state.digest(), redacted.digest(), "a state and its records are redacted alike");
+    for chunk in state.snapshot() {
+        assert!(!contains(&chunk, CANARY), "a chunk of the state has it");
+    }
+    let left: Vec<bool> = state.policy().policy.notifications.iter().map(|one| one.url.is_empty()).collect();
+    assert_eq!(left, [false, true]);
 }
