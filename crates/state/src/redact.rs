@@ -18,7 +18,7 @@ use muster_types::health::{Condition, NodeHealth, RepairPhase, RepairStep};
 use muster_types::policy::{Policy, PolicyDraft};
 use muster_types::token::user_of;
 use muster_types::{
-    Artifacts, BlobDigest, BookingSpec, ExitStatus, FieldChange, JobContract, JobMetadata, JobSpec,
+    Artifacts, BlobDigest, BookingSpec, ExitStatus, FieldChange, JobContract, JobMetadata, JobSpec, NodeSpec,
     Requester, SIZES_VARIABLE, Schedule, ScheduleRun, ScheduleTemplate,
 };
 
@@ -112,7 +112,19 @@ impl Redaction {
     /// What a person did with a certificate and with a token stays what one person did: limits count it together.
     fn user(&self, name: &mut String) {
         if !name.is_empty() {
-            *name = format!("user-{:016x}", hash(&(self.salt, user_of(name))));
+            *name = format!("user-{:016x}", self.number(user_of(name)));
+        }
+    }
+
+    /// Stands for a text: another number for another text.
+    fn number(&self, text: &str) -> u64 {
+        hash(&(self.salt, text))
+    }
+
+    /// For texts that a guard compares: what is news has to stay news.
+    fn word(&self, text: &mut String) {
+        if !text.is_empty() {
+            *text = format!("{WORD}-{:016x}", self.number(text));
         }
     }
 
@@ -301,23 +313,27 @@ impl Redaction {
             hide(&mut last.detail);
         }
         for of_rank in row.artifacts.values_mut() {
-            Redaction::artifacts(&mut of_rank.artifacts);
+            self.artifacts(&mut of_rank.artifacts);
         }
         row
     }
 
-    fn artifacts(artifacts: &mut Artifacts) {
-        artifacts.digest = artifacts.digest.map(|_| BlobDigest::new([0; 32]));
+    fn artifacts(&self, artifacts: &mut Artifacts) {
+        artifacts.digest = artifacts.digest.map(|digest| {
+            let mut bytes = [0_u8; 32];
+            bytes[..8].copy_from_slice(&hash(&(self.salt, digest)).to_le_bytes());
+            BlobDigest::new(bytes)
+        });
     }
 
-    fn conditions<'a>(conditions: impl IntoIterator<Item = &'a mut Condition>) {
+    fn conditions<'a>(&self, conditions: impl IntoIterator<Item = &'a mut Condition>) {
         for condition in conditions {
-            hide(&mut condition.observation.detail);
+            self.word(&mut condition.observation.detail);
         }
     }
 
-    fn health(health: &mut NodeHealth) {
-        Redaction::conditions(health.conditions.iter_mut().chain(&mut health.recent));
+    fn health(&self, health: &mut NodeHealth) {
+        self.conditions(health.conditions.iter_mut().chain(&mut health.recent));
     }
 
     fn restriction(&self, row: &RestrictionRow) -> RestrictionRow {
@@ -328,17 +344,21 @@ impl Redaction {
         if let Some(RepairPhase::Failed(text)) = row.repair.as_mut().map(|repair| &mut repair.phase) {
             hide(text);
         }
-        Redaction::health(&mut row.health);
+        self.health(&mut row.health);
         row
+    }
+
+    fn node_spec(&self, spec: &NodeSpec) -> NodeSpec {
+        spec.without_address(self.number(&spec.address))
     }
 
     fn node(&self, row: &NodeRow) -> NodeRow {
         let mut row = row.clone();
-        row.spec = Arc::new(row.spec.without_address());
+        row.spec = Arc::new(self.node_spec(&row.spec));
         if let Some(overrides) = &row.overrides {
             let mut overrides = NodeOverridesRow::clone(overrides);
             self.requester(&mut overrides.by);
-            overrides.said = Arc::new(overrides.said.without_address());
+            overrides.said = Arc::new(self.node_spec(&overrides.said));
             row.overrides = Some(Arc::new(overrides));
         }
         row
@@ -433,7 +453,7 @@ impl Redaction {
                 }
             }
             Decision::PolicySet { policy, .. } => **policy = Redaction::policy(policy)?,
-            Decision::NodeRegistered { spec, .. } => *spec = spec.without_address(),
+            Decision::NodeRegistered { spec, .. } => *spec = self.node_spec(spec),
             Decision::WorkersReported { updates, .. } => {
                 for (_, update) in updates {
                     if let RankUpdate::Exited(exit) = update {
@@ -469,10 +489,10 @@ impl Redaction {
             Decision::ScheduleSet { schedule, .. } => **schedule = self.schedule(schedule)?,
             Decision::ScheduleRan { run, .. } => Redaction::run(run),
             Decision::BookingCreated { spec, .. } => self.booking(spec),
-            Decision::ArtifactsKept { artifacts, .. } => Redaction::artifacts(artifacts),
+            Decision::ArtifactsKept { artifacts, .. } => self.artifacts(artifacts),
             Decision::NodeHealthChanged { health, events, .. } => {
-                Redaction::health(health);
-                Redaction::conditions(events);
+                self.health(health);
+                self.conditions(events);
             }
             Decision::NodeQuarantineSet { reason: Some(reason), .. } => hide(reason),
             Decision::NodeRepairSet { step: RepairStep::Fail(text), .. } => hide(text),

@@ -2,16 +2,17 @@
 
 use muster_journal::{Decision, Estimate, RequestKey, canonical};
 use muster_state::{Redaction, State};
+use muster_types::health::{Condition, Finding, HealthAction, NodeHealth, Observation};
 use muster_types::policy::{NotificationBody, NotificationEvent, PolicyDraft, Receiver};
 use muster_types::{
-    ClusterId, JobId, JobMetadata, Leadership, LogIndex, LogTime, Name, Parameters, RequestId, Requester,
-    SIZES_VARIABLE,
+    Artifacts, BlobDigest, ClusterId, JobId, JobMetadata, Leadership, LogIndex, LogTime, Name, NodeDraft,
+    NodeId, Parameters, RequestId, Requester, SIZES_VARIABLE,
 };
 use std::sync::Arc;
 
 use crate::model::Model;
 use crate::random::Random;
-use crate::support::{group, job_draft, leadership};
+use crate::support::{group, holder, job_draft, leadership, node_draft};
 
 const CANARY: &str = "canary-8f1c";
 
@@ -131,22 +132,77 @@ fn addresses_of_receivers_are_in_no_redacted_policy() {
     let set = Decision::PolicySet { request, by: Requester::default(), policy };
     let (cluster, parameters) = (ClusterId(1), Parameters::DEFAULT);
     let created = Decision::ClusterCreated { cluster, generation: 1, parameters };
-    let redaction = Redaction::new(4);
-    let (mut whole, mut redacted) = (State::default(), State::default());
-    for (index, decision) in [Decision::LeaderStarted, created, set].into_iter().enumerate() {
-        let change = redaction.decision(&decision).unwrap().unwrap();
-        assert!(!contains(&canonical(&change), CANARY), "{change:?}");
-        let index = LogIndex(index as u64 + 1);
-        for (state, decision) in [(&mut whole, &decision), (&mut redacted, &change)] {
-            let applied = state.apply(leadership(1, 1), index, LogTime(1_000), decision);
-            assert_eq!(applied.rejection, None, "{decision:?}");
-        }
-    }
-    let state = redaction.state(&whole).unwrap();
-    assert_eq!(state.digest(), redacted.digest(), "a state and its records are redacted alike");
+    let (whole, _) = goes_the_same_way([Decision::LeaderStarted, created, set]);
+    let state = Redaction::new(4).state(&whole).unwrap();
     for chunk in state.snapshot() {
         assert!(!contains(&chunk, CANARY), "a chunk of the state has it");
     }
     let left: Vec<bool> = state.policy().policy.notifications.iter().map(|one| one.url.is_empty()).collect();
     assert_eq!(left, [false, true]);
+}
+
+/// Applies records to a state and, redacted, to another one, and compares what the guard says.
+fn goes_the_same_way(log: impl IntoIterator<Item = Decision>) -> (State, State) {
+    let redaction = Redaction::new(4);
+    let (mut whole, mut redacted) = (State::default(), State::default());
+    for (index, decision) in log.into_iter().enumerate() {
+        let change = redaction.decision(&decision).unwrap().unwrap();
+        assert!(!contains(&canonical(&change), CANARY), "{change:?}");
+        let index = LogIndex(index as u64 + 1);
+        let expected = whole.apply(leadership(1, 1), index, LogTime(1_000), &decision).rejection;
+        let found = redacted.apply(leadership(1, 1), index, LogTime(1_000), &change).rejection;
+        assert_eq!((found, expected), (None, None), "{decision:?}");
+    }
+    assert_eq!(redaction.state(&whole).unwrap().digest(), redacted.digest());
+    (whole, redacted)
+}
+
+#[test]
+fn a_record_that_changes_nothing_but_a_text_stays_news() {
+    let (cluster, parameters) = (ClusterId(1), Parameters::DEFAULT);
+    let created = Decision::ClusterCreated { cluster, generation: 1, parameters };
+    // The agent's host has got another address.
+    let registered = |address: &str| {
+        let draft = NodeDraft { address: address.to_owned(), ..node_draft("n1", "eu", "main", None) };
+        Decision::NodeRegistered { spec: draft.check().unwrap(), holder: holder(1) }
+    };
+    // The same finding, with another number in its sentence.
+    let health = |degrees: u32| {
+        let observation = Observation {
+            detail: format!("{CANARY} at {degrees} degrees"),
+            ..Observation::of(Finding::Network, None)
+        };
+        let condition =
+            Condition { observation, action: HealthAction::Ignore, since: LogTime(1_000), boot: 1 };
+        let health = Box::new(NodeHealth { conditions: vec![condition], ..NodeHealth::default() });
+        Decision::NodeHealthChanged { node: NodeId(0), policy: LogIndex::ZERO, health, events: Vec::new() }
+    };
+    let log = [
+        Decision::LeaderStarted,
+        created,
+        registered(CANARY),
+        registered(&format!("{CANARY}.example")),
+        health(91),
+        health(92),
+    ];
+    let (whole, redacted) = goes_the_same_way(log);
+    let incarnations = [&whole, &redacted].map(|state| state.node(NodeId(0)).unwrap().incarnation);
+    assert_eq!(incarnations, [2, 2]);
+    for chunk in redacted.snapshot() {
+        assert!(!contains(&chunk, CANARY), "a chunk of the state has it");
+    }
+}
+
+#[test]
+fn other_artifacts_stay_other_ones() {
+    let redaction = Redaction::new(4);
+    let kept = |byte: u8| {
+        let artifacts = Artifacts { digest: Some(BlobDigest::new([byte; 32])), ..Artifacts::default() };
+        let token = muster_types::FencingToken::default();
+        let kept = Decision::ArtifactsKept { job: JobId(1), token, rank: 0, artifacts };
+        (redaction.decision(&kept).unwrap().unwrap(), kept)
+    };
+    assert_eq!(kept(7).0, kept(7).0);
+    assert_ne!(kept(7).0, kept(8).0);
+    assert_ne!(kept(7).0, kept(7).1);
 }
