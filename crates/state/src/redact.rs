@@ -111,9 +111,9 @@ impl Redaction {
 
     /// What a person did with a certificate and with a token stays what one person did: limits count it together.
     fn user(&self, name: &mut String) {
-        if !name.is_empty() {
-            *name = format!("user-{:016x}", self.number(user_of(name)));
-        }
+        // One that a token spoke for and nobody knows is counted with all that nobody knows.
+        let user = user_of(name);
+        *name = if user.is_empty() { String::new() } else { format!("user-{:016x}", self.number(user)) };
     }
 
     /// Stands for a text: another number for another text.
@@ -129,7 +129,10 @@ impl Redaction {
     }
 
     fn booking(&self, spec: &mut BookingSpec) {
-        spec.user.iter_mut().for_each(|user| self.user(user));
+        if let Some(user) = &mut spec.user {
+            // A booking is for a user, and one with a sign that no user has is for nobody.
+            if user.contains('+') { hide(user) } else { self.user(user) }
+        }
         hide(&mut spec.reason);
     }
 

@@ -5,8 +5,9 @@ use muster_state::{Redaction, State};
 use muster_types::health::{Condition, Finding, HealthAction, NodeHealth, Observation};
 use muster_types::policy::{NotificationBody, NotificationEvent, PolicyDraft, Receiver};
 use muster_types::{
-    Artifacts, BlobDigest, ClusterId, JobId, JobMetadata, Leadership, LogIndex, LogTime, Name, NodeDraft,
-    NodeId, Parameters, RequestId, Requester, SIZES_VARIABLE,
+    Artifacts, BlobDigest, BookingClearing, BookingShape, BookingSpec, BookingTimes, ClusterId, JobId,
+    JobMetadata, Leadership, LogIndex, LogTime, Name, NodeDraft, NodeId, Parameters, RequestId, Requester,
+    SIZES_VARIABLE,
 };
 use std::sync::Arc;
 
@@ -205,4 +206,41 @@ fn other_artifacts_stay_other_ones() {
     assert_eq!(kept(7).0, kept(7).0);
     assert_ne!(kept(7).0, kept(8).0);
     assert_ne!(kept(7).0, kept(7).1);
+}
+
+#[test]
+fn users_stay_who_they_are_to_limits_and_bookings() {
+    let redaction = Redaction::new(4);
+    let by = |name: &str| {
+        let by = Requester { name: name.to_owned(), is_operator: false };
+        let raised = Decision::FormatRaised { by, format: 2 };
+        let redacted = redaction.decision(&raised).unwrap().unwrap();
+        redacted.requester().unwrap().name.clone()
+    };
+    assert_eq!(by("ada"), by("ada+token/0000000000000007"));
+    assert_ne!(by("ada"), by("eve"));
+    assert_eq!((by(""), by("+token/0000000000000007")), (String::new(), String::new()));
+    let booked_for = |user: &str| {
+        let spec = BookingSpec {
+            tenant: Name::literal("lab"),
+            user: Some(user.to_owned()),
+            jobs: Vec::new(),
+            is_shared: false,
+            shape: BookingShape::Nodes(vec![Name::literal("n1")]),
+            times: BookingTimes { start: LogTime(0), length_ms: 3_600_000, every_days: 0, windows: 1 },
+            notice_ms: 0,
+            clearing: BookingClearing::Finish,
+            reason: CANARY.to_owned(),
+        };
+        let request = RequestKey { id: RequestId(1), fingerprint: 1 };
+        let (name, spec, nodes) = (Name::literal("b"), Box::new(spec), vec![Name::literal("n1")]);
+        let created = Decision::BookingCreated { request, by: Requester::default(), name, spec, nodes };
+        let redacted = redaction.decision(&created).unwrap().unwrap();
+        assert!(!contains(&canonical(&redacted), CANARY));
+        let Decision::BookingCreated { spec, .. } = redacted else { panic!("{redacted:?}") };
+        spec.user.unwrap()
+    };
+    // It is compared with users, of which none has this sign.
+    assert_eq!(booked_for("ada"), by("ada"));
+    assert_ne!(booked_for("ada+token/0000000000000007"), by("ada"));
 }
