@@ -298,11 +298,11 @@ mod tests {
 
     #[test]
     fn sections_are_bounded_where_nothing_is_in_them() {
-        let mut sections = plain(&encode(&sample()).0);
+        let sections = plain(&encode(&sample()).0);
         // Behind the header: its tag, its length and its content.
         let header = 5 + u32::from_le_bytes([sections[1], sections[2], sections[3], sections[4]]) as usize;
         let empty = [STATE, 0, 0, 0, 0].repeat(SECTIONS_MAX as usize);
-        sections.splice(header..header, empty);
+        let sections = [&sections[..header], &empty[..], &sections[header..]].concat();
         match decode(&file_of(&sections), Path::new("a")) {
             Err(CapsuleError::Damaged { section, .. }) => assert_eq!(section, SECTIONS_MAX),
             other => panic!("{other:?}"),
