@@ -320,7 +320,8 @@ pub async fn run(global: &Global, console: &Console, args: &BisectArgs) -> Resul
     }
     let Check { text, condition } = &args.check;
     if let Some(at) = condition.outside(first, last) {
-        let text = format!("the check has a digest of record {at}, and the span has records {first} to {last}");
+        let text =
+            format!("the check has a digest of record {at}, and the span has records {first} to {last}");
         return Err(Failure::new(Exit::NotFound, text)
             .with_next("leave that digest out, or name a --from and a --to that it is between"));
     }
