@@ -9,10 +9,13 @@ use std::sync::Arc;
 
 use clap::{Args, Subcommand};
 use muster_archive::Archive;
-use muster_archive::capsule::{Capsule, CapsuleError, CapsuleSpan, capture, read_capsule, write_capsule};
+use muster_archive::capsule::{
+    Capsule, CapsuleError, CapsuleRecord, CapsuleSpan, capture, read_capsule, write_capsule,
+};
 use muster_console::{Console, Exit, Failure, Global};
 use muster_decider::{KeptReservations, explain_job};
 use muster_manifest::quantity;
+use muster_state::{Applied, State};
 use muster_types::{JobId, LogIndex, LogTime, PastPoint};
 
 use crate::Program;
@@ -177,12 +180,19 @@ fn captured(
 }
 
 fn explain(console: &Console, capsule: &Capsule, job: JobId, at: LogIndex) -> Result<Exit, Failure> {
-    let state = capsule.replay(Some(at), |_, _, _| {}).map_err(refused)?;
-    if state.log_index() != at {
+    // To the end, since the digest that the file states is that of its last record.
+    let mut reached = None;
+    let look = |state: &State, record: &CapsuleRecord, _: &Applied| {
+        if record.log_index == at {
+            reached = Some(state.clone());
+        }
+    };
+    capsule.replay(None, look).map_err(refused)?;
+    let Some(state) = reached else {
         let (first, last) = (capsule.header.first_log_index, capsule.header.last_log_index);
         let text = format!("the capsule has records {first} to {last}, and {at} is none of them");
         return Err(Failure::new(Exit::NotFound, text).with_next("name one of them with --at"));
-    }
+    };
     let Some(row) = state.job(job) else {
         let text = format!("there is no job {job} behind record {at}");
         return Err(Failure::new(Exit::NotFound, text)
@@ -234,6 +244,9 @@ mod tests {
         let console = Console::new(muster_console::Format::Table, true, true);
         assert!(explain(&console, &capsule, JobId(1), LogIndex(4)).is_err());
         assert!(explain(&console, &capsule, job, LogIndex(99)).is_err());
+        let mut other = capsule.clone();
+        other.header.digest_after ^= 1;
+        assert!(explain(&console, &other, job, LogIndex(4)).is_err(), "it is not what the file states");
         std::fs::write(&file, b"MSIC").unwrap();
         assert!(read(&file).is_err());
     }
