@@ -1,6 +1,6 @@
 //! What is left of histories without what people wrote goes the way of the whole ones.
 
-use muster_journal::{Decision, Estimate, RequestKey, canonical};
+use muster_journal::{Decision, Estimate, FORMAT_MAX, RequestKey, Round, canonical, decode_round};
 use muster_state::{Redaction, State};
 use muster_types::health::{Condition, Finding, HealthAction, NodeHealth, Observation};
 use muster_types::policy::{NotificationBody, NotificationEvent, PolicyDraft, Receiver};
@@ -11,6 +11,7 @@ use muster_types::{
 };
 use std::sync::Arc;
 
+use crate::golden::{NEWEST, directory, split};
 use crate::model::Model;
 use crate::random::Random;
 use crate::support::{group, holder, job_draft, leadership, node_draft};
@@ -30,40 +31,64 @@ fn redacted_histories_go_the_way_of_the_whole_ones() {
         }
         model.commit_all();
         let begin = Random::new(seed).below(model.log.len() as u64) as usize;
-        let redaction = Redaction::new(seed);
-        let mut whole = State::default();
-        for round in &model.log[..begin] {
-            whole.apply_round(round);
-        }
-        let mut redacted = redaction.state(&whole).unwrap();
-        redacted.verify().unwrap();
-        for round in &model.log[begin..] {
-            let leadership = Leadership { term: round.term, replica: round.replica };
-            for (ordinal, decision) in round.decisions.iter().enumerate() {
-                let index = LogIndex(round.first_index.0 + ordinal as u64);
-                let is_digest = matches!(decision, Decision::DigestRecorded { .. });
-                let change = if is_digest { None } else { redaction.decision(decision).unwrap() };
-                let is_kept = change.is_some();
-                let change =
-                    change.unwrap_or_else(|| Decision::DigestRecorded { digest: redacted.rows_digest() });
-                let expected = whole.apply(leadership, index, round.log_time, decision);
-                let found = redacted.apply(leadership, index, round.log_time, &change);
-                assert_eq!(found.log_index, expected.log_index, "seed {seed}, record {index}");
-                if is_kept {
-                    assert_eq!(found.rejection, expected.rejection, "seed {seed}: {decision:?}");
-                }
+        follow(&model.log, begin, Redaction::new(seed), &format!("seed {seed}"));
+    }
+}
+
+#[test]
+fn a_log_with_every_kind_of_record_goes_the_way_of_the_whole_one() {
+    let log = std::fs::read(directory(NEWEST).join("rounds.log")).unwrap();
+    let rounds = split(&log).into_iter().map(|bytes| decode_round(bytes, FORMAT_MAX).unwrap());
+    let rounds: Vec<Round> = rounds.collect();
+    for begin in 0..rounds.len() {
+        follow(&rounds, begin, Redaction::new(7), &format!("from round {begin}"));
+    }
+}
+
+/// Goes on with what is left of a state and of the records behind it, next to the whole ones.
+fn follow(log: &[Round], begin: usize, redaction: Redaction, what: &str) {
+    let mut whole = State::default();
+    for round in &log[..begin] {
+        whole.apply_round(round);
+    }
+    let mut redacted = redaction.state(&whole).unwrap();
+    redacted.verify().unwrap();
+    for round in &log[begin..] {
+        let leadership = Leadership { term: round.term, replica: round.replica };
+        for (ordinal, decision) in round.decisions.iter().enumerate() {
+            let index = LogIndex(round.first_index.0 + ordinal as u64);
+            let is_digest = matches!(decision, Decision::DigestRecorded { .. });
+            let change = if is_digest { None } else { redaction.decision(decision).unwrap() };
+            let is_kept = change.is_some();
+            let change =
+                change.unwrap_or_else(|| Decision::DigestRecorded { digest: redacted.rows_digest() });
+            let expected = whole.apply(leadership, index, round.log_time, decision);
+            let found = redacted.apply(leadership, index, round.log_time, &change);
+            assert_eq!(found.log_index, expected.log_index, "{what}, record {index}");
+            if is_kept {
+                assert_eq!(found.rejection, expected.rejection, "{what}: {decision:?}");
             }
         }
-        redacted.verify().unwrap();
-        for (id, row) in whole.jobs().iter() {
-            let other = redacted.job(*id).unwrap();
-            let phases = [&row.phase, &other.phase].map(std::mem::discriminant);
-            assert_eq!(phases[0], phases[1], "seed {seed}, job {id}");
-            assert_eq!((row.attempt, row.held, row.released), (other.attempt, other.held, other.released));
-        }
-        for (id, row) in whole.nodes().iter() {
-            assert_eq!(row.free, redacted.node(*id).unwrap().free, "seed {seed}, node {id}");
-        }
+    }
+    redacted.verify().unwrap();
+    // The same rows come out, whether they are redacted before or behind the records.
+    let behind = redaction.state(&whole).unwrap();
+    assert!(redacted.jobs().iter().eq(behind.jobs().iter()), "{what}: jobs");
+    assert!(redacted.nodes().iter().eq(behind.nodes().iter()), "{what}: nodes");
+    assert!(redacted.arrays().iter().eq(behind.arrays().iter()), "{what}: arrays");
+    assert!(redacted.all_metadata().iter().eq(behind.all_metadata().iter()), "{what}: metadata");
+    assert!(redacted.restrictions().eq(behind.restrictions()), "{what}: restrictions");
+    assert!(redacted.bookings().eq(behind.bookings()), "{what}: bookings");
+    assert!(redacted.schedules().eq(behind.schedules()), "{what}: schedules");
+    assert_eq!(redacted.policy(), behind.policy(), "{what}: policy");
+    for (id, row) in whole.jobs().iter() {
+        let other = redacted.job(*id).unwrap();
+        let phases = [&row.phase, &other.phase].map(std::mem::discriminant);
+        assert_eq!(phases[0], phases[1], "{what}, job {id}");
+        assert_eq!((row.attempt, row.held, row.released), (other.attempt, other.held, other.released));
+    }
+    for (id, row) in whole.nodes().iter() {
+        assert_eq!(row.free, redacted.node(*id).unwrap().free, "{what}, node {id}");
     }
 }
 
