@@ -39,7 +39,7 @@ const URL: &str = "https://redacted.invalid/";
 /// Takes texts out of a state and of the records behind it, in the same way.
 #[derive(Clone, Copy, Debug)]
 pub struct Redaction {
-    salt: u64,
+    salt: u128,
 }
 
 fn hide(text: &mut String) {
@@ -65,7 +65,7 @@ fn mapped<K: Ord + Clone, V: Clone, F: Derived<K, V>>(
 impl Redaction {
     /// People get names that follow from theirs and from this number, which nobody else is to know.
     #[must_use]
-    pub fn new(salt: u64) -> Redaction {
+    pub fn new(salt: u128) -> Redaction {
         Redaction { salt }
     }
 

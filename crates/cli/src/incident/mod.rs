@@ -175,7 +175,7 @@ fn captured(
         );
     }
     let span = CapsuleSpan { first, last, around: around.max(first).min(last) };
-    let (salt, _) = uuid::Uuid::new_v4().as_u64_pair();
+    let salt = uuid::Uuid::new_v4().as_u128();
     capture(archive, span, salt, (version, now_ms())).map_err(refused)
 }
 

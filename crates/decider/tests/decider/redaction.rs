@@ -31,7 +31,7 @@ fn redacted_histories_go_the_way_of_the_whole_ones() {
         }
         model.commit_all();
         let begin = Random::new(seed).below(model.log.len() as u64) as usize;
-        follow(&model.log, begin, Redaction::new(seed), &format!("seed {seed}"));
+        follow(&model.log, begin, Redaction::new(seed.into()), &format!("seed {seed}"));
     }
 }
 
