@@ -86,6 +86,44 @@ fn reasons_divide_demand_that_is_not_placed_and_every_sum_stays() {
 }
 
 #[test]
+fn what_is_idle_is_not_kept_because_a_job_waits_for_its_booking() {
+    let mut state = State::default();
+    let mut ledger = Ledger::begin(&state, Window::default());
+    let take = |state: &mut State, ledger: &mut Ledger, seconds: u64, decision: Decision| {
+        let index = state.log_index().next();
+        ledger.fold(state, leadership(1, 1), index, LogTime(1_000_000 + seconds * 1_000), &decision).unwrap();
+        assert_eq!(state.rejected(), 0, "{decision:?}");
+    };
+    let (cluster, parameters) = (ClusterId(1), Parameters::DEFAULT);
+    take(&mut state, &mut ledger, 0, Decision::LeaderStarted);
+    take(&mut state, &mut ledger, 0, Decision::ClusterCreated { cluster, generation: 1, parameters });
+    let spec = node_spec("n1", "eu", "c1", Some(accelerators("h100", 8)));
+    take(&mut state, &mut ledger, 0, Decision::NodeRegistered { spec, holder: holder(1) });
+    let mut draft = job_draft("j1", vec![group("main", 1, Some(accelerators("h100", 2)))]);
+    draft.booking = Some(Name::literal("deadline-week"));
+    let request = RequestKey { id: RequestId(1), fingerprint: 0 };
+    let (specs, estimates) = (vec![draft.check().unwrap().into()], vec![Estimate::default()]);
+    let submitted = Decision::JobsSubmitted { request, by: Requester::default(), specs, estimates };
+    take(&mut state, &mut ledger, 0, submitted);
+    IdleReasons::every(0).look(&mut ledger, &state);
+    let digest = state.rows_digest();
+    take(&mut state, &mut ledger, 60, Decision::DigestRecorded { digest });
+    let view = ledger.view(ledger.log_time());
+    let reasons: BTreeSet<&str> = view
+        .usage
+        .iter()
+        .filter_map(|row| match row.activity {
+            Activity::Idle(IdleCause::DemandUnplaced(reason)) => {
+                Some(reason.map_or("unknown", |r| r.as_str()))
+            }
+            _ => None,
+        })
+        .collect();
+    // It asks for two of them; more than that nobody asks for.
+    assert_eq!(reasons, BTreeSet::from(["constraint", "surplus"]));
+}
+
+#[test]
 fn a_placement_before_one_that_fits_is_found() {
     let mut state = State::default();
     let mut check = TurnCheck::default();
