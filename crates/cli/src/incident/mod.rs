@@ -114,6 +114,17 @@ fn refused(error: CapsuleError) -> Failure {
     Failure::of_error(exit, &error).with_next(next)
 }
 
+/// The same of one that was not made: there is no file yet, and no release that made it.
+fn not_made(error: CapsuleError) -> Failure {
+    let next = match &error {
+        CapsuleError::Differs { log_index } => {
+            format!("name a --margin that leaves record {log_index} out; that redaction changes it is an error of Muster")
+        }
+        _ => return refused(error),
+    };
+    refused(error).with_next(next)
+}
+
 /// `muster incident`.
 pub async fn run(
     program: &Program,
@@ -176,7 +187,7 @@ fn captured(
     }
     let span = CapsuleSpan { first, last, around: around.max(first).min(last) };
     let salt = uuid::Uuid::new_v4().as_u128();
-    capture(archive, span, salt, (version, now_ms())).map_err(refused)
+    capture(archive, span, salt, (version, now_ms())).map_err(not_made)
 }
 
 fn explain(console: &Console, capsule: &Capsule, job: JobId, at: LogIndex) -> Result<Exit, Failure> {
@@ -228,6 +239,15 @@ mod tests {
         assert_eq!(span(PastPoint::Index(LogIndex(1)), u64::MAX), (1, 9, 1));
         let none = captured(&archive, PastPoint::Time(LogTime(START + 60_000)), 1_000, "1.0.0");
         assert!(none.unwrap_err().headline().starts_with("the log has no record from"));
+    }
+
+    #[test]
+    fn what_to_do_without_a_capsule_is_not_what_to_do_with_one() {
+        let differs = || CapsuleError::Differs { log_index: LogIndex(7) };
+        assert!(refused(differs()).next().unwrap().contains("release that made it"));
+        assert!(not_made(differs()).next().unwrap().contains("leaves record 7 out"));
+        let large = || CapsuleError::TooLarge { what: "records", found: 2, max: 1 };
+        assert_eq!(not_made(large()).next(), refused(large()).next());
     }
 
     #[test]
