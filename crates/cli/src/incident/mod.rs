@@ -116,13 +116,9 @@ fn refused(error: CapsuleError) -> Failure {
 
 /// The same of one that was not made: there is no file yet, and no release that made it.
 fn not_made(error: CapsuleError) -> Failure {
-    let next = match &error {
-        CapsuleError::Differs { log_index } => {
-            format!("name a --margin that leaves record {log_index} out; that redaction changes it is an error of Muster")
-        }
-        _ => return refused(error),
-    };
-    refused(error).with_next(next)
+    let CapsuleError::Differs { log_index } = error else { return refused(error) };
+    let next = "name a --margin that leaves that record out; that redaction changes what it does is an error of Muster";
+    refused(CapsuleError::Differs { log_index }).with_next(next)
 }
 
 /// `muster incident`.
@@ -245,7 +241,8 @@ mod tests {
     fn what_to_do_without_a_capsule_is_not_what_to_do_with_one() {
         let differs = || CapsuleError::Differs { log_index: LogIndex(7) };
         assert!(refused(differs()).next().unwrap().contains("release that made it"));
-        assert!(not_made(differs()).next().unwrap().contains("leaves record 7 out"));
+        assert!(not_made(differs()).next().unwrap().contains("leaves that record out"));
+        assert!(not_made(differs()).headline().contains("record 7"));
         let large = || CapsuleError::TooLarge { what: "records", found: 2, max: 1 };
         assert_eq!(not_made(large()).next(), refused(large()).next());
     }
