@@ -139,8 +139,10 @@ fn digests(words: &[&str]) -> Result<Vec<(LogIndex, u64)>, String> {
     pairs.sort_unstable();
     pairs.dedup();
     // Of two digests of one record, one would never be compared.
-    match pairs.iter().zip(pairs.iter().skip(1)).find(|((one, _), (other, _))| one == other) {
-        Some(((at, _), _)) => Err(format!("record {at} has two digests that differ; name one of them")),
+    let next = pairs.iter().skip(1);
+    let twice = pairs.iter().zip(next).find(|(one, other)| one.0 == other.0).map(|(one, _)| one.0);
+    match twice {
+        Some(at) => Err(format!("record {at} has two digests that differ; name one of them")),
         None => Ok(pairs),
     }
 }
