@@ -90,7 +90,7 @@ pub enum UnplacedReason {
     Quota,
     /// The job accepts the type, and not these nodes: labels, taints, isolation, size.
     NodeMismatch,
-    /// The data or the checkpoints of the job cannot be read there.
+    /// The data or the checkpoints of the job cannot be read there, or the job names a booking, which is not open to it.
     Constraint,
     /// The topology rule of the gang.
     Topology,
@@ -102,7 +102,7 @@ pub enum UnplacedReason {
     HostResources,
     /// Less is idle than the gang needs.
     TooFew,
-    /// The policy keeps it: a window, or hosts that take the place of failed ones.
+    /// It is kept for others: a window of the policy, a booking, or hosts that take the place of failed ones.
     Kept,
     /// It fits, and its turn has not come yet.
     Turn,

@@ -189,6 +189,8 @@ impl Question<'_> {
             WaitReason::QuotaExceeded | WaitReason::TenantLimit => UnplacedReason::Quota,
             WaitReason::CheckpointNotReadable => UnplacedReason::Constraint,
             WaitReason::BehindOtherGangs => UnplacedReason::Priority,
+            // It takes nothing but the nodes of its booking, and the others are kept for nobody.
+            WaitReason::Booked if self.spec.booking.is_some() => UnplacedReason::Constraint,
             WaitReason::Window | WaitReason::Booked | WaitReason::SpareHosts => UnplacedReason::Kept,
             WaitReason::InLine | WaitReason::MakingRoom => UnplacedReason::Turn,
             WaitReason::Held | WaitReason::NotBefore | WaitReason::Dependency | WaitReason::RetryBackoff => {

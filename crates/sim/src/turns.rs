@@ -6,11 +6,13 @@
 //!
 //! **Invariant:** no rule of scheduling is written here: order and fit are those of `muster_decider`.
 
+use std::sync::Arc;
+
 use muster_decider::{KeptReservations, explain_job, queue_front};
 use muster_journal::Decision;
 use muster_planner::WaitReason;
-use muster_state::{Applied, State};
-use muster_types::{JobId, LogIndex, Name};
+use muster_state::{Applied, GangClass, State};
+use muster_types::{JobId, JobSpec, LogIndex, Name};
 
 /// Requests at the front of the queue that are looked at for one placement.
 const REQUESTS_MAX: usize = 8;
@@ -113,8 +115,16 @@ impl TurnCheck {
         }
         let now = state.log_time();
         let front = queue_front(state, now, REQUESTS_MAX, STEPS_MAX);
-        let place = front.requests.iter().position(|request| request.job == job);
-        if place == Some(0) {
+        // A job that is not the first of its request has the place of its request.
+        let class = GangClass::of(spec);
+        let is_alike = |other: &Arc<JobSpec>| {
+            (other.tier, &other.tenant) == (spec.tier, &spec.tenant) && GangClass::of(other) == class
+        };
+        let is_own = |first: JobId| first == job || state.spec(first).is_some_and(is_alike);
+        let place = front.requests.iter().position(|request| is_own(request.job));
+        let first_of_own = place.and_then(|place| front.requests.get(place)).map(|request| request.job);
+        let is_first = first_of_own == Some(job);
+        if place == Some(0) && is_first {
             return Some(PlacementOrder::First);
         }
         if self.asked >= ASKED_MAX {
@@ -125,7 +135,9 @@ impl TurnCheck {
             let explained = explain_job(state, now, other, &KeptReservations::default());
             explained.is_some_and(|explained| explained.reason == WaitReason::InLine)
         };
-        let mut earlier = front.requests.iter().take(place.unwrap_or(REQUESTS_MAX));
+        // The first of its own request was before it too.
+        let count = place.map_or(REQUESTS_MAX, |place| place + usize::from(!is_first));
+        let mut earlier = front.requests.iter().take(count);
         let Some(passed_over) = earlier.find(|request| fits(request.job)) else {
             return Some(PlacementOrder::BehindWaiting);
         };

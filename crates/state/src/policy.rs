@@ -253,9 +253,10 @@ impl State {
     pub fn user_running_limit_reached(&self, job: JobId) -> Option<(u32, u64)> {
         let tenant = &self.spec(job)?.tenant;
         let most = self.policy.policy.user_running_jobs(tenant)?;
-        let user = self.creator(job);
+        let user = user_of(self.creator(job));
         let is_theirs = |other: &JobId| {
-            self.spec(*other).is_some_and(|spec| spec.tenant == *tenant) && self.creator(*other) == user
+            self.spec(*other).is_some_and(|spec| spec.tenant == *tenant)
+                && user_of(self.creator(*other)) == user
         };
         let promised = self.promised_and_waiting().filter(is_theirs).count() as u64;
         let placed = self.user_load(tenant, user).active_jobs + promised;

@@ -1,7 +1,7 @@
 //! States and records without what people and programs wrote into them: what may be passed on to those who look for a fault.
 //!
 //! What decides where a job goes stays: names of jobs, tenants, nodes and types, what jobs ask for, labels and taints of nodes,
-//! and what jobs ask of those. The policy stays too.
+//! and what jobs ask of those. The policy stays too, but for the addresses of its receivers of notifications.
 //!
 //! **Invariant:** commands, values of environments, directories, images, digests of files, labels and annotations of jobs,
 //! sentences, addresses, secrets of tokens and names of people are in no state and no record that was redacted. Each text has to
@@ -15,15 +15,16 @@ use alloc::sync::Arc;
 use alloc::vec;
 use muster_journal::{Decision, Outcome, RankUpdate, RequestKey, StopCause, SubmittedPart, hash};
 use muster_types::health::{Condition, NodeHealth, RepairPhase, RepairStep};
+use muster_types::policy::{Policy, PolicyDraft};
 use muster_types::token::user_of;
 use muster_types::{
-    Artifacts, BlobDigest, BookingSpec, ExitStatus, FieldChange, JobContract, JobMetadata, JobSpec,
+    Artifacts, BlobDigest, BookingSpec, ExitStatus, FieldChange, JobContract, JobMetadata, JobSpec, NodeSpec,
     Requester, SIZES_VARIABLE, Schedule, ScheduleRun, ScheduleTemplate,
 };
 
 use crate::rows::{
     ArrayRow, ArrayTemplate, ControlRow, DoorKey, HoldRow, JobRow, NodeOverridesRow, NodeRow, Phase,
-    Placement, QuotaKey, QuotaRow, RankState, RecoveryRow, RestrictionRow, ScheduleRow,
+    Placement, PolicyRow, QuotaKey, QuotaRow, RankState, RecoveryRow, RestrictionRow, ScheduleRow,
 };
 use crate::snapshot::RestoreError;
 use crate::state::State;
@@ -33,11 +34,12 @@ use crate::table::{Derived, Table, TableBuilder};
 const WORD: &str = "redacted";
 const PATH: &str = "/redacted";
 const IMAGE: &str = "registry.invalid/redacted:1";
+const URL: &str = "https://redacted.invalid/";
 
 /// Takes texts out of a state and of the records behind it, in the same way.
 #[derive(Clone, Copy, Debug)]
 pub struct Redaction {
-    salt: u64,
+    salt: u128,
 }
 
 fn hide(text: &mut String) {
@@ -63,7 +65,7 @@ fn mapped<K: Ord + Clone, V: Clone, F: Derived<K, V>>(
 impl Redaction {
     /// People get names that follow from theirs and from this number, which nobody else is to know.
     #[must_use]
-    pub fn new(salt: u64) -> Redaction {
+    pub fn new(salt: u128) -> Redaction {
         Redaction { salt }
     }
 
@@ -100,6 +102,8 @@ impl Redaction {
         state.quotas = self.quotas(&whole.quotas);
         state.schedules = mapped(&whole.schedules, |_, row| self.schedule_row(row).map(Some))?;
         state.tokens = Table::default();
+        let policy = Arc::new(Redaction::policy(&whole.policy.policy)?);
+        state.policy = PolicyRow { policy, ..whole.policy.clone() };
         state.indexes = state.rebuilt_indexes();
         state.verify_rows().map_err(|broken| RestoreError::Invariant(broken.0))?;
         Ok(state)
@@ -107,13 +111,28 @@ impl Redaction {
 
     /// What a person did with a certificate and with a token stays what one person did: limits count it together.
     fn user(&self, name: &mut String) {
-        if !name.is_empty() {
-            *name = format!("user-{:016x}", hash(&(self.salt, user_of(name))));
+        // One that a token spoke for and nobody knows is counted with all that nobody knows.
+        let user = user_of(name);
+        *name = if user.is_empty() { String::new() } else { format!("user-{:016x}", self.number(user)) };
+    }
+
+    /// Stands for a text: another number for another text.
+    fn number(&self, text: &str) -> u64 {
+        hash(&(self.salt, text))
+    }
+
+    /// For texts that a guard compares: what is news has to stay news.
+    fn word(&self, text: &mut String) {
+        if !text.is_empty() {
+            *text = format!("{WORD}-{:016x}", self.number(text));
         }
     }
 
     fn booking(&self, spec: &mut BookingSpec) {
-        spec.user.iter_mut().for_each(|user| self.user(user));
+        if let Some(user) = &mut spec.user {
+            // A booking is for a user, and one with a sign that no user has is for nobody.
+            if user.contains('+') { hide(user) } else { self.user(user) }
+        }
         hide(&mut spec.reason);
     }
 
@@ -170,6 +189,15 @@ impl Redaction {
             rows.push(key, row);
         }
         rows.finish()
+    }
+
+    /// Who knows the address of a receiver can often write to it.
+    fn policy(policy: &Policy) -> Result<Policy, RestoreError> {
+        let mut draft = PolicyDraft::clone(policy);
+        for receiver in draft.notifications.iter_mut().filter(|receiver| !receiver.url.is_empty()) {
+            receiver.url = URL.to_string();
+        }
+        draft.check().map_err(|_| RestoreError::Content("policy, once it is redacted"))
     }
 
     fn requester(&self, by: &mut Requester) {
@@ -288,23 +316,27 @@ impl Redaction {
             hide(&mut last.detail);
         }
         for of_rank in row.artifacts.values_mut() {
-            Redaction::artifacts(&mut of_rank.artifacts);
+            self.artifacts(&mut of_rank.artifacts);
         }
         row
     }
 
-    fn artifacts(artifacts: &mut Artifacts) {
-        artifacts.digest = artifacts.digest.map(|_| BlobDigest::new([0; 32]));
+    fn artifacts(&self, artifacts: &mut Artifacts) {
+        artifacts.digest = artifacts.digest.map(|digest| {
+            let mut bytes = [0_u8; 32];
+            bytes[..8].copy_from_slice(&hash(&(self.salt, digest)).to_le_bytes());
+            BlobDigest::new(bytes)
+        });
     }
 
-    fn conditions<'a>(conditions: impl IntoIterator<Item = &'a mut Condition>) {
+    fn conditions<'a>(&self, conditions: impl IntoIterator<Item = &'a mut Condition>) {
         for condition in conditions {
-            hide(&mut condition.observation.detail);
+            self.word(&mut condition.observation.detail);
         }
     }
 
-    fn health(health: &mut NodeHealth) {
-        Redaction::conditions(health.conditions.iter_mut().chain(&mut health.recent));
+    fn health(&self, health: &mut NodeHealth) {
+        self.conditions(health.conditions.iter_mut().chain(&mut health.recent));
     }
 
     fn restriction(&self, row: &RestrictionRow) -> RestrictionRow {
@@ -315,17 +347,21 @@ impl Redaction {
         if let Some(RepairPhase::Failed(text)) = row.repair.as_mut().map(|repair| &mut repair.phase) {
             hide(text);
         }
-        Redaction::health(&mut row.health);
+        self.health(&mut row.health);
         row
+    }
+
+    fn node_spec(&self, spec: &NodeSpec) -> NodeSpec {
+        spec.without_address(self.number(&spec.address))
     }
 
     fn node(&self, row: &NodeRow) -> NodeRow {
         let mut row = row.clone();
-        row.spec = Arc::new(row.spec.without_address());
+        row.spec = Arc::new(self.node_spec(&row.spec));
         if let Some(overrides) = &row.overrides {
             let mut overrides = NodeOverridesRow::clone(overrides);
             self.requester(&mut overrides.by);
-            overrides.said = Arc::new(overrides.said.without_address());
+            overrides.said = Arc::new(self.node_spec(&overrides.said));
             row.overrides = Some(Arc::new(overrides));
         }
         row
@@ -419,7 +455,8 @@ impl Redaction {
                     *part = self.part(part)?;
                 }
             }
-            Decision::NodeRegistered { spec, .. } => *spec = spec.without_address(),
+            Decision::PolicySet { policy, .. } => **policy = Redaction::policy(policy)?,
+            Decision::NodeRegistered { spec, .. } => *spec = self.node_spec(spec),
             Decision::WorkersReported { updates, .. } => {
                 for (_, update) in updates {
                     if let RankUpdate::Exited(exit) = update {
@@ -455,10 +492,10 @@ impl Redaction {
             Decision::ScheduleSet { schedule, .. } => **schedule = self.schedule(schedule)?,
             Decision::ScheduleRan { run, .. } => Redaction::run(run),
             Decision::BookingCreated { spec, .. } => self.booking(spec),
-            Decision::ArtifactsKept { artifacts, .. } => Redaction::artifacts(artifacts),
+            Decision::ArtifactsKept { artifacts, .. } => self.artifacts(artifacts),
             Decision::NodeHealthChanged { health, events, .. } => {
-                Redaction::health(health);
-                Redaction::conditions(events);
+                self.health(health);
+                self.conditions(events);
             }
             Decision::NodeQuarantineSet { reason: Some(reason), .. } => hide(reason),
             Decision::NodeRepairSet { step: RepairStep::Fail(text), .. } => hide(text),
@@ -471,7 +508,6 @@ impl Redaction {
             | Decision::JobRequeued { .. }
             | Decision::HistoryPruned { .. }
             | Decision::DigestRecorded { .. }
-            | Decision::PolicySet { .. }
             | Decision::Rearranged { .. }
             | Decision::PromiseDropped { .. }
             | Decision::JobReleased { .. }

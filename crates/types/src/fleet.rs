@@ -240,10 +240,11 @@ impl NodeSpec {
         NodeSpec(draft)
     }
 
-    /// The host without the address that others reach it by, for those who are not to know it.
+    /// The host without the address that others reach it by, for those who are not to know it. A word made from this number
+    /// stands there, so that a host that got another address is still another description.
     #[must_use]
-    pub fn without_address(&self) -> NodeSpec {
-        NodeSpec(NodeDraft { address: String::from("redacted"), ..self.0.clone() })
+    pub fn without_address(&self, number: u64) -> NodeSpec {
+        NodeSpec(NodeDraft { address: format!("redacted-{number:016x}"), ..self.0.clone() })
     }
 
     /// Whether it has no more labels and taints than an agent may say; one that operators have added to may have more.

@@ -42,7 +42,7 @@ fn state_at(archive: &Archive, index: LogIndex) -> Result<State, CapsuleError> {
 pub fn capture(
     archive: &Arc<Archive>,
     span: CapsuleSpan,
-    salt: u64,
+    salt: u128,
     (version, created_at_ms): (&str, u64),
 ) -> Result<Capsule, CapsuleError> {
     let CapsuleSpan { first, last, around } = span;

@@ -25,6 +25,8 @@ const CONTENT_BYTES_MAX: usize = 32 << 20;
 const ALL_BYTES_MAX: usize = 1 << 30;
 /// Records of one section end at this many bytes.
 const BATCH_BYTES: usize = 256 << 10;
+/// Sections of one file. Those of records and of a table of the state have at least [`BATCH_BYTES`], but for the last one.
+const SECTIONS_MAX: u64 = 1 << 14;
 
 /// Its place in the file is part of what a checksum covers, so that sections cannot be exchanged.
 fn checksum(number: u64, tag: u8, content: &[u8]) -> u32 {
@@ -150,6 +152,10 @@ fn decode(bytes: &[u8], path: &Path) -> Result<Capsule, CapsuleError> {
     let mut parts = Parts::default();
     let (mut section, mut all_bytes) = (0, 0);
     loop {
+        // Each takes memory apart from its content, which may be empty.
+        if section >= SECTIONS_MAX {
+            return Err(damaged(section, "it has more sections than a capsule may have"));
+        }
         let fields = |reader: &mut Reader<'_>| Some((reader.u8()?, reader.u32()?, reader.u32()?));
         let (tag, length, expected) = fields(&mut reader).ok_or_else(|| damaged(section, "the file ends"))?;
         let packed = reader.take(length as usize).ok_or_else(|| damaged(section, "the file ends"))?;
@@ -288,6 +294,19 @@ mod tests {
         assert_eq!(file_of(&plain(&bytes)), bytes);
         let read = decode(&bytes, Path::new("a")).unwrap();
         assert_eq!((&read.header, &read.records), (&sample().header, &sample().records));
+    }
+
+    #[test]
+    fn sections_are_bounded_where_nothing_is_in_them() {
+        let sections = plain(&encode(&sample()).0);
+        // Behind the header: its tag, its length and its content.
+        let header = 5 + u32::from_le_bytes([sections[1], sections[2], sections[3], sections[4]]) as usize;
+        let empty = [STATE, 0, 0, 0, 0].repeat(SECTIONS_MAX as usize);
+        let sections = [&sections[..header], &empty[..], &sections[header..]].concat();
+        match decode(&file_of(&sections), Path::new("a")) {
+            Err(CapsuleError::Damaged { section, .. }) => assert_eq!(section, SECTIONS_MAX),
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]

@@ -9,10 +9,13 @@ use std::sync::Arc;
 
 use clap::{Args, Subcommand};
 use muster_archive::Archive;
-use muster_archive::capsule::{Capsule, CapsuleError, CapsuleSpan, capture, read_capsule, write_capsule};
+use muster_archive::capsule::{
+    Capsule, CapsuleError, CapsuleRecord, CapsuleSpan, capture, read_capsule, write_capsule,
+};
 use muster_console::{Console, Exit, Failure, Global};
 use muster_decider::{KeptReservations, explain_job};
 use muster_manifest::quantity;
+use muster_state::{Applied, State};
 use muster_types::{JobId, LogIndex, LogTime, PastPoint};
 
 use crate::Program;
@@ -71,7 +74,7 @@ Examples:
   muster incident capture --around 2026-11-22T08:30:00Z --margin 30m --out incident.capsule --archive /var/lib/muster/replica-1 --tail
 
 Left out always: commands, environments, directories, images, files, labels, annotations and messages of jobs; addresses of
-nodes; names of people, certificates and tokens. Of an environment the numbers in PARALLEL_SIZES stay, which the scheduler
+nodes and of receivers of notifications; names of people, certificates and tokens. Of an environment the numbers in PARALLEL_SIZES stay, which the scheduler
 reads. Names of jobs, tenants and nodes, labels and taints of nodes, what jobs ask for, and the policy stay: without them
 nothing would replay. The file is written whole or not at all, a file that exists is not touched, and only its owner may read it.")]
 pub struct CaptureArgs {
@@ -109,6 +112,13 @@ fn refused(error: CapsuleError) -> Failure {
         }
     };
     Failure::of_error(exit, &error).with_next(next)
+}
+
+/// The same of one that was not made: there is no file yet, and no release that made it.
+fn not_made(error: CapsuleError) -> Failure {
+    let CapsuleError::Differs { log_index } = error else { return refused(error) };
+    let next = "name a --margin that leaves that record out; that redaction changes what it does is an error of Muster";
+    refused(CapsuleError::Differs { log_index }).with_next(next)
 }
 
 /// `muster incident`.
@@ -172,17 +182,24 @@ fn captured(
         );
     }
     let span = CapsuleSpan { first, last, around: around.max(first).min(last) };
-    let (salt, _) = uuid::Uuid::new_v4().as_u64_pair();
-    capture(archive, span, salt, (version, now_ms())).map_err(refused)
+    let salt = uuid::Uuid::new_v4().as_u128();
+    capture(archive, span, salt, (version, now_ms())).map_err(not_made)
 }
 
 fn explain(console: &Console, capsule: &Capsule, job: JobId, at: LogIndex) -> Result<Exit, Failure> {
-    let state = capsule.replay(Some(at), |_, _, _| {}).map_err(refused)?;
-    if state.log_index() != at {
+    // To the end, since the digest that the file states is that of its last record.
+    let mut reached = None;
+    let look = |state: &State, record: &CapsuleRecord, _: &Applied| {
+        if record.log_index == at {
+            reached = Some(state.clone());
+        }
+    };
+    capsule.replay(None, look).map_err(refused)?;
+    let Some(state) = reached else {
         let (first, last) = (capsule.header.first_log_index, capsule.header.last_log_index);
         let text = format!("the capsule has records {first} to {last}, and {at} is none of them");
         return Err(Failure::new(Exit::NotFound, text).with_next("name one of them with --at"));
-    }
+    };
     let Some(row) = state.job(job) else {
         let text = format!("there is no job {job} behind record {at}");
         return Err(Failure::new(Exit::NotFound, text)
@@ -221,6 +238,16 @@ mod tests {
     }
 
     #[test]
+    fn what_to_do_without_a_capsule_is_not_what_to_do_with_one() {
+        let differs = || CapsuleError::Differs { log_index: LogIndex(7) };
+        assert!(refused(differs()).next().unwrap().contains("release that made it"));
+        assert!(not_made(differs()).next().unwrap().contains("leaves that record out"));
+        assert!(not_made(differs()).headline().contains("record 7"));
+        let large = || CapsuleError::TooLarge { what: "records", found: 2, max: 1 };
+        assert_eq!(not_made(large()).next(), refused(large()).next());
+    }
+
+    #[test]
     fn a_capsule_says_why_a_job_waited() {
         let (dir, archive) = sample();
         let capsule = captured(&archive, PastPoint::Index(LogIndex(4)), 60_000, "1.0.0").unwrap();
@@ -234,6 +261,9 @@ mod tests {
         let console = Console::new(muster_console::Format::Table, true, true);
         assert!(explain(&console, &capsule, JobId(1), LogIndex(4)).is_err());
         assert!(explain(&console, &capsule, job, LogIndex(99)).is_err());
+        let mut other = capsule.clone();
+        other.header.digest_after ^= 1;
+        assert!(explain(&console, &other, job, LogIndex(4)).is_err(), "it is not what the file states");
         std::fs::write(&file, b"MSIC").unwrap();
         assert!(read(&file).is_err());
     }

@@ -150,12 +150,13 @@ pub(super) fn replayed(
     capsule: &Capsule,
     (job, most): (Option<JobId>, usize),
 ) -> Result<Exit, Failure> {
-    let left_out = |index: u64| capsule.header.left_out.iter().find(|record| record.log_index == index);
+    let left_out = capsule.header.left_out.iter().map(|record| (record.log_index, &record.decision));
+    let left_out: BTreeMap<u64, &String> = left_out.collect();
     let (records, count) = shown(capsule, job, most);
     let records = records.into_iter().map(|record| {
         let index = record.log_index.0;
-        let (decision, summary) = match left_out(index) {
-            Some(record) => (record.decision.clone(), "left out".to_owned()),
+        let (decision, summary) = match left_out.get(&index) {
+            Some(decision) => ((*decision).clone(), "left out".to_owned()),
             None => (record.decision.name().to_owned(), summary(&content(&record.decision))),
         };
         RecordView { log_index: index, log_time: time(record.log_time.0), decision, summary }

@@ -138,7 +138,13 @@ fn digests(words: &[&str]) -> Result<Vec<(LogIndex, u64)>, String> {
     }
     pairs.sort_unstable();
     pairs.dedup();
-    Ok(pairs)
+    // Of two digests of one record, one would never be compared.
+    let next = pairs.iter().skip(1);
+    let twice = pairs.iter().zip(next).find(|(one, other)| one.0 == other.0).map(|(one, _)| one.0);
+    match twice {
+        Some(at) => Err(format!("record {at} has two digests that differ; name one of them")),
+        None => Ok(pairs),
+    }
 }
 
 impl Condition {
@@ -165,6 +171,12 @@ impl Condition {
                 (found != *digest).then(|| format!("the digest at record {index} is {found:016x}"))
             }
         }
+    }
+
+    /// A record that it names and that is not between two others.
+    fn outside(&self, first: LogIndex, last: LogIndex) -> Option<LogIndex> {
+        let Condition::Digests(pairs) = self else { return None };
+        pairs.iter().map(|(at, _)| *at).find(|at| *at < first || last < *at)
     }
 
     /// The records behind which it is looked at: all between two, or those that it names.
@@ -309,6 +321,12 @@ pub async fn run(global: &Global, console: &Console, args: &BisectArgs) -> Resul
         return Err(Failure::usage("--from has to be before --to"));
     }
     let Check { text, condition } = &args.check;
+    if let Some(at) = condition.outside(first, last) {
+        let text =
+            format!("the check has a digest of record {at}, and the span has records {first} to {last}");
+        return Err(Failure::new(Exit::NotFound, text)
+            .with_next("leave that digest out, or name a --from and a --to that it is between"));
+    }
     let found = search(&source.archive, condition, &condition.positions(first, last))?;
     if let Finding { holds: None, fails: Some((at, reason)), .. } = &found {
         let text = format!("the check fails behind record {at} already: {reason}");
@@ -426,5 +444,16 @@ mod tests {
             check("digest 2 b 1 a").unwrap().condition,
             Condition::Digests(vec![(LogIndex(1), 10), (LogIndex(2), 11),])
         );
+    }
+
+    #[test]
+    fn no_digest_is_passed_over() {
+        assert!(check("digest 2 b 1 a 2 c").unwrap_err().starts_with("record 2 has two digests"));
+        assert!(check("digest 2 b 1 a 2 b").is_ok(), "one digest twice is one");
+        let condition = check("digest 2 b 9 a").unwrap().condition;
+        assert_eq!(condition.outside(LogIndex(1), LogIndex(8)), Some(LogIndex(9)), "the log ends before it");
+        assert_eq!(condition.outside(LogIndex(3), LogIndex(9)), Some(LogIndex(2)));
+        assert_eq!(condition.outside(LogIndex(2), LogIndex(9)), None);
+        assert_eq!(Condition::Invariants.outside(LogIndex(2), LogIndex(9)), None);
     }
 }

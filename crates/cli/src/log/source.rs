@@ -100,21 +100,35 @@ async fn from_cluster(client: &Client, console: &Console, dirs: &[PathBuf]) -> R
     let Some(last) = summary.last else {
         return Err(Failure::new(Exit::NotFound, "the log of the cluster has no record yet"));
     };
-    let before = end.sequence.log_index;
+    let parts = (summary.first.unwrap_or_default(), end.sequence.log_index, last);
+    let notes = notes(parts, LogIndex(newest), info.replica_id);
+    Ok(LogSource { archive: Arc::new(archive), notes })
+}
+
+/// Which part of a log comes from where: its first record, the last one of the archive and the last one of all.
+fn notes(
+    (first, before, last): (LogIndex, LogIndex, LogIndex),
+    newest: LogIndex,
+    replica: u64,
+) -> Vec<String> {
     let mut notes = Vec::new();
     if before > LogIndex::ZERO {
-        let first = summary.first.unwrap_or_default();
         notes.push(format!("records {first} to {before} are those of the archive"));
     }
     notes.push(match last > before {
         true => format!(
-            "records {} to {last} are those of the cluster, as replica {} has them",
-            before.next(),
-            info.replica_id
+            "records {} to {last} are those of the cluster, as replica {replica} has them",
+            before.next()
         ),
-        false => format!("replica {} has no record behind the archive", info.replica_id),
+        false => format!("replica {replica} has no record behind the archive"),
     });
-    Ok(LogSource { archive: Arc::new(archive), notes })
+    if last < newest {
+        notes.push(format!(
+            "records {} to {newest} are not in it: the replica that answered did not have them yet; repeat the command",
+            last.next()
+        ));
+    }
+    notes
 }
 
 /// The archive is of this cluster, and of its generation.
@@ -144,9 +158,10 @@ async fn rounds_behind(
 ) -> Result<(Vec<ArchivedRound>, u64), Failure> {
     let mut rounds = Vec::new();
     let (mut from, mut bytes) = (end.next_raft, 0u64);
-    let mut reached = end.sequence.log_index.0;
+    // Rounds of a leadership that had ended have positions that are no records.
+    let mut place = end;
     let mut told_at = Instant::now();
-    while reached < newest {
+    while place.sequence.log_index.0 < newest {
         let (some, next) = client.read_rounds(from).await?;
         for round in some {
             bytes = bytes.saturating_add(round.payload.len() as u64);
@@ -156,9 +171,7 @@ async fn rounds_behind(
                 leader: ReplicaId(round.leader_id),
                 payload: round.payload.into(),
             };
-            let decoded = round.decode().map_err(|error| failure(&error))?;
-            let last = decoded.first_index.0.saturating_add(decoded.decisions.len() as u64);
-            reached = reached.max(last.saturating_sub(1));
+            place.step(&round).map_err(|error| failure(&error))?;
             rounds.push(round);
         }
         if bytes > LOG_BYTES_MAX {
@@ -173,7 +186,7 @@ async fn rounds_behind(
         from = next;
         if told_at.elapsed() >= PROGRESS_INTERVAL {
             told_at = Instant::now();
-            console.progress(&format!("record {reached} of {newest}"));
+            console.progress(&format!("record {} of {newest}", place.sequence.log_index));
         }
     }
     Ok((rounds, from))
@@ -191,6 +204,19 @@ mod tests {
         assert_eq!(archive_in(dir.path()).unwrap(), dir.path().join("archive"));
         let file = tempfile::NamedTempFile::new().unwrap();
         assert!(archive_in(file.path()).is_err());
+    }
+
+    #[test]
+    fn a_log_says_where_its_parts_come_from_and_what_is_not_in_it() {
+        let notes = |first, before, last, newest| {
+            notes((LogIndex(first), LogIndex(before), LogIndex(last)), LogIndex(newest), 3)
+        };
+        assert_eq!(notes(1, 0, 9, 9), ["records 1 to 9 are those of the cluster, as replica 3 has them"]);
+        let both = notes(4, 6, 9, 9);
+        assert_eq!(both[0], "records 4 to 6 are those of the archive");
+        assert_eq!(both[1], "records 7 to 9 are those of the cluster, as replica 3 has them");
+        assert_eq!(notes(4, 6, 6, 6)[1], "replica 3 has no record behind the archive");
+        assert!(notes(4, 6, 8, 9)[2].starts_with("records 9 to 9 are not in it"));
     }
 
     #[test]

@@ -40,9 +40,9 @@ use crate::support::{
 const RELEASED: u16 = 0;
 
 /// The highest format of the product. Builds for tests know one more, which is in nobody's logs.
-const NEWEST: u16 = FORMAT_MIN;
+pub const NEWEST: u16 = FORMAT_MIN;
 
-fn directory(format: u16) -> PathBuf {
+pub fn directory(format: u16) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(format!("v{format}"))
 }
 
@@ -51,7 +51,7 @@ fn line(state: &State) -> String {
     format!("{} {:016x} {:016x}\n", state.log_index(), state.digest(), state.rows_digest())
 }
 
-fn split(log: &[u8]) -> Vec<&[u8]> {
+pub fn split(log: &[u8]) -> Vec<&[u8]> {
     let mut rest = log;
     let mut rounds = Vec::new();
     while let Some((length, behind)) = rest.split_first_chunk::<4>() {

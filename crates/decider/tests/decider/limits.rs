@@ -583,6 +583,39 @@ fn join_host(speculation: &mut Speculation) {
 }
 
 #[test]
+fn what_is_kept_for_a_user_who_came_with_a_token_counts_for_that_user() {
+    let user = UserLimits { running_jobs: Some(1), ..UserLimits::default() };
+    let (mut speculation, mut state) =
+        cluster(BOOTSTRAP, &[("team", TenantLimits { user, ..NONE }), ("other", NONE)]);
+    join_host(&mut speculation);
+    let mut draft = speculation.state().policy().policy.as_ref().clone().into_draft();
+    draft.preemption.minimum_run_ms = 0;
+    let (by, policy) = (Requester::default(), Box::new(draft.check().unwrap()));
+    let set = Command::SetPolicy { request: request(u128::MAX - 1), by, policy, expected_version: None };
+    handle(&mut speculation, &set).unwrap();
+    let whole_host = |tier: PriorityTier| {
+        move |draft: &mut JobDraft| {
+            draft.tier = tier;
+            draft.groups = vec![group("main", 1, Some(accelerators("h100", 8)))];
+        }
+    };
+    let low = submit_as(&mut speculation, 1, ("other", "eve"), whole_host(PriorityTier::Free)).unwrap();
+    pass(&mut speculation, &mut state);
+    let token = state.job(low).unwrap().placement.as_ref().unwrap().token;
+    let updates = vec![(0, RankUpdate::Running)];
+    let report = Command::Report { node: NodeId(1), incarnation: 1, job: low, token, updates };
+    handle(&mut speculation, &report).unwrap();
+    let by_token = ("team", "ada+token/0000000000000007");
+    let above = submit_as(&mut speculation, 2, by_token, whole_host(PriorityTier::Standard)).unwrap();
+    pass(&mut speculation, &mut state);
+    assert!(state.job(above).unwrap().promise.is_some(), "another gives way to it");
+    let waits = submit_as(&mut speculation, 3, ("team", "ada"), |_: &mut JobDraft| {}).unwrap();
+    pass(&mut speculation, &mut state);
+    assert!(state.is_user_at_limit(waits) && !is_placed(&state, waits));
+    check(&state);
+}
+
+#[test]
 fn spare_workers_count_for_the_limit_of_one_job() {
     let of_every_job = JobLimits { devices_max: Some(4), ..JobLimits::default() };
     let (mut speculation, _) = cluster(BOOTSTRAP, &[("team", TenantLimits { job: of_every_job, ..NONE })]);

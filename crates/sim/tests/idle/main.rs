@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use muster_journal::{Decision, Estimate, RequestKey, WorkerSlot};
 use muster_ledger::{Activity, IdleCause, Ledger, View, Window};
@@ -13,7 +14,8 @@ use muster_sim::idle::IdleReasons;
 use muster_sim::turns::{TurnCheck, TurnCounts};
 use muster_state::State;
 use muster_types::{
-    ClusterId, DeviceSet, JobId, LogIndex, LogTime, NodeId, Parameters, RequestId, Requester,
+    CheckpointRules, ClusterId, DeviceSet, JobContract, JobId, LogIndex, LogTime, Name, NodeId, Parameters,
+    RequestId, Requester,
 };
 
 #[path = "../../../decider/tests/decider/model.rs"]
@@ -84,6 +86,44 @@ fn reasons_divide_demand_that_is_not_placed_and_every_sum_stays() {
 }
 
 #[test]
+fn what_is_idle_is_not_kept_because_a_job_waits_for_its_booking() {
+    let mut state = State::default();
+    let mut ledger = Ledger::begin(&state, Window::default());
+    let take = |state: &mut State, ledger: &mut Ledger, seconds: u64, decision: Decision| {
+        let index = state.log_index().next();
+        ledger.fold(state, leadership(1, 1), index, LogTime(1_000_000 + seconds * 1_000), &decision).unwrap();
+        assert_eq!(state.rejected(), 0, "{decision:?}");
+    };
+    let (cluster, parameters) = (ClusterId(1), Parameters::DEFAULT);
+    take(&mut state, &mut ledger, 0, Decision::LeaderStarted);
+    take(&mut state, &mut ledger, 0, Decision::ClusterCreated { cluster, generation: 1, parameters });
+    let spec = node_spec("n1", "eu", "c1", Some(accelerators("h100", 8)));
+    take(&mut state, &mut ledger, 0, Decision::NodeRegistered { spec, holder: holder(1) });
+    let mut draft = job_draft("j1", vec![group("main", 1, Some(accelerators("h100", 2)))]);
+    draft.booking = Some(Name::literal("deadline-week"));
+    let request = RequestKey { id: RequestId(1), fingerprint: 0 };
+    let (specs, estimates) = (vec![draft.check().unwrap().into()], vec![Estimate::default()]);
+    let submitted = Decision::JobsSubmitted { request, by: Requester::default(), specs, estimates };
+    take(&mut state, &mut ledger, 0, submitted);
+    IdleReasons::every(0).look(&mut ledger, &state);
+    let digest = state.rows_digest();
+    take(&mut state, &mut ledger, 60, Decision::DigestRecorded { digest });
+    let view = ledger.view(ledger.log_time());
+    let reasons: BTreeSet<&str> = view
+        .usage
+        .iter()
+        .filter_map(|row| match row.activity {
+            Activity::Idle(IdleCause::DemandUnplaced(reason)) => {
+                Some(reason.map_or("unknown", |r| r.as_str()))
+            }
+            _ => None,
+        })
+        .collect();
+    // It asks for two of them; more than that nobody asks for.
+    assert_eq!(reasons, BTreeSet::from(["constraint", "surplus"]));
+}
+
+#[test]
 fn a_placement_before_one_that_fits_is_found() {
     let mut state = State::default();
     let mut check = TurnCheck::default();
@@ -121,6 +161,43 @@ fn a_placement_before_one_that_fits_is_found() {
     assert_eq!(*check.counts(), expected, "{:?}", check.findings());
     let finding = &check.findings()[0];
     assert_eq!((finding.placed.0, finding.passed_over.0), (jobs[2], jobs[1]));
+}
+
+#[test]
+fn a_placement_behind_its_like_is_not_compared_with_what_comes_behind_both() {
+    let (mut state, mut check) = (State::default(), TurnCheck::default());
+    let mut take = |decision: Decision| {
+        let index = state.log_index().next();
+        check.before(&state, &decision);
+        let applied = state.apply(leadership(1, 1), index, LogTime(1_000_000 + index.0), &decision);
+        assert_eq!(applied.rejection, None, "{decision:?}");
+        check.after(&applied);
+        index
+    };
+    let (cluster, parameters) = (ClusterId(1), Parameters::DEFAULT);
+    take(Decision::LeaderStarted);
+    take(Decision::ClusterCreated { cluster, generation: 1, parameters });
+    let spec = node_spec("n1", "eu", "c1", Some(accelerators("h100", 8)));
+    take(Decision::NodeRegistered { spec, holder: holder(1) });
+    let mut submit = |number: u128, devices: u16| {
+        let wants = Some(accelerators("h100", devices));
+        let spec = job_draft(&format!("j{number}"), vec![group("main", 1, wants)]);
+        let request = RequestKey { id: RequestId(number), fingerprint: 0 };
+        let (specs, estimates) = (vec![spec.check().unwrap().into()], vec![Estimate::default()]);
+        let by = Requester::default();
+        let index = take(Decision::JobsSubmitted { request, by, specs, estimates });
+        JobId::derive_in(1, LogIndex(index.0), 0)
+    };
+    let jobs = [submit(1, 2), submit(2, 2), submit(3, 1)];
+    // The first cannot be placed anywhere: nothing has a copy of where its checkpoints are.
+    let checkpoint = CheckpointRules { place: Some(Name::literal("nowhere")), ..CheckpointRules::default() };
+    let contract = JobContract { checkpoint, ..JobContract::default() };
+    take(Decision::JobContractsSet { contracts: vec![(jobs[0], Arc::new(contract))] });
+    let workers = vec![WorkerSlot { node: NodeId(0), incarnation: 1, devices: DeviceSet(0b11) }];
+    take(Decision::GangPlaced { job: jobs[1], workers });
+    // The third fits, and its turn is behind both.
+    let expected = TurnCounts { behind_waiting: 1, ..TurnCounts::default() };
+    assert_eq!(*check.counts(), expected, "{:?}", check.findings());
 }
 
 #[test]
