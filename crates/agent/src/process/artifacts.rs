@@ -1,18 +1,25 @@
 //! Files that workers leave, into the store that clients share with this host: once a worker has ended, and before its end is told.
 //!
 //! **Invariant:** an end is told in any case, and no later than the agent's time for it; of a worker that was stopped, no later than
-//! its grace.
+//! its grace; of one whose lease runs out, at once.
 
 use crate::clock::BootTime;
 use crate::disk::durable::{read_record, write_record};
+use crate::disk::lease::read_path;
 use crate::limits;
 use crate::offload::blocking;
+use crate::process::guards;
+use crate::process::isolation::Isolation;
 use crate::process::task::{TaskDir, TaskSpec};
-use crate::process::work_files::WorkFiles;
+use crate::process::work_files::{Left, WorkFiles};
 use crate::rules::WorkerKey;
 use muster_types::{ArtifactFault, Artifacts, ExitStatus};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+/// What a worker with private temporary directories had another of, in the order of
+/// [`TaskDir::own_tmp`].
+const TEMPORARY: [&str; 2] = ["/tmp", "/var/tmp"];
 
 /// What a worker returns, as the leader is told, that has succeeded and whose files had to be kept and were not: that of an error of
 /// input or output, by the convention of `sysexits.h`.
@@ -90,6 +97,8 @@ pub(crate) async fn keep(
             tokio::select! {
                 kept = collect(task, &spec, files, grace) => kept,
                 () = grace_over(&stop_by) => failed(ArtifactFault::OutOfTime),
+                // Its job may be placed elsewhere by now, and change what is read here.
+                () = lease_over(&spec) => failed(ArtifactFault::OutOfTime),
             }
         }
     };
@@ -108,12 +117,48 @@ async fn grace_over(stop_by: &(impl Fn() -> Option<BootTime> + Send + Sync)) {
     }
 }
 
+/// Waits until the lease has run out that a worker was launched under.
+async fn lease_over(spec: &TaskSpec) {
+    loop {
+        let (path, epoch) = (spec.lease_path.clone(), spec.epoch);
+        if blocking(move || has_run_out(&path, epoch, BootTime::now())).await {
+            return;
+        }
+        tokio::time::sleep(guards::LOOK).await;
+    }
+}
+
+/// Whether the lease of this epoch has run out. A file that cannot be read does not say that.
+fn has_run_out(lease: &Path, epoch: u64, now: BootTime) -> bool {
+    read_path(lease).is_ok_and(|slot| slot.epoch != epoch || now >= slot.deadline)
+}
+
 async fn collect(task: &TaskDir, spec: &TaskSpec, files: &WorkFiles, grace: Duration) -> Artifacts {
-    // In an image only its own directory is on this host; without one it starts where the job says.
-    let root = if spec.image.is_some() { task.work() } else { spec.working_directory.clone() };
-    let owner = spec.isolation.user.unwrap_or_else(|| nix::unistd::geteuid().as_raw());
     let paths = spec.artifacts.as_ref().map(|rules| rules.paths.clone()).unwrap_or_default();
-    files.keep(spec.key, (root, paths), owner, (spec.artifacts_bytes_max, grace)).await
+    let owner = spec.isolation.user.unwrap_or_else(|| nix::unistd::geteuid().as_raw());
+    // In an image only its own directory is on this host; without one it starts where the job says.
+    let started_in = if spec.image.is_some() { task.work() } else { spec.working_directory.clone() };
+    let root = on_host(task, &spec.isolation, started_in);
+    let covered: &[&str] = if spec.isolation.private_tmp { &["/tmp", "/var/tmp", "/dev/shm"] } else { &[] };
+    let left = Left {
+        // In its own directory the worker may have put a link to anything that the agent can read.
+        is_root_followed: !root.starts_with(task.path()),
+        root,
+        covered: covered.iter().map(PathBuf::from).collect(),
+        shown: spec.isolation.shown.clone(),
+        paths,
+        owner,
+    };
+    files.keep(spec.key, left, (spec.artifacts_bytes_max, grace)).await
+}
+
+/// The directory of the host that a worker saw as this one.
+fn on_host(task: &TaskDir, isolation: &Isolation, directory: PathBuf) -> PathBuf {
+    let own = TEMPORARY.into_iter().zip(task.own_tmp()).find(|(path, _)| directory == Path::new(path));
+    match own {
+        Some((_, own)) if isolation.private_tmp => own,
+        _ => directory,
+    }
 }
 
 fn tell(key: WorkerKey, kept: &Artifacts) {
@@ -123,5 +168,35 @@ fn tell(key: WorkerKey, kept: &Artifacts) {
         Some((fault, path)) => {
             tracing::warn!(worker = %key, files, bytes, left_out, %fault, path, "not all files of a worker were kept");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::lease::Lease;
+
+    #[test]
+    fn a_worker_with_private_directories_has_left_its_files_in_those() {
+        let task = TaskDir::at(PathBuf::from("/var/lib/muster/tasks/one"));
+        let private = Isolation { private_tmp: true, ..Isolation::default() };
+        let found = |isolation: &Isolation, path: &str| on_host(&task, isolation, PathBuf::from(path));
+        let [tmp, var_tmp] = task.own_tmp();
+        assert_eq!((found(&private, "/tmp"), found(&private, "/var/tmp/")), (tmp, var_tmp));
+        assert_eq!(found(&private, "/home/ada"), PathBuf::from("/home/ada"));
+        assert_eq!(found(&Isolation::default(), "/tmp"), PathBuf::from("/tmp"));
+    }
+
+    #[test]
+    fn a_lease_has_run_out_at_its_deadline_or_with_the_next_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lease");
+        let at = |seconds: u64| BootTime(seconds * 1_000_000_000);
+        let has_run_out = |epoch, seconds| has_run_out(&path, epoch, at(seconds));
+        assert!(!has_run_out(1, 100), "nothing says so");
+        let mut lease = Lease::open(&path, 7, 0).unwrap();
+        let second = Duration::from_secs(1);
+        lease.renew(at(100), 10 * second, second, at(100)).unwrap();
+        assert_eq!((has_run_out(1, 109), has_run_out(1, 110), has_run_out(2, 109)), (false, true, true));
     }
 }

@@ -172,6 +172,23 @@ impl Drop for GiveUp {
     }
 }
 
+/// Where the files are that a worker has left, and which ones are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Left {
+    /// The directory that the paths begin in.
+    pub(crate) root: PathBuf,
+    /// Whether a link may be in its place.
+    pub(crate) is_root_followed: bool,
+    /// Directories of the host in whose place the worker had others.
+    pub(crate) covered: Vec<PathBuf>,
+    /// Those in covered ones that it saw all the same.
+    pub(crate) shown: Vec<PathBuf>,
+    /// As the job names them.
+    pub(crate) paths: Vec<String>,
+    /// The user that the worker was.
+    pub(crate) owner: u32,
+}
+
 /// The store of this host.
 #[derive(Debug)]
 pub struct WorkFiles {
@@ -179,6 +196,8 @@ pub struct WorkFiles {
     bytes_max: u64,
     time: Duration,
     turns: Semaphore,
+    /// Of those whose artifacts are kept: no worker waits for its files until another one's were kept.
+    artifact_turns: Semaphore,
     /// Bytes of the artifacts of one worker, and the time for them.
     artifacts: (u64, Duration),
 }
@@ -192,17 +211,17 @@ impl WorkFiles {
             bytes_max: config.bytes_max,
             time: Duration::from_millis(config.fetch_timeout_ms),
             turns: Semaphore::new(AT_ONCE),
+            artifact_turns: Semaphore::new(AT_ONCE),
             artifacts: (config.artifacts_bytes_max, Duration::from_millis(config.artifacts_timeout_ms)),
         })
     }
 
-    /// Puts the files of a worker that has ended into the store: those of the user `owner` at these paths below a directory, of
-    /// at most this many bytes and for at most this long. A store that cannot be reached is tried again for a while.
+    /// Puts the files of a worker that has ended into the store, of at most this many bytes and for at most this long. A store
+    /// that cannot be reached is tried again for a while.
     pub(crate) async fn keep(
         &self,
         key: WorkerKey,
-        (root, paths): (PathBuf, Vec<String>),
-        owner: u32,
+        left: Left,
         (bytes_max, time_max): (Option<u64>, Duration),
     ) -> Artifacts {
         let (own_max, time) = self.artifacts;
@@ -211,24 +230,26 @@ impl WorkFiles {
         // The worker's devices wait for this.
         let tried_until = until.min(Instant::now() + ARTIFACTS_RETRIES_MAX);
         let out_of_time = Artifacts { fault: Some((ArtifactFault::OutOfTime, 0)), ..Artifacts::default() };
-        let Ok(Ok(_turn)) = tokio::time::timeout_at(until, self.turns.acquire()).await else {
+        let Ok(Ok(_turn)) = tokio::time::timeout_at(until, self.artifact_turns.acquire()).await else {
             return out_of_time;
         };
-        let paths: Arc<[String]> = paths.into();
+        let left = Arc::new(left);
         let mut pause = PAUSE.0;
         loop {
             let given_up = Arc::new(AtomicBool::new(false));
             // Also when the caller does not wait for this any more.
             let _give_up = GiveUp(Arc::clone(&given_up));
-            let (store, root, paths) = (self.store.clone(), root.clone(), Arc::clone(&paths));
+            let (store, left) = (self.store.clone(), Arc::clone(&left));
             let attempt = blocking(move || {
                 let is_given_up = || given_up.load(Ordering::Relaxed) || Instant::now() >= until;
-                let (owner, files_max) = (Some(owner), ARTIFACT_FILES_MAX);
                 let asked = Collecting {
-                    root: &root,
-                    paths: &paths,
-                    owner,
-                    files_max,
+                    root: &left.root,
+                    is_root_followed: left.is_root_followed,
+                    covered: &left.covered,
+                    shown: &left.shown,
+                    paths: &left.paths,
+                    owner: Some(left.owner),
+                    files_max: ARTIFACT_FILES_MAX,
                     bytes_max,
                     is_given_up: &is_given_up,
                 };
@@ -392,6 +413,24 @@ mod tests {
         assert!(fetched.is_ok(), "{fetched:?}");
         let absent = Bench::new(1_000);
         assert_eq!(absent.fetch(digest, 0).await.unwrap_err().word, FilesError::UNREACHABLE);
+    }
+
+    #[tokio::test]
+    async fn artifacts_of_others_delay_no_files_of_a_worker() {
+        use std::os::unix::fs::MetadataExt as _;
+
+        let bench = Bench::new(20_000);
+        let digest = bench.put();
+        // As if four workers left files that take long.
+        let _turns = bench.files.artifact_turns.acquire_many(u32::try_from(AT_ONCE).unwrap()).await.unwrap();
+        assert!(bench.fetch(digest, 0).await.is_ok());
+        let root = bench.scratch.path().join("work");
+        let owner = std::fs::metadata(&root).unwrap().uid();
+        let paths = vec!["train.py".to_owned()];
+        let left =
+            Left { root, is_root_followed: false, covered: Vec::new(), shown: Vec::new(), paths, owner };
+        let kept = bench.files.keep(key(), left, (None, Duration::from_millis(50))).await;
+        assert_eq!(kept.fault, Some((ArtifactFault::OutOfTime, 0)));
     }
 
     #[test]
