@@ -28,6 +28,9 @@ use tokio::time::Instant;
 
 /// Workers whose files are unpacked at the same time.
 const AT_ONCE: usize = 4;
+/// Threads that keep artifacts, with those that nobody waits for any more: one stays in a directory or store that hangs. Without a
+/// bound they would be all that the agent has for files, its lease among them.
+const KEEPING_MAX: usize = 32;
 /// Artifacts of one worker.
 const ARTIFACT_FILES_MAX: usize = 10_000;
 /// How long a store that cannot be reached is tried for artifacts.
@@ -198,6 +201,8 @@ pub struct WorkFiles {
     turns: Semaphore,
     /// Of those whose artifacts are kept: no worker waits for its files until another one's were kept.
     artifact_turns: Semaphore,
+    /// Each is held by its thread.
+    keeping: Arc<Semaphore>,
     /// Bytes of the artifacts of one worker, and the time for them.
     artifacts: (u64, Duration),
 }
@@ -212,6 +217,7 @@ impl WorkFiles {
             time: Duration::from_millis(config.fetch_timeout_ms),
             turns: Semaphore::new(AT_ONCE),
             artifact_turns: Semaphore::new(AT_ONCE),
+            keeping: Arc::new(Semaphore::new(KEEPING_MAX)),
             artifacts: (config.artifacts_bytes_max, Duration::from_millis(config.artifacts_timeout_ms)),
         })
     }
@@ -236,11 +242,16 @@ impl WorkFiles {
         let left = Arc::new(left);
         let mut pause = PAUSE.0;
         loop {
+            let Ok(thread) = Arc::clone(&self.keeping).try_acquire_owned() else {
+                tracing::error!(worker = %key, "directories or the store of earlier workers hang; no files are kept");
+                return out_of_time;
+            };
             let given_up = Arc::new(AtomicBool::new(false));
             // Also when the caller does not wait for this any more.
             let _give_up = GiveUp(Arc::clone(&given_up));
             let (store, left) = (self.store.clone(), Arc::clone(&left));
             let attempt = blocking(move || {
+                let _thread = thread;
                 let is_given_up = || given_up.load(Ordering::Relaxed) || Instant::now() >= until;
                 let asked = Collecting {
                     root: &left.root,
@@ -415,21 +426,36 @@ mod tests {
         assert_eq!(absent.fetch(digest, 0).await.unwrap_err().word, FilesError::UNREACHABLE);
     }
 
-    #[tokio::test]
-    async fn artifacts_of_others_delay_no_files_of_a_worker() {
+    fn left(bench: &Bench) -> Left {
         use std::os::unix::fs::MetadataExt as _;
 
+        let root = bench.scratch.path().join("work");
+        let owner = std::fs::metadata(&root).unwrap().uid();
+        let paths = vec!["train.py".to_owned()];
+        Left { root, is_root_followed: false, covered: Vec::new(), shown: Vec::new(), paths, owner }
+    }
+
+    #[tokio::test]
+    async fn threads_that_hang_are_bounded_and_an_end_waits_for_none() {
+        let bench = Bench::new(20_000);
+        bench.put();
+        let bounds = (None, Duration::from_secs(20));
+        let hanging = Arc::clone(&bench.files.keeping);
+        let hanging = hanging.acquire_many_owned(u32::try_from(KEEPING_MAX).unwrap()).await.unwrap();
+        let kept = bench.files.keep(key(), left(&bench), bounds).await;
+        assert_eq!(kept.fault, Some((ArtifactFault::OutOfTime, 0)));
+        drop(hanging);
+        assert_eq!(bench.files.keep(key(), left(&bench), bounds).await.files, 1);
+    }
+
+    #[tokio::test]
+    async fn artifacts_of_others_delay_no_files_of_a_worker() {
         let bench = Bench::new(20_000);
         let digest = bench.put();
         // As if four workers left files that take long.
         let _turns = bench.files.artifact_turns.acquire_many(u32::try_from(AT_ONCE).unwrap()).await.unwrap();
         assert!(bench.fetch(digest, 0).await.is_ok());
-        let root = bench.scratch.path().join("work");
-        let owner = std::fs::metadata(&root).unwrap().uid();
-        let paths = vec!["train.py".to_owned()];
-        let left =
-            Left { root, is_root_followed: false, covered: Vec::new(), shown: Vec::new(), paths, owner };
-        let kept = bench.files.keep(key(), left, (None, Duration::from_millis(50))).await;
+        let kept = bench.files.keep(key(), left(&bench), (None, Duration::from_millis(50))).await;
         assert_eq!(kept.fault, Some((ArtifactFault::OutOfTime, 0)));
     }
 
