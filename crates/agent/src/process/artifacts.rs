@@ -11,7 +11,7 @@ use crate::offload::blocking;
 use crate::process::guards;
 use crate::process::isolation::Isolation;
 use crate::process::task::{TaskDir, TaskSpec};
-use crate::process::work_files::{Left, WorkFiles};
+use crate::process::work_files::{ArtifactSource, WorkFiles};
 use crate::rules::WorkerKey;
 use muster_types::{ArtifactFault, Artifacts, ExitStatus};
 use std::path::{Path, PathBuf};
@@ -140,7 +140,7 @@ async fn collect(task: &TaskDir, spec: &TaskSpec, files: &WorkFiles, grace: Dura
     let started_in = if spec.image.is_some() { task.work() } else { spec.working_directory.clone() };
     let root = on_host(task, &spec.isolation, started_in);
     let covered: &[&str] = if spec.isolation.private_tmp { &["/tmp", "/var/tmp", "/dev/shm"] } else { &[] };
-    let left = Left {
+    let left = ArtifactSource {
         // In its own directory the worker may have put a link to anything that the agent can read.
         is_root_followed: !root.starts_with(task.path()),
         root,
@@ -193,7 +193,7 @@ mod tests {
         let path = directory.path().join("lease");
         let at = |seconds: u64| BootTime(seconds * 1_000_000_000);
         let has_run_out = |epoch, seconds| has_run_out(&path, epoch, at(seconds));
-        assert!(!has_run_out(1, 100), "nothing says so");
+        assert!(!has_run_out(1, 100), "there is no file");
         let mut lease = Lease::open(&path, 7, 0).unwrap();
         let second = Duration::from_secs(1);
         lease.renew(at(100), 10 * second, second, at(100)).unwrap();

@@ -177,7 +177,7 @@ impl Drop for GiveUp {
 
 /// Where the files are that a worker has left, and which ones are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Left {
+pub(crate) struct ArtifactSource {
     /// The directory that the paths begin in.
     pub(crate) root: PathBuf,
     /// Whether a link may be in its place.
@@ -227,7 +227,7 @@ impl WorkFiles {
     pub(crate) async fn keep(
         &self,
         key: WorkerKey,
-        left: Left,
+        left: ArtifactSource,
         (bytes_max, time_max): (Option<u64>, Duration),
     ) -> Artifacts {
         let (own_max, time) = self.artifacts;
@@ -426,13 +426,13 @@ mod tests {
         assert_eq!(absent.fetch(digest, 0).await.unwrap_err().word, FilesError::UNREACHABLE);
     }
 
-    fn left(bench: &Bench) -> Left {
+    fn left(bench: &Bench) -> ArtifactSource {
         use std::os::unix::fs::MetadataExt as _;
 
         let root = bench.scratch.path().join("work");
         let owner = std::fs::metadata(&root).unwrap().uid();
         let paths = vec!["train.py".to_owned()];
-        Left { root, is_root_followed: false, covered: Vec::new(), shown: Vec::new(), paths, owner }
+        ArtifactSource { root, is_root_followed: false, covered: Vec::new(), shown: Vec::new(), paths, owner }
     }
 
     #[tokio::test]
