@@ -312,8 +312,9 @@ impl Execs {
             return Ok(None);
         };
         let place = self.of_nodes.enter((account, node), EXECS_OF_NODE_MAX).ok_or_else(|| {
-            let text =
-                format!("{account} runs {EXECS_OF_NODE_MAX} commands on one node, as many at once as it may");
+            let text = format!(
+                "{account} runs {EXECS_OF_NODE_MAX} commands on one node, or connects to ports there, as many at once as it may"
+            );
             Refusal::new(RefusalCode::Overloaded, text).with("account", account)
         })?;
         Ok(Some(place))
@@ -338,8 +339,9 @@ impl Execs {
             *own = Opened { since: now, count: 0 };
         }
         if own.count >= OPENED_MAX {
-            let text =
-                format!("{account} has begun {OPENED_MAX} commands within a minute, as many as it may");
+            let text = format!(
+                "{account} has begun {OPENED_MAX} commands, or connections to ports, within a minute, as many as it may"
+            );
             return Err(Refusal::new(RefusalCode::Overloaded, text).with("account", account));
         }
         own.count += 1;

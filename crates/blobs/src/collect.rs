@@ -6,7 +6,7 @@
 //! **Invariant:** nothing outside of the directory is read, whatever is in it; nothing is read without a bound.
 
 use crate::store::{BlobError, BlobStore, digest_of, digest_of_all, put};
-use crate::tree::{DEPTH_MAX, Entry, PATH_BYTES_MAX, Tree};
+use crate::tree::{DEPTH_MAX, Entry, PATH_BYTES_MAX, Tree, ancestors};
 use muster_types::artifacts::matches_name;
 use muster_types::{ArtifactFault, Artifacts};
 use nix::errno::Errno;
@@ -17,15 +17,23 @@ use std::fs::File;
 use std::io::{Read, Seek};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Names that are looked at for one worker.
 const LOOKED_AT_MAX: usize = 1_000_000;
+/// Bytes of names that wait to be looked at, with what a list of them takes.
+const NAMES_BYTES_MAX: usize = 64 << 20;
 
 /// What is collected.
 pub struct Collecting<'a> {
     /// The directory that the paths begin in.
     pub root: &'a Path,
+    /// Whether a link may be in its place. Not where who has left the files could have put one there.
+    pub is_root_followed: bool,
+    /// Directories in whose place who has left the files saw others: nothing in them is collected.
+    pub covered: &'a [PathBuf],
+    /// Directories in covered ones that were seen all the same.
+    pub shown: &'a [PathBuf],
     /// Paths as a job names them.
     pub paths: &'a [String],
     /// Whose files are taken; none for those of any user.
@@ -50,13 +58,15 @@ pub fn collect(store: &dyn BlobStore, asked: &Collecting<'_>) -> Artifacts {
         entries: BTreeMap::new(),
         bytes: 0,
         looked_at: 0,
+        names_bytes: 0,
+        covered: numbers_of(asked.covered),
         left_out: 0,
         fault: None,
         path: 0,
     };
-    match open_directory(asked.root) {
-        Ok(root) => collector.all(&root),
-        Err(_) => collector.fault = Some((ArtifactFault::Unreadable, 0)),
+    match open_directory(asked.root, asked.is_root_followed) {
+        Ok(root) if !is_covered(asked, &root) => collector.all(&root),
+        Ok(_) | Err(_) => collector.fault = Some((ArtifactFault::Unreadable, 0)),
     }
     collector.finish()
 }
@@ -67,6 +77,9 @@ struct Collector<'a> {
     entries: BTreeMap<String, Entry>,
     bytes: u64,
     looked_at: usize,
+    names_bytes: usize,
+    /// Device and number of the directories that are covered.
+    covered: Vec<(u64, u64)>,
     left_out: u32,
     fault: Option<(ArtifactFault, u32)>,
     /// The path that is looked for.
@@ -82,8 +95,30 @@ enum Found {
     Nothing,
 }
 
-fn open_directory(path: &Path) -> nix::Result<OwnedFd> {
-    open(path, OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_DIRECTORY, Mode::empty())
+fn open_directory(path: &Path, is_followed: bool) -> nix::Result<OwnedFd> {
+    let itself = if is_followed { OFlag::empty() } else { OFlag::O_NOFOLLOW };
+    open(path, OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_DIRECTORY | itself, Mode::empty())
+}
+
+fn numbers_of(directories: &[PathBuf]) -> Vec<(u64, u64)> {
+    let found = directories.iter().filter_map(|path| std::fs::metadata(path).ok());
+    found.map(|found| (found.dev(), found.ino())).collect()
+}
+
+/// Whether a directory is in a covered one, by the path that it has without links.
+fn is_covered(asked: &Collecting<'_>, directory: &OwnedFd) -> bool {
+    if asked.covered.is_empty() {
+        return false;
+    }
+    let Ok(path) = std::fs::read_link(format!("/proc/self/fd/{}", directory.as_raw_fd())) else {
+        return true;
+    };
+    // The one that is nearest decides.
+    let nearest = |all: &[PathBuf]| {
+        let above = all.iter().filter_map(|one| std::fs::canonicalize(one).ok());
+        above.filter(|one| path.starts_with(one)).map(|one| one.components().count()).max()
+    };
+    nearest(asked.covered) > nearest(asked.shown)
 }
 
 impl Collector<'_> {
@@ -114,12 +149,11 @@ impl Collector<'_> {
         if !name.contains(['*', '?']) {
             return self.step(directory, above, name, rest);
         }
-        let mut found = 0;
-        for entry in self.names_of(directory)? {
-            if matches_name(name, &entry) {
-                found += self.step(directory, above, &entry, rest)?;
-            }
+        let (mut found, names_bytes) = (0, self.names_bytes);
+        for entry in self.names_of(directory, &|entry: &str| matches_name(name, entry))? {
+            found += self.step(directory, above, &entry, rest)?;
         }
+        self.names_bytes = names_bytes;
         Ok(found)
     }
 
@@ -151,7 +185,8 @@ impl Collector<'_> {
             self.note(ArtifactFault::TooLarge);
             return Ok(());
         }
-        for name in self.names_of(directory)? {
+        let names_bytes = self.names_bytes;
+        for name in self.names_of(directory, &|_: &str| true)? {
             let path = format!("{path}/{name}");
             match self.open(directory, &name)? {
                 Found::Directory(below) => self.below(&below, &path)?,
@@ -160,24 +195,43 @@ impl Collector<'_> {
                 Found::Nothing => {}
             }
         }
+        self.names_bytes = names_bytes;
         Ok(())
     }
 
-    /// The names in a directory, ascending; those that are no text are left out.
-    fn names_of(&mut self, directory: &OwnedFd) -> Result<Vec<String>, Stop> {
+    /// The names in a directory that are wanted, ascending; those that are no text are left out.
+    fn names_of(
+        &mut self,
+        directory: &OwnedFd,
+        is_wanted: &dyn Fn(&str) -> bool,
+    ) -> Result<Vec<String>, Stop> {
         // By its number: by a path, another directory could be in its place by now.
         let Ok(listed) = std::fs::read_dir(format!("/proc/self/fd/{}", directory.as_raw_fd())) else {
             self.note(ArtifactFault::Unreadable);
             return Ok(Vec::new());
         };
         let mut names = Vec::new();
-        for entry in listed.flatten() {
+        for entry in listed {
+            if (self.asked.is_given_up)() {
+                return Err(Stop(ArtifactFault::OutOfTime));
+            }
+            let Ok(entry) = entry else {
+                self.note(ArtifactFault::Unreadable);
+                break;
+            };
             self.looked_at += 1;
             if self.looked_at > LOOKED_AT_MAX {
                 return Err(Stop(ArtifactFault::TooLarge));
             }
             match entry.file_name().into_string() {
-                Ok(name) => names.push(name),
+                Ok(name) if is_wanted(&name) => {
+                    self.names_bytes += name.len() + size_of::<String>();
+                    if self.names_bytes > NAMES_BYTES_MAX {
+                        return Err(Stop(ArtifactFault::TooLarge));
+                    }
+                    names.push(name);
+                }
+                Ok(_) => {}
                 Err(_) => self.left_out = self.left_out.saturating_add(1),
             }
         }
@@ -207,6 +261,7 @@ impl Collector<'_> {
         let Ok(seen) = held.metadata() else { return Ok(self.unreadable()) };
         let is_own = self.asked.owner.is_none_or(|owner| seen.uid() == owner);
         let more = match (seen.is_dir(), seen.is_file()) {
+            (true, _) if self.covered.contains(&(seen.dev(), seen.ino())) => return Ok(Found::Other),
             (true, _) => OFlag::O_DIRECTORY,
             (false, true) if is_own => OFlag::O_NONBLOCK,
             _ => return Ok(Found::Other),
@@ -234,9 +289,14 @@ impl Collector<'_> {
             self.note(ArtifactFault::TooLarge);
             return Ok(());
         }
-        let Ok(seen) = file.metadata() else {
-            self.note(ArtifactFault::Unreadable);
-            return Ok(());
+        // Where others write meanwhile, a name may be that of a file and of a directory, one after the other.
+        let is_both = ancestors(&path).any(|above| self.entries.contains_key(above)) || self.has_below(&path);
+        let seen = match file.metadata() {
+            Ok(seen) if !is_both => seen,
+            _ => {
+                self.note(ArtifactFault::Unreadable);
+                return Ok(());
+            }
         };
         let (size, executable) = (seen.len(), seen.mode() & 0o111 != 0);
         let free = self.asked.bytes_max.saturating_sub(self.bytes);
@@ -277,6 +337,12 @@ impl Collector<'_> {
         self.bytes += size;
         self.entries.insert(path.clone(), Entry::File { path, size, digest, executable });
         Ok(())
+    }
+
+    /// Whether something below a path is among what is kept.
+    fn has_below(&self, path: &str) -> bool {
+        let below = format!("{path}/");
+        self.entries.range(below.clone()..).next().is_some_and(|(first, _)| first.starts_with(&below))
     }
 
     /// Puts the list of what was kept.
@@ -352,6 +418,9 @@ mod tests {
             let owner = Some(fs::metadata(&root).unwrap().uid());
             let asked = Collecting {
                 root: &root,
+                is_root_followed: false,
+                covered: &[],
+                shown: &[],
                 paths: &paths,
                 owner,
                 files_max,
@@ -453,6 +522,9 @@ mod tests {
         let other = fs::metadata(&root).unwrap().uid() + 1;
         let asked = Collecting {
             root: &root,
+            is_root_followed: false,
+            covered: &[],
+            shown: &[],
             paths: &paths,
             owner: Some(other),
             files_max: 9,
@@ -465,5 +537,127 @@ mod tests {
         assert_eq!(collect(&bench.store, &asked).fault, Some((ArtifactFault::OutOfTime, 0)));
         let absent = Collecting { root: &root.join("absent"), is_given_up: &|| false, ..asked };
         assert_eq!(collect(&bench.store, &absent).fault, Some((ArtifactFault::Unreadable, 0)));
+    }
+    #[test]
+    fn a_link_in_the_place_of_the_directory_leads_nowhere_unless_it_is_followed() {
+        let bench = Bench::new();
+        bench.write("a", "a");
+        let (work, link) = (bench.scratch.path().join("work"), bench.scratch.path().join("link"));
+        symlink(&work, &link).unwrap();
+        let paths = ["a".to_owned()];
+        let asked = Collecting {
+            root: &link,
+            is_root_followed: false,
+            covered: &[],
+            shown: &[],
+            paths: &paths,
+            owner: None,
+            files_max: 9,
+            bytes_max: 9,
+            is_given_up: &|| false,
+        };
+        assert_eq!(collect(&bench.store, &asked).fault, Some((ArtifactFault::Unreadable, 0)));
+        let asked = Collecting { is_root_followed: true, ..asked };
+        assert_eq!(collect(&bench.store, &asked).files, 1);
+    }
+
+    #[test]
+    fn what_the_worker_saw_others_in_the_place_of_is_not_collected() {
+        let bench = Bench::new();
+        bench.write("tmp/of-others", "x");
+        bench.write("tmp/state/own", "own");
+        bench.write("own", "own");
+        let work = bench.scratch.path().join("work");
+        let (covered, shown) = ([work.join("tmp")], [work.join("tmp/state")]);
+        let paths = ["*".to_owned()];
+        let asked = Collecting {
+            root: &work,
+            is_root_followed: true,
+            covered: &covered,
+            shown: &shown,
+            paths: &paths,
+            owner: None,
+            files_max: 9,
+            bytes_max: 99,
+            is_given_up: &|| false,
+        };
+        let kept = collect(&bench.store, &asked);
+        assert_eq!((kept.files, kept.left_out, kept.fault), (1, 1, None));
+        // Also by another name of it.
+        let link = bench.scratch.path().join("link");
+        symlink(&covered[0], &link).unwrap();
+        let kept = collect(&bench.store, &Collecting { root: &link, ..asked });
+        assert_eq!((kept.files, kept.fault), (0, Some((ArtifactFault::Unreadable, 0))));
+        let kept = collect(&bench.store, &Collecting { root: &shown[0], ..asked });
+        assert_eq!((kept.files, kept.fault), (1, None));
+    }
+
+    #[test]
+    fn names_are_not_listed_for_a_caller_that_has_given_up() {
+        let bench = Bench::new();
+        bench.write("other", "x");
+        let (root, paths) = (bench.scratch.path().join("work"), ["no*".to_owned()]);
+        let asked = Collecting {
+            root: &root,
+            is_root_followed: false,
+            covered: &[],
+            shown: &[],
+            paths: &paths,
+            owner: None,
+            files_max: 9,
+            bytes_max: 9,
+            is_given_up: &|| true,
+        };
+        // No name matches, so none is opened.
+        assert_eq!(collect(&bench.store, &asked).fault, Some((ArtifactFault::OutOfTime, 0)));
+    }
+
+    /// A store whose first object makes its user see a directory in the place of the file `a`.
+    struct Swapping<'a>(&'a BlobDirectory, PathBuf);
+
+    impl BlobStore for Swapping<'_> {
+        fn has(&self, digest: &muster_types::BlobDigest) -> Result<bool, BlobError> {
+            if self.1.is_file() {
+                fs::remove_file(&self.1).unwrap();
+                fs::create_dir(&self.1).unwrap();
+                fs::write(self.1.join("below"), "below").unwrap();
+            }
+            self.0.has(digest)
+        }
+
+        fn put(
+            &self,
+            digest: &muster_types::BlobDigest,
+            write: &mut dyn FnMut(&mut dyn std::io::Write) -> Result<(), BlobError>,
+        ) -> Result<(), BlobError> {
+            self.0.put(digest, write)
+        }
+
+        fn open(&self, digest: &muster_types::BlobDigest) -> Result<Box<dyn Read>, BlobError> {
+            self.0.open(digest)
+        }
+    }
+
+    #[test]
+    fn a_name_that_changes_its_kind_meanwhile_costs_no_other_file() {
+        let bench = Bench::new();
+        bench.write("a", "a");
+        bench.write("b", "b");
+        let root = bench.scratch.path().join("work");
+        let paths = ["a".to_owned(), "*".to_owned()];
+        let asked = Collecting {
+            root: &root,
+            is_root_followed: false,
+            covered: &[],
+            shown: &[],
+            paths: &paths,
+            owner: None,
+            files_max: 9,
+            bytes_max: 99,
+            is_given_up: &|| false,
+        };
+        let kept = collect(&Swapping(&bench.store, root.join("a")), &asked);
+        assert_eq!((kept.files, kept.fault), (2, Some((ArtifactFault::Unreadable, 1))));
+        assert_eq!(bench.back(&kept).into_keys().collect::<Vec<_>>(), ["a", "b"]);
     }
 }

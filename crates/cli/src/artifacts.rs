@@ -95,6 +95,14 @@ fn fault_of(job: &v1::Job, kept: &v1::WorkerArtifacts) -> String {
     }
 }
 
+/// The list of the files of a worker. Who does not act for the job's tenant is shown a word in its place.
+fn list_of(kept: &v1::WorkerArtifacts) -> Result<BlobDigest, Failure> {
+    BlobDigest::parse(&kept.digest).map_err(|_| {
+        let text = format!("which files of rank {} were kept is shown to the job's tenant alone", kept.rank);
+        Failure::new(Exit::Denied, text).with_next("ask with a certificate or a token of that tenant")
+    })
+}
+
 async fn list(client: &Client, console: &Console, id: &str) -> Result<Exit, Failure> {
     let (job, freshness) = known(client, id).await?;
     let all = kept_of(&job);
@@ -143,6 +151,7 @@ async fn get(
         let text = format!("no files{of} of {} were kept", job.id);
         return Err(Failure::new(Exit::NotFound, text).with_next("`muster artifacts list` says why"));
     }
+    let lists = wanted.iter().map(list_of).collect::<Result<Vec<BlobDigest>, Failure>>()?;
     let directory = directory.unwrap_or_else(|| PathBuf::from(format!("artifacts-{}", job.id)));
     if directory.symlink_metadata().is_ok() {
         let text = format!("{} exists already", directory.display());
@@ -152,16 +161,19 @@ async fn get(
         std::fs::create_dir(&directory)?;
     }
     let store = BlobDirectory::at(store);
-    for kept in wanted {
+    for (kept, digest) in wanted.iter().zip(lists) {
         let into = match rank {
             Some(_) => directory.clone(),
             None => directory.join(format!("rank-{}", kept.rank)),
         };
-        let digest = BlobDigest::parse(&kept.digest)
-            .map_err(|rule| Failure::new(Exit::Failed, format!("{:?} {rule}", kept.digest)))?;
-        fetch(&store, digest, &into, kept.bytes)?;
+        fetch(&store, digest, &into, kept.bytes).inspect_err(|_| {
+            // It stays where others of its workers' files are in it, and goes where the first ones could not be had.
+            if rank.is_none() {
+                let _ = std::fs::remove_dir(&directory);
+            }
+        })?;
         console.progress(&format!("{}: {} files with {}", into.display(), kept.files, size(kept.bytes)));
-        let fault = fault_of(&job, &kept);
+        let fault = fault_of(&job, kept);
         if !fault.is_empty() {
             console.progress(&format!("rank {}: not all of its files were kept: {fault}", kept.rank));
         }
@@ -188,6 +200,15 @@ fn fetch(store: &BlobDirectory, digest: BlobDigest, into: &Path, bytes_max: u64)
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_of_another_tenant_are_refused_before_anything_is_made() {
+        let kept = |digest: &str| v1::WorkerArtifacts { digest: digest.to_owned(), ..Default::default() };
+        let digest = BlobDigest::new([7; 32]);
+        assert!(list_of(&kept(&digest.to_string())).is_ok_and(|list| list == digest));
+        let refused = list_of(&kept("redacted")).expect_err("it is no digest");
+        assert!(refused.headline().contains("the job's tenant"), "{}", refused.headline());
+    }
 
     #[test]
     fn a_fault_names_the_path_of_the_job() {

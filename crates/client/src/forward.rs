@@ -163,6 +163,20 @@ impl Connections {
     }
 }
 
+impl State {
+    /// Adds what has arrived, which is within the bound with what waits already. A buffer that grows as it likes would be twice as
+    /// large as the bound.
+    fn put(&mut self, bytes: &[u8]) {
+        let (length, capacity) = (self.waiting.len(), self.waiting.capacity());
+        let needed = length.saturating_add(bytes.len());
+        if needed > capacity {
+            let wanted = capacity.saturating_mul(2).min(WINDOW_BYTES).max(needed);
+            self.waiting.reserve_exact(wanted - length);
+        }
+        self.waiting.extend_from_slice(bytes);
+    }
+}
+
 impl Flow {
     fn take(&self, content: Content) {
         let mut state = self.state.lock();
@@ -174,7 +188,7 @@ impl Flow {
                     self.closed.notify_one();
                 } else {
                     state.kept = kept;
-                    state.waiting.extend_from_slice(&bytes);
+                    state.put(&bytes);
                     self.arrived.notify_one();
                 }
             }
@@ -484,6 +498,17 @@ mod tests {
             let mut back = [0];
             other.read_exact(&mut back).await.unwrap();
             assert_eq!(back, [byte]);
+        }
+    }
+
+    #[test]
+    fn what_waits_takes_no_more_memory_than_its_bound() {
+        for piece in [1, 1_000, PIECE_BYTES, WINDOW_BYTES] {
+            let mut state = State::default();
+            while state.waiting.len() + piece <= WINDOW_BYTES {
+                state.put(&vec![7; piece]);
+            }
+            assert!(state.waiting.capacity() <= WINDOW_BYTES, "{piece}");
         }
     }
 

@@ -452,10 +452,7 @@ impl ProcessExecutor {
         let (file, words) = (task.clone(), text.clone());
         let written = blocking(move || {
             let written = notice::write(&file, &words);
-            let call = file.spec().ok().flatten().and_then(|spec| spec.notice);
-            // A worker that was not launched yet listens to nobody.
-            let shim = file.running().ok().flatten().map(|running| running.shim_pid);
-            (written, call.zip(shim))
+            (written, notice::wanted(&file))
         });
         match tokio::time::timeout(notice::FILE_MAX, written).await {
             Ok((written, call)) => {

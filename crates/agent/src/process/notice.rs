@@ -52,6 +52,14 @@ pub fn write(task: &TaskDir, text: &str) -> std::io::Result<()> {
     std::fs::rename(&aside, task.notice())
 }
 
+/// The call that a worker wants, and its shim. None for one that was not launched yet, or has ended and only waits for its files to be
+/// kept: it listens to nobody, and its shim's number may be another process's.
+pub(crate) fn wanted(task: &TaskDir) -> Option<(HttpNotice, i32)> {
+    let call = task.spec().ok().flatten()?.notice?;
+    let running = task.running().ok().flatten()?;
+    matches!(task.exit(), Ok(None)).then_some((call, running.shim_pid))
+}
+
 /// Makes the call, where the worker below this shim is who listens; what comes of it is logged.
 pub async fn call(key: WorkerKey, shim: i32, to: HttpNotice, text: String) {
     let port = to.port;

@@ -18,8 +18,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Open files of a worker that are looked at. One with more is not connected to.
-const OPEN_FILES_MAX: usize = 1 << 20;
+/// Open files of a worker that are looked at. One with more is not connected to: the look is not counted as the worker's time.
+const OPEN_FILES_MAX: usize = 1 << 17;
 /// Sockets of a host that are looked at.
 const SOCKETS_MAX: usize = 1 << 20;
 /// Control groups of a worker that are looked at.

@@ -28,6 +28,9 @@ use tokio::time::Instant;
 
 /// Workers whose files are unpacked at the same time.
 const AT_ONCE: usize = 4;
+/// Threads that keep artifacts, with those that nobody waits for any more: one stays in a directory or store that hangs. Without a
+/// bound they would be all that the agent has for files, its lease among them.
+const KEEPING_MAX: usize = 32;
 /// Artifacts of one worker.
 const ARTIFACT_FILES_MAX: usize = 10_000;
 /// How long a store that cannot be reached is tried for artifacts.
@@ -172,6 +175,23 @@ impl Drop for GiveUp {
     }
 }
 
+/// Where the files are that a worker has left, and which ones are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ArtifactSource {
+    /// The directory that the paths begin in.
+    pub(crate) root: PathBuf,
+    /// Whether a link may be in its place.
+    pub(crate) is_root_followed: bool,
+    /// Directories of the host in whose place the worker had others.
+    pub(crate) covered: Vec<PathBuf>,
+    /// Those in covered ones that it saw all the same.
+    pub(crate) shown: Vec<PathBuf>,
+    /// As the job names them.
+    pub(crate) paths: Vec<String>,
+    /// The user that the worker was.
+    pub(crate) owner: u32,
+}
+
 /// The store of this host.
 #[derive(Debug)]
 pub struct WorkFiles {
@@ -179,6 +199,10 @@ pub struct WorkFiles {
     bytes_max: u64,
     time: Duration,
     turns: Semaphore,
+    /// Of those whose artifacts are kept: no worker waits for its files until another one's were kept.
+    artifact_turns: Semaphore,
+    /// Each is held by its thread.
+    keeping: Arc<Semaphore>,
     /// Bytes of the artifacts of one worker, and the time for them.
     artifacts: (u64, Duration),
 }
@@ -192,17 +216,18 @@ impl WorkFiles {
             bytes_max: config.bytes_max,
             time: Duration::from_millis(config.fetch_timeout_ms),
             turns: Semaphore::new(AT_ONCE),
+            artifact_turns: Semaphore::new(AT_ONCE),
+            keeping: Arc::new(Semaphore::new(KEEPING_MAX)),
             artifacts: (config.artifacts_bytes_max, Duration::from_millis(config.artifacts_timeout_ms)),
         })
     }
 
-    /// Puts the files of a worker that has ended into the store: those of the user `owner` at these paths below a directory, of
-    /// at most this many bytes and for at most this long. A store that cannot be reached is tried again for a while.
+    /// Puts the files of a worker that has ended into the store, of at most this many bytes and for at most this long. A store
+    /// that cannot be reached is tried again for a while.
     pub(crate) async fn keep(
         &self,
         key: WorkerKey,
-        (root, paths): (PathBuf, Vec<String>),
-        owner: u32,
+        left: ArtifactSource,
         (bytes_max, time_max): (Option<u64>, Duration),
     ) -> Artifacts {
         let (own_max, time) = self.artifacts;
@@ -211,24 +236,31 @@ impl WorkFiles {
         // The worker's devices wait for this.
         let tried_until = until.min(Instant::now() + ARTIFACTS_RETRIES_MAX);
         let out_of_time = Artifacts { fault: Some((ArtifactFault::OutOfTime, 0)), ..Artifacts::default() };
-        let Ok(Ok(_turn)) = tokio::time::timeout_at(until, self.turns.acquire()).await else {
+        let Ok(Ok(_turn)) = tokio::time::timeout_at(until, self.artifact_turns.acquire()).await else {
             return out_of_time;
         };
-        let paths: Arc<[String]> = paths.into();
+        let left = Arc::new(left);
         let mut pause = PAUSE.0;
         loop {
+            let Ok(thread) = Arc::clone(&self.keeping).try_acquire_owned() else {
+                tracing::error!(worker = %key, "directories or the store of earlier workers hang; no files are kept");
+                return out_of_time;
+            };
             let given_up = Arc::new(AtomicBool::new(false));
             // Also when the caller does not wait for this any more.
             let _give_up = GiveUp(Arc::clone(&given_up));
-            let (store, root, paths) = (self.store.clone(), root.clone(), Arc::clone(&paths));
+            let (store, left) = (self.store.clone(), Arc::clone(&left));
             let attempt = blocking(move || {
+                let _thread = thread;
                 let is_given_up = || given_up.load(Ordering::Relaxed) || Instant::now() >= until;
-                let (owner, files_max) = (Some(owner), ARTIFACT_FILES_MAX);
                 let asked = Collecting {
-                    root: &root,
-                    paths: &paths,
-                    owner,
-                    files_max,
+                    root: &left.root,
+                    is_root_followed: left.is_root_followed,
+                    covered: &left.covered,
+                    shown: &left.shown,
+                    paths: &left.paths,
+                    owner: Some(left.owner),
+                    files_max: ARTIFACT_FILES_MAX,
                     bytes_max,
                     is_given_up: &is_given_up,
                 };
@@ -392,6 +424,39 @@ mod tests {
         assert!(fetched.is_ok(), "{fetched:?}");
         let absent = Bench::new(1_000);
         assert_eq!(absent.fetch(digest, 0).await.unwrap_err().word, FilesError::UNREACHABLE);
+    }
+
+    fn left(bench: &Bench) -> ArtifactSource {
+        use std::os::unix::fs::MetadataExt as _;
+
+        let root = bench.scratch.path().join("work");
+        let owner = std::fs::metadata(&root).unwrap().uid();
+        let paths = vec!["train.py".to_owned()];
+        ArtifactSource { root, is_root_followed: false, covered: Vec::new(), shown: Vec::new(), paths, owner }
+    }
+
+    #[tokio::test]
+    async fn threads_that_hang_are_bounded_and_an_end_waits_for_none() {
+        let bench = Bench::new(20_000);
+        bench.put();
+        let bounds = (None, Duration::from_secs(20));
+        let hanging = Arc::clone(&bench.files.keeping);
+        let hanging = hanging.acquire_many_owned(u32::try_from(KEEPING_MAX).unwrap()).await.unwrap();
+        let kept = bench.files.keep(key(), left(&bench), bounds).await;
+        assert_eq!(kept.fault, Some((ArtifactFault::OutOfTime, 0)));
+        drop(hanging);
+        assert_eq!(bench.files.keep(key(), left(&bench), bounds).await.files, 1);
+    }
+
+    #[tokio::test]
+    async fn artifacts_of_others_delay_no_files_of_a_worker() {
+        let bench = Bench::new(20_000);
+        let digest = bench.put();
+        // As if four workers left files that take long.
+        let _turns = bench.files.artifact_turns.acquire_many(u32::try_from(AT_ONCE).unwrap()).await.unwrap();
+        assert!(bench.fetch(digest, 0).await.is_ok());
+        let kept = bench.files.keep(key(), left(&bench), (None, Duration::from_millis(50))).await;
+        assert_eq!(kept.fault, Some((ArtifactFault::OutOfTime, 0)));
     }
 
     #[test]

@@ -499,7 +499,7 @@ impl<G: Environment> Reporter<G> {
             slot.is_some_and(|slot| slot.node == self.node && slot.incarnation == self.incarnation)
         };
         let said = workers.iter().filter_map(|worker| {
-            let (rank, artifacts) = worker.rank.zip(worker.artifacts)?;
+            let (rank, artifacts) = worker.kept()?;
             let (job, token) = (worker.job, worker.token);
             is_here(job, token, rank).then_some(Command::KeepArtifacts { job, token, rank, artifacts })
         });

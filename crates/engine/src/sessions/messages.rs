@@ -27,6 +27,13 @@ pub struct WorkerReport {
     pub artifacts: Option<Artifacts>,
 }
 
+impl WorkerReport {
+    /// Its rank, and what became of its artifacts. None of a worker that runs: of that one it would be another record each time.
+    pub(crate) fn kept(&self) -> Option<(u32, Artifacts)> {
+        self.rank.zip(self.artifacts).filter(|_| self.exit.is_some())
+    }
+}
+
 /// What an agent opens a session with.
 #[derive(Clone, Debug)]
 pub struct Opening {

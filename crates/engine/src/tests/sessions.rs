@@ -4,8 +4,8 @@ use muster_decider::{Answer, Command};
 use muster_state::{NodeStatus, Phase, RankState, State};
 use muster_types::health::HealthAction;
 use muster_types::{
-    DeviceSet, ExitStatus, Features, FencingToken, HolderId, JobId, LogIndex, NodeId, RefusalCode, RequestId,
-    StopReason,
+    Artifacts, DeviceSet, ExitStatus, Features, FencingToken, HolderId, JobId, LogIndex, NodeId, RefusalCode,
+    RequestId, StopReason,
 };
 use std::time::Duration;
 
@@ -409,4 +409,20 @@ async fn a_stop_says_why() {
         .await;
     }
     beat.abort();
+}
+
+#[test]
+fn files_are_kept_of_a_worker_that_has_ended() {
+    let token = FencingToken { generation: 1, log_index: LogIndex(9) };
+    let exit = Some(ExitStatus::Code(0));
+    let artifacts = Some(Artifacts::default());
+    let ended = WorkerReport { job: JobId(1), token, rank: Some(3), exit, artifacts };
+    assert_eq!(ended.kept(), Some((3, Artifacts::default())));
+    for other in [
+        WorkerReport { exit: None, ..ended.clone() },
+        WorkerReport { rank: None, ..ended.clone() },
+        WorkerReport { artifacts: None, ..ended.clone() },
+    ] {
+        assert_eq!(other.kept(), None, "{other:?}");
+    }
 }
