@@ -303,7 +303,7 @@ fn submit_run(
     Ok((made, answer))
 }
 
-/// The id of a request that nobody made: every leader gives the same to the same.
+/// The id of a request that nobody made: on the same state every leader gives the same to the same.
 fn derived_request(high: u64, low: u64) -> RequestId {
     RequestId(u128::from(high) << 64 | u128::from(low))
 }
@@ -357,8 +357,14 @@ pub(super) fn fire(
     if let Some(why) = skipped {
         return record_run(speculation, key, at, ScheduleRun::Skipped(bounded(&why)));
     }
+    // Request ids are one space for all tenants. What the whole state comes to is known to nobody before, so nobody can have used this
+    // id to keep the run from being made. That a moment is taken once does not depend on it.
+    let digest = state.rows_digest();
     let request = RequestKey {
-        id: derived_request(hash(&("run", key, set_index, due)), hash(&("moment", due, set_index, key))),
+        id: derived_request(
+            hash(&("run", key, set_index, due, digest)),
+            hash(&("moment", due, set_index, key, digest)),
+        ),
         fingerprint: hash(&("run of a schedule", key, due)),
     };
     match submit_run(speculation, (request, &row.by), &row, &unfinished) {

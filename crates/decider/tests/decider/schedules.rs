@@ -312,6 +312,29 @@ fn what_is_refused_changes_nothing() {
 }
 
 #[test]
+fn the_request_id_of_a_run_depends_on_the_whole_state() {
+    let id_of_run = |has_other: bool| {
+        let (mut speculation, mut state) = cluster();
+        set(&mut speculation, order(1, "nightly", OverlapRule::Allow)).unwrap();
+        carry_out(&mut speculation);
+        if has_other {
+            let other = Submission::from(job("other", 1, None));
+            handle(&mut speculation, &Command::submit(request(70), [other].into())).unwrap();
+        }
+        pass_minutes((&mut speculation, &mut state), 1);
+        carry_out(&mut speculation);
+        let round = commit(&mut speculation, &mut state).expect("there is a round");
+        let submitted = round.decisions.iter().find_map(|decision| match decision {
+            Decision::JobsSubmitted { request, .. } => Some(request.id),
+            _ => None,
+        });
+        submitted.expect("the moment has a job")
+    };
+    assert_eq!(id_of_run(false), id_of_run(false));
+    assert_ne!(id_of_run(false), id_of_run(true), "who knows schedule and moment does not know the id");
+}
+
+#[test]
 fn schedules_of_a_tenant_are_bounded() {
     let (mut speculation, _) = cluster();
     for n in 0..limits::TENANT_SCHEDULES_MAX as u128 {
