@@ -77,7 +77,8 @@ impl State {
         require(self.schedules.contains(key), GuardError::ScheduleUnknown)
     }
 
-    /// A request is recorded also where it changes nothing, so that repeating it has no effect later.
+    /// A request is recorded also where it changes nothing, so that repeating it has no effect later. What an operator has suspended
+    /// only an operator resumes.
     pub(crate) fn check_schedule_suspension(
         &self,
         request: Option<RequestKey>,
@@ -90,6 +91,8 @@ impl State {
         let length = reason.map_or(0, |reason| reason.len());
         require(by.is_valid() && length <= limits::DETAIL_BYTES_MAX, GuardError::Limit)?;
         let row = self.schedules.get(key).ok_or(GuardError::ScheduleUnknown)?;
+        let is_operators = row.suspension.as_ref().is_some_and(|suspension| suspension.by.is_operator);
+        require(reason.is_some() || by.is_operator || !is_operators, GuardError::HeldByOperator)?;
         let changes = row.suspension.is_none() == reason.is_some();
         require(request.is_some() || changes, GuardError::NothingToDo)
     }
@@ -175,16 +178,21 @@ impl State {
             self.remember(request, RequestAnswer::Done);
         }
         let since = self.meta.log_time;
-        self.schedules.change(key, |row, _| match (reason, &row.suspension) {
-            (Some(reason), None) => {
-                row.suspension = Some(ScheduleSuspension { by: by.clone(), reason: reason.clone(), since });
-                row.next = NextRun::Unknown;
+        self.schedules.change(key, |row, _| {
+            // An operator's stands in the place of anybody else's.
+            let is_weaker = |before: &ScheduleSuspension| by.is_operator && !before.by.is_operator;
+            match reason {
+                Some(reason) if row.suspension.as_ref().is_none_or(is_weaker) => {
+                    let (by, reason) = (by.clone(), reason.clone());
+                    row.suspension = Some(ScheduleSuspension { by, reason, since });
+                    row.next = NextRun::Unknown;
+                }
+                None if row.suspension.is_some() => {
+                    row.suspension = None;
+                    row.next = NextRun::Unknown;
+                }
+                _ => {}
             }
-            (None, Some(_)) => {
-                row.suspension = None;
-                row.next = NextRun::Unknown;
-            }
-            _ => {}
         });
         Vec::new()
     }

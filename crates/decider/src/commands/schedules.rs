@@ -11,7 +11,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use muster_journal::{Decision, RequestKey, hash};
-use muster_state::{GuardError, ScheduleRow, State, schedule_bytes};
+use muster_state::{GuardError, ScheduleRow, ScheduleSuspension, State, schedule_bytes};
 use muster_types::token::token_of;
 use muster_types::{
     Control, Dependency, DependencyRule, JobId, LogIndex, LogTime, Name, NextRun, OverlapRule, Refusal,
@@ -217,6 +217,12 @@ pub(super) fn control(speculation: &mut Speculation, order: &ScheduleControl) ->
     let row =
         state.schedule(schedule).filter(|_| acts_for_tenant(state, acts_for.as_ref(), &schedule.tenant));
     let Some(row) = row else { return Err(not_found(schedule)) };
+    let is_operators = |suspension: &&ScheduleSuspension| suspension.by.is_operator && !by.is_operator;
+    if *action == ScheduleAction::Resume
+        && let Some(suspension) = row.suspension.as_ref().filter(is_operators)
+    {
+        return Err(suspended_by_operator(schedule, suspension));
+    }
     let decision = match action {
         ScheduleAction::Run => {
             let row = row.clone();
@@ -235,6 +241,15 @@ pub(super) fn control(speculation: &mut Speculation, order: &ScheduleControl) ->
     // Nobody who ends something is held up.
     count(speculation, by, &schedule.tenant, *action == ScheduleAction::Resume)?;
     Ok(Answer::Done { at: speculation.push(decision) })
+}
+
+fn suspended_by_operator(key: &ScheduleKey, suspension: &ScheduleSuspension) -> Refusal {
+    let ScheduleSuspension { by, since, .. } = suspension;
+    let text = format!(
+        "schedule {} is suspended by {by}, an operator, since {since}; only an operator can resume it",
+        key.name
+    );
+    Refusal::new(RefusalCode::PermissionDenied, text).with("tenant", &key.tenant)
 }
 
 /// A run that somebody asked for.

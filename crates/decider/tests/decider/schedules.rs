@@ -216,6 +216,37 @@ fn a_suspended_one_makes_no_jobs_and_goes_on_from_its_next_moment() {
 }
 
 #[test]
+fn what_an_operator_has_suspended_only_an_operator_resumes() {
+    let (mut speculation, _) = cluster();
+    set(&mut speculation, order(1, "nightly", OverlapRule::Allow)).unwrap();
+    let asked = |n: u128, is_operator: bool, action: ScheduleAction| {
+        let by = Requester {
+            name: if is_operator { "admin/ops" } else { "tenant/research/ada" }.into(),
+            is_operator,
+        };
+        let (request, schedule) = (request(n), key("nightly"));
+        let order = ScheduleControl { request, by, acts_for: None, schedule, action };
+        Command::ControlSchedule(Box::new(order))
+    };
+    let suspend = |reason: &str| ScheduleAction::Suspend { reason: reason.into() };
+    handle(&mut speculation, &asked(2, false, suspend("ours"))).unwrap();
+    handle(&mut speculation, &asked(3, true, suspend("theirs"))).unwrap();
+    handle(&mut speculation, &asked(4, false, suspend("ours"))).unwrap();
+    let reason = |speculation: &Speculation| {
+        row(speculation).suspension.as_ref().map(|suspension| suspension.reason.clone())
+    };
+    assert_eq!(reason(&speculation).as_deref(), Some("theirs"));
+    let refused = handle(&mut speculation, &asked(5, false, ScheduleAction::Resume));
+    assert_eq!(code(refused), Some(RefusalCode::PermissionDenied));
+    // Who sets it anew does not resume it.
+    let changed = ScheduleOrder { is_new: false, ..order(6, "nightly", OverlapRule::Forbid) };
+    set(&mut speculation, changed).unwrap();
+    assert_eq!(reason(&speculation).as_deref(), Some("theirs"));
+    handle(&mut speculation, &asked(7, true, ScheduleAction::Resume)).unwrap();
+    assert_eq!(reason(&speculation), None);
+}
+
+#[test]
 fn rights_are_looked_at_when_a_moment_comes() {
     let (mut speculation, mut state) = cluster();
     let create = TokenOrder {
