@@ -339,7 +339,10 @@ pub(super) fn plan(
             let at = speculation.push(Decision::SchedulePlanned { schedule: key.clone(), next });
             Answer::Done { at }
         }
-        None => suspend(speculation, key, "the leader finds no next moment: it does not know the time zone"),
+        None => {
+            let why = "the leader finds no next moment: it does not know the time zone, or there is none in 40 years";
+            suspend(speculation, key, why)
+        }
     }
 }
 
