@@ -51,17 +51,25 @@ fn verb_of(path: &str) -> Option<Verb> {
         | "v1beta1.JobService/PlanJob"
         | "v1beta1.JobService/WatchJobs"
         | "v1beta1.PolicyService/GetPolicy"
+        | "v1beta1.ScheduleService/GetSchedule"
+        | "v1beta1.ScheduleService/ListSchedules"
         | "v1beta1.TenantService/ListTenants"
         | "v1beta1.TenantService/WatchTenants" => Verb::Read,
         "v1beta1.JobService/SubmitJob"
         | "v1beta1.JobService/SubmitJobs"
-        | "v1beta1.JobService/SubmitStream" => Verb::Submit,
+        | "v1beta1.JobService/SubmitStream"
+        | "v1beta1.ScheduleService/CreateSchedule"
+        | "v1beta1.ScheduleService/RunSchedule"
+        | "v1beta1.ScheduleService/UpdateSchedule" => Verb::Submit,
         "v1beta1.JobService/CancelJob" | "v1beta1.JobService/CancelJobs" => Verb::Cancel,
         "v1beta1.JobService/HoldJobs"
         | "v1beta1.JobService/ReleaseJobs"
         | "v1beta1.JobService/RequeueJobs"
         | "v1beta1.JobService/SuspendJobs"
-        | "v1beta1.JobService/UpdateJob" => Verb::Control,
+        | "v1beta1.JobService/UpdateJob"
+        | "v1beta1.ScheduleService/DeleteSchedule"
+        | "v1beta1.ScheduleService/ResumeSchedule"
+        | "v1beta1.ScheduleService/SuspendSchedule" => Verb::Control,
         "v1beta1.JobService/CommitCheckpoint" => Verb::Checkpoint,
         "v1beta1.JobService/ReadLogs" => Verb::Output,
         "v1beta1.JobService/ExecWorker" => Verb::Exec,

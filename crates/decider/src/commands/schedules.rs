@@ -12,6 +12,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use muster_journal::{Decision, RequestKey, hash};
 use muster_state::{GuardError, ScheduleRow, ScheduleSuspension, State, schedule_bytes};
+use muster_types::policy::Verb;
 use muster_types::token::token_of;
 use muster_types::{
     Control, Dependency, DependencyRule, JobId, LogIndex, LogTime, Name, NextRun, OverlapRule, Refusal,
@@ -401,9 +402,15 @@ fn lost_right(state: &State, row: &ScheduleRow, now: LogTime) -> Option<String> 
     if !acts_for_tenant(state, row.acts_for.as_ref(), tenant) {
         return Some(format!("{}, its owner, does not act for tenant {tenant} any more", row.by));
     }
-    let token = token_of(&row.by.name)?;
-    let is_live = state.live_token(token, now).is_some();
-    (!is_live).then(|| format!("token {token} of its owner has expired or was revoked"))
+    let id = token_of(&row.by.name)?;
+    let Some(token) = state.live_token(id, now) else {
+        return Some(format!("token {id} of its owner has expired or was revoked"));
+    };
+    let own = token.grant.own_role.as_ref()?;
+    let role = state.policy().policy.own_role(own, token.grant.role);
+    let submits = role.is_some_and(|role| role.verbs.contains(&Verb::Submit));
+    (!submits)
+        .then(|| format!("role {own} of token {id}, by which its owner set it, may not submit any more"))
 }
 
 fn reason_of(refusal: &Refusal) -> String {

@@ -7,7 +7,7 @@ use muster_decider::{
 };
 use muster_journal::Decision;
 use muster_state::{GuardError, ScheduleRow, State};
-use muster_types::policy::{PolicyDraft, TenantPolicy};
+use muster_types::policy::{OwnRole, PolicyDraft, TenantPolicy, Verb};
 use muster_types::{
     JobId, LogIndex, LogTime, Name, NextRun, OverlapRule, Refusal, RefusalCode, Requester, Schedule,
     ScheduleKey, ScheduleRun, ScheduleTemplate, Submission, TokenGrant, TokenId, TokenRole, limits,
@@ -292,6 +292,52 @@ fn rights_are_looked_at_when_a_moment_comes() {
     pass_minutes((&mut speculation, &mut state), 1);
     carry_out(&mut speculation);
     assert!(reason(&speculation, "hourly").contains("does not list tenant research"));
+}
+
+/// A policy with the tenant, and a role `ci` with these verbs.
+fn set_role(speculation: &mut Speculation, n: u128, verbs: &[Verb]) {
+    let mut draft = PolicyDraft::clone(&speculation.state().policy().policy);
+    let (part_of, verbs) = (TokenRole::Submitter, verbs.iter().copied().collect());
+    draft.roles.insert(name("ci"), OwnRole { part_of, verbs, regions: BTreeSet::new() });
+    let policy = Box::new(draft.check().unwrap());
+    let by = Requester::default();
+    let command = Command::SetPolicy { request: request(n), by, policy, expected_version: None };
+    handle(speculation, &command).unwrap();
+}
+
+#[test]
+fn a_role_of_the_policy_that_submits_no_more_suspends_what_its_token_has_set() {
+    let (mut speculation, mut state) = cluster();
+    set_role(&mut speculation, 60, &[Verb::Read, Verb::Submit]);
+    let create = TokenOrder {
+        request: request(61),
+        by: Requester::default(),
+        acts_for: None,
+        token: TokenId(7),
+        grant: TokenGrant {
+            name: name("ci"),
+            user: name("ada"),
+            role: TokenRole::Submitter,
+            tenant: Some(name(TENANT)),
+            secret_sha256: [7; 32],
+            own_role: Some(name("ci")),
+        },
+        lifetime_ms: 24 * 3_600_000,
+    };
+    handle(&mut speculation, &Command::CreateToken(Box::new(create))).unwrap();
+    let mut by_token = order(1, "nightly", OverlapRule::Allow);
+    by_token.by.name = format!("tenant/research/ada+token/{}", TokenId(7));
+    set(&mut speculation, by_token).unwrap();
+    carry_out(&mut speculation);
+    pass_minutes((&mut speculation, &mut state), 1);
+    carry_out(&mut speculation);
+    assert_eq!(row(&speculation).submitted, 1);
+    set_role(&mut speculation, 62, &[Verb::Read]);
+    pass_minutes((&mut speculation, &mut state), 1);
+    carry_out(&mut speculation);
+    let suspension = row(&speculation).suspension.as_ref().expect("it is suspended");
+    assert!(suspension.reason.contains("role ci"), "{}", suspension.reason);
+    assert_eq!(row(&speculation).submitted, 1);
 }
 
 #[test]

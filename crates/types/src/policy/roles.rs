@@ -21,11 +21,11 @@ pub const ROLE_REGIONS_MAX: usize = 16;
 pub enum Verb {
     /// Look at jobs, nodes, queues, policy and the log.
     Read,
-    /// Submit jobs.
+    /// Submit jobs, and set schedules that do.
     Submit,
     /// Cancel jobs.
     Cancel,
-    /// Hold, release, requeue, suspend and change jobs.
+    /// Hold, release, requeue, suspend and change jobs; suspend, resume and delete schedules.
     Control,
     /// Commit checkpoints.
     Checkpoint,
