@@ -142,7 +142,7 @@ impl State {
         self.remember(request, RequestAnswer::Done);
         let key = schedule.key.clone();
         let before = self.schedules.get(&key);
-        let row = ScheduleRow {
+        let mut row = ScheduleRow {
             schedule: Arc::new(schedule.clone()),
             by: by.clone(),
             acts_for: acts_for.cloned(),
@@ -156,8 +156,8 @@ impl State {
             submitted: before.map_or(0, |row| row.submitted),
             skipped: before.map_or(0, |row| row.skipped),
         };
-        self.schedules.insert(key.clone(), row);
-        self.trim_runs(&key);
+        trim_runs(&mut row);
+        self.schedules.insert(key, row);
         Vec::new()
     }
 
@@ -224,17 +224,9 @@ impl State {
                 ScheduleRun::Skipped(_) => row.skipped += 1,
             }
             row.runs.push(ScheduleRunRow { due, at, run: run.clone() });
+            trim_runs(row);
         });
-        self.trim_runs(key);
         Vec::new()
-    }
-
-    /// Keeps as many runs as the schedule lists, the newest.
-    fn trim_runs(&mut self, key: &ScheduleKey) {
-        self.schedules.change(key, |row, _| {
-            let surplus = row.runs.len().saturating_sub(usize::from(row.schedule.runs_max));
-            row.runs.drain(..surplus);
-        });
     }
 
     /// Whether every row keeps its rules, as far as the row alone tells.
@@ -250,6 +242,12 @@ impl State {
         }
         Ok(())
     }
+}
+
+/// Keeps as many runs as the schedule lists, the newest. Within one change of the row: each hashes all of it, its job included.
+fn trim_runs(row: &mut ScheduleRow) {
+    let surplus = row.runs.len().saturating_sub(usize::from(row.schedule.runs_max));
+    row.runs.drain(..surplus);
 }
 
 /// Bytes of a schedule, as it is recorded.
