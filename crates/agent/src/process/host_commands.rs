@@ -259,9 +259,13 @@ impl HostCommands {
                 // The operator wants none any more.
                 Ok(_) => remove_record(&path),
                 Err(error) => {
+                    let is_damaged = matches!(error, DurableError::Corrupt { .. });
                     let error = chain(&error);
-                    tracing::error!(worker = %key, error, "an epilog is owed, but the record of it is damaged");
-                    remove_record(&path);
+                    tracing::error!(worker = %key, error, "an epilog is owed, but the record of it cannot be read");
+                    // What could not be read now may be by the next agent.
+                    if is_damaged {
+                        remove_record(&path);
+                    }
                 }
             }
         }
