@@ -737,7 +737,7 @@ mod tests {
             (dir.path().join("other"), dir.path().join("prolog.log"), dir.path().join("epilog.log"));
         std::fs::write(&other, "kept").unwrap();
         std::os::unix::fs::symlink(&other, &prolog_log).unwrap();
-        // Whoever opened it to write would wait for a reader.
+        // Opening it to write waits for a reader.
         nix::unistd::mkfifo(&epilog_log, nix::sys::stat::Mode::S_IRWXU).unwrap();
         let commands = open(dir.path(), &shell("echo before"), &shell("echo after"), 0xabc4);
         let worker = worker(dir.path(), 0, 1);

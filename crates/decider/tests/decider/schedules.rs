@@ -238,7 +238,7 @@ fn what_an_operator_has_suspended_only_an_operator_resumes() {
     assert_eq!(reason(&speculation).as_deref(), Some("theirs"));
     let refused = handle(&mut speculation, &asked(5, false, ScheduleAction::Resume));
     assert_eq!(code(refused), Some(RefusalCode::PermissionDenied));
-    // Who sets it anew does not resume it.
+    // Who sets it again does not resume it.
     let changed = ScheduleOrder { is_new: false, ..order(6, "nightly", OverlapRule::Forbid) };
     set(&mut speculation, changed).unwrap();
     assert_eq!(reason(&speculation).as_deref(), Some("theirs"));
