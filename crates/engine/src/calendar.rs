@@ -13,8 +13,9 @@ use jiff::tz::{AmbiguousOffset, TimeZone, TimeZoneDatabase};
 use muster_types::{CronExpression, LogTime};
 use std::sync::LazyLock;
 
-/// Days that are looked at for the next moment. Without a day that is named again within eight years (the 29 February around 2100) there
-/// is none at all.
+/// Years that are looked at for the next moment: the 29 February is the same day of the week again within 28, and around 2100 within 40.
+const YEARS_MAX: i16 = 41;
+/// Days that are looked at for the last moment.
 const DAYS_MAX: usize = 8 * 366 + 2;
 
 static ZONES: LazyLock<TimeZoneDatabase> = LazyLock::new(TimeZoneDatabase::bundled);
@@ -23,6 +24,8 @@ static ZONES: LazyLock<TimeZoneDatabase> = LazyLock::new(TimeZoneDatabase::bundl
 #[derive(Clone, Debug)]
 pub struct Calendar<'a> {
     cron: &'a CronExpression,
+    /// Of every day that it names, in ascending order.
+    times: Vec<(u32, u32)>,
     zone: TimeZone,
 }
 
@@ -36,7 +39,7 @@ impl<'a> Calendar<'a> {
     /// None where this program knows no such zone.
     #[must_use]
     pub fn new(cron: &'a CronExpression, zone: &str) -> Option<Calendar<'a>> {
-        Some(Calendar { cron, zone: ZONES.get(zone).ok()? })
+        Some(Calendar { cron, times: cron.times().collect(), zone: ZONES.get(zone).ok()? })
     }
 
     /// The first moment after a time; none where no time of the calendar is left.
@@ -45,12 +48,16 @@ impl<'a> Calendar<'a> {
         let after = timestamp(time)?;
         // A time of the day before may have been moved to this one.
         let mut date = self.zone.to_datetime(after).date().yesterday().ok()?;
-        for _ in 0..DAYS_MAX {
-            if self.names(date) {
-                let mut moments = self.moments(date);
-                if let Some(found) = moments.find(|moment| *moment > after) {
-                    return log_time(found);
-                }
+        let last_year = date.year().saturating_add(YEARS_MAX);
+        while date.year() <= last_year {
+            if !self.cron.names_month(number(date.month())) {
+                date = date.last_of_month().tomorrow().ok()?;
+                continue;
+            }
+            if self.names(date)
+                && let Some(found) = self.first_after(date, after)
+            {
+                return log_time(found);
             }
             date = date.tomorrow().ok()?;
         }
@@ -69,7 +76,7 @@ impl<'a> Calendar<'a> {
                 return None;
             }
             if self.names(date)
-                && let Some(found) = self.moments(date).rev().find(|moment| *moment <= to)
+                && let Some(found) = self.last_until(date, to)
             {
                 return if found >= from { log_time(found) } else { None };
             }
@@ -79,19 +86,29 @@ impl<'a> Calendar<'a> {
     }
 
     fn names(&self, date: Date) -> bool {
-        let number = |value: i8| u32::try_from(value).unwrap_or(0);
         let weekday = number(date.weekday().to_sunday_zero_offset());
         self.cron.names_day(number(date.month()), number(date.day()), weekday)
     }
 
-    /// The moments of a day, in ascending order.
-    fn moments(&self, date: Date) -> impl DoubleEndedIterator<Item = Timestamp> + '_ {
-        let at = move |(hour, minute): (u32, u32)| {
-            // Within a day, by the fields that they are of.
-            let (hour, minute) = (i8::try_from(hour).ok()?, i8::try_from(minute).ok()?);
-            self.moment(date.at(hour, minute, 0, 0))
-        };
-        self.cron.times().filter_map(at)
+    /// The first moment of a day after another. A day can have 1,440, so they are searched by halves: they ascend.
+    fn first_after(&self, date: Date, after: Timestamp) -> Option<Timestamp> {
+        let is_before = |time: &(u32, u32)| self.at(date, *time).is_some_and(|moment| moment <= after);
+        let place = self.times.partition_point(is_before);
+        self.at(date, *self.times.get(place)?)
+    }
+
+    /// The last moment of a day up to another.
+    fn last_until(&self, date: Date, until: Timestamp) -> Option<Timestamp> {
+        let is_before = |time: &(u32, u32)| self.at(date, *time).is_some_and(|moment| moment <= until);
+        let place = self.times.partition_point(is_before);
+        self.at(date, *self.times.get(place.checked_sub(1)?)?)
+    }
+
+    /// The moment of a time of a day.
+    fn at(&self, date: Date, (hour, minute): (u32, u32)) -> Option<Timestamp> {
+        // Within a day, by the fields that they are of.
+        let (hour, minute) = (i8::try_from(hour).ok()?, i8::try_from(minute).ok()?);
+        self.moment(date.at(hour, minute, 0, 0))
     }
 
     /// The moment of a local time.
@@ -107,6 +124,10 @@ impl<'a> Calendar<'a> {
             }
         }
     }
+}
+
+fn number(value: i8) -> u32 {
+    u32::try_from(value).unwrap_or(0)
 }
 
 fn timestamp(time: LogTime) -> Option<Timestamp> {
@@ -182,8 +203,34 @@ mod tests {
     }
 
     #[test]
+    fn years_end_and_the_south_has_its_winter_in_july() {
+        assert_eq!(
+            moments("59 23 31 12 *", "Pacific/Auckland", "2026-12-31T10:58:00Z", 2),
+            ["2026-12-31T10:59:00Z", "2027-12-31T10:59:00Z"]
+        );
+        // Auckland goes from UTC+13 to UTC+12 at 3:00 on 5 April 2026, and back at 2:00 on 27 September.
+        assert_eq!(
+            moments("30 2 * * *", "Pacific/Auckland", "2026-04-03T13:30:00Z", 2),
+            ["2026-04-04T13:30:00Z", "2026-04-05T14:30:00Z"]
+        );
+        assert_eq!(
+            moments("30 2 * * *", "Pacific/Auckland", "2026-09-25T14:30:00Z", 2),
+            ["2026-09-26T14:00:00Z", "2026-09-27T13:30:00Z"]
+        );
+        assert_eq!(
+            moments("0 0 */7 * *", "UTC", "2028-02-28T00:00:00Z", 3),
+            ["2028-02-29T00:00:00Z", "2028-03-01T00:00:00Z", "2028-03-08T00:00:00Z"]
+        );
+    }
+
+    #[test]
     fn rare_days_are_found_and_zones_that_are_none_are_not() {
         assert_eq!(moments("0 0 29 2 *", "UTC", "2096-02-29T00:00:00Z", 1), ["2104-02-29T00:00:00Z"]);
+        // A Sunday that is the 29 February: 28 years apart, and 40 where 2100 lies between.
+        assert_eq!(
+            moments("0 0 29 2 */7", "UTC", "2032-02-28T00:00:00Z", 4),
+            ["2032-02-29T00:00:00Z", "2060-02-29T00:00:00Z", "2088-02-29T00:00:00Z", "2128-02-29T00:00:00Z"]
+        );
         let cron = "0 0 * * *".parse().unwrap();
         for bad in ["", "Europe/Nowhere", "../etc/passwd", "localtime"] {
             assert!(Calendar::new(&cron, bad).is_none() && !is_zone(bad), "{bad}");

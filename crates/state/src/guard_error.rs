@@ -51,7 +51,7 @@ pub enum GuardError {
     RightMissing,
     /// Its tenant would have more jobs than the policy lets it have.
     TenantLimit,
-    /// An operator holds the job, and nobody else may release it.
+    /// An operator holds the job or has suspended the schedule, and nobody else may release or resume it.
     HeldByOperator,
     /// Workers still run.
     WorkersRemain,

@@ -77,7 +77,8 @@ impl State {
         require(self.schedules.contains(key), GuardError::ScheduleUnknown)
     }
 
-    /// A request is recorded also where it changes nothing, so that repeating it has no effect later.
+    /// A request is recorded also where it changes nothing, so that repeating it has no effect later. What an operator has suspended
+    /// only an operator resumes.
     pub(crate) fn check_schedule_suspension(
         &self,
         request: Option<RequestKey>,
@@ -90,6 +91,8 @@ impl State {
         let length = reason.map_or(0, |reason| reason.len());
         require(by.is_valid() && length <= limits::DETAIL_BYTES_MAX, GuardError::Limit)?;
         let row = self.schedules.get(key).ok_or(GuardError::ScheduleUnknown)?;
+        let is_operators = row.suspension.as_ref().is_some_and(|suspension| suspension.by.is_operator);
+        require(reason.is_some() || by.is_operator || !is_operators, GuardError::HeldByOperator)?;
         let changes = row.suspension.is_none() == reason.is_some();
         require(request.is_some() || changes, GuardError::NothingToDo)
     }
@@ -139,7 +142,7 @@ impl State {
         self.remember(request, RequestAnswer::Done);
         let key = schedule.key.clone();
         let before = self.schedules.get(&key);
-        let row = ScheduleRow {
+        let mut row = ScheduleRow {
             schedule: Arc::new(schedule.clone()),
             by: by.clone(),
             acts_for: acts_for.cloned(),
@@ -153,8 +156,8 @@ impl State {
             submitted: before.map_or(0, |row| row.submitted),
             skipped: before.map_or(0, |row| row.skipped),
         };
-        self.schedules.insert(key.clone(), row);
-        self.trim_runs(&key);
+        trim_runs(&mut row);
+        self.schedules.insert(key, row);
         Vec::new()
     }
 
@@ -175,16 +178,21 @@ impl State {
             self.remember(request, RequestAnswer::Done);
         }
         let since = self.meta.log_time;
-        self.schedules.change(key, |row, _| match (reason, &row.suspension) {
-            (Some(reason), None) => {
-                row.suspension = Some(ScheduleSuspension { by: by.clone(), reason: reason.clone(), since });
-                row.next = NextRun::Unknown;
+        self.schedules.change(key, |row, _| {
+            // An operator's stands in the place of anybody else's.
+            let is_weaker = |before: &ScheduleSuspension| by.is_operator && !before.by.is_operator;
+            match reason {
+                Some(reason) if row.suspension.as_ref().is_none_or(is_weaker) => {
+                    let (by, reason) = (by.clone(), reason.clone());
+                    row.suspension = Some(ScheduleSuspension { by, reason, since });
+                    row.next = NextRun::Unknown;
+                }
+                None if row.suspension.is_some() => {
+                    row.suspension = None;
+                    row.next = NextRun::Unknown;
+                }
+                _ => {}
             }
-            (None, Some(_)) => {
-                row.suspension = None;
-                row.next = NextRun::Unknown;
-            }
-            _ => {}
         });
         Vec::new()
     }
@@ -216,17 +224,9 @@ impl State {
                 ScheduleRun::Skipped(_) => row.skipped += 1,
             }
             row.runs.push(ScheduleRunRow { due, at, run: run.clone() });
+            trim_runs(row);
         });
-        self.trim_runs(key);
         Vec::new()
-    }
-
-    /// Keeps as many runs as the schedule lists, the newest.
-    fn trim_runs(&mut self, key: &ScheduleKey) {
-        self.schedules.change(key, |row, _| {
-            let surplus = row.runs.len().saturating_sub(usize::from(row.schedule.runs_max));
-            row.runs.drain(..surplus);
-        });
     }
 
     /// Whether every row keeps its rules, as far as the row alone tells.
@@ -242,6 +242,12 @@ impl State {
         }
         Ok(())
     }
+}
+
+/// Keeps as many runs as the schedule lists, the newest. Within one change of the row: each hashes all of it, its job included.
+fn trim_runs(row: &mut ScheduleRow) {
+    let surplus = row.runs.len().saturating_sub(usize::from(row.schedule.runs_max));
+    row.runs.drain(..surplus);
 }
 
 /// Bytes of a schedule, as it is recorded.

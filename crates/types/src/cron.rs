@@ -69,7 +69,13 @@ impl CronExpression {
     #[must_use]
     pub fn names_day(&self, month: u32, day: u32, weekday: u32) -> bool {
         let (of_month, of_week) = (has(self.days, day), has(self.weekdays, weekday));
-        has(self.months, month) && if self.both_days { of_month && of_week } else { of_month || of_week }
+        self.names_month(month) && if self.both_days { of_month && of_week } else { of_month || of_week }
+    }
+
+    /// Whether something can be due in a month, from 1.
+    #[must_use]
+    pub fn names_month(&self, month: u32) -> bool {
+        has(self.months, month)
     }
 
     /// The hours and minutes at which something is due on such a day, in ascending order.
@@ -287,6 +293,7 @@ mod tests {
         assert!(long.parse::<CronExpression>().is_err());
         assert!(read("0 0 29 2 *").names_day(2, 29, 4));
         assert!(read("0 0 30 2 mon").names_day(2, 3, 1));
+        assert!(read("0 0 * feb *").names_month(2) && !read("0 0 * feb *").names_month(3));
         assert_eq!(read(" 1  2 3\t4 5 ").to_string(), "1 2 3 4 5");
     }
 }

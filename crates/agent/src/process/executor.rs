@@ -19,6 +19,7 @@ use crate::process::ended_workers::{self, EndedWorkers};
 use crate::process::exec;
 use crate::process::guards::{self, Guarded};
 use crate::process::host_commands::{HostCommands, NotReady, WorkerRecord};
+use crate::process::image_root;
 use crate::process::isolation::{Isolating, Isolation, Namespaces};
 use crate::process::notice;
 use crate::process::ports;
@@ -27,9 +28,7 @@ use crate::process::processes::{self, MARK_VARIABLE};
 use crate::process::runtime::{Images, Prepared};
 use crate::process::secrets;
 use crate::process::shim;
-use crate::process::task::{
-    self, Blank, Exit, GangFiles, ImageRoot, RootMount, TaskDir, TaskError, TaskSpec,
-};
+use crate::process::task::{self, Blank, Exit, GangFiles, TaskDir, TaskError, TaskSpec};
 use crate::process::transcript::OutputTally;
 use crate::process::unlisted;
 use crate::process::work_files::{FilesError, Staged, WorkFiles};
@@ -45,7 +44,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
@@ -231,7 +230,9 @@ impl ProcessExecutor {
             environment.insert(temporary::VARIABLE.to_owned(), directory.display().to_string());
         }
         let seen = contract::seen_devices(placement, worker, &settings.node);
-        let image = image.map(|image| self.root_of(placement, worker, image, &task)).transpose()?;
+        let (images, socket) = (settings.images.as_deref(), settings.agent_socket.as_deref());
+        let root_of = |image| image_root::of((images, socket), placement, worker, image, &task);
+        let image = image.map(root_of).transpose()?;
         Ok(TaskSpec {
             image,
             isolation: settings.isolating.with_seen(isolation, seen),
@@ -266,51 +267,6 @@ impl ProcessExecutor {
                 Some(HttpNotice { port, path: to.path.clone() })
             }),
         })
-    }
-
-    /// What a worker with an image sees of the host: its own directory and what its agent speaks on, files that the operator
-    /// shows, where its checkpoints go, and what its job asks for.
-    fn root_of(
-        &self,
-        placement: &Placement,
-        worker: &Launch,
-        image: &Prepared,
-        task: &TaskDir,
-    ) -> Result<ImageRoot, String> {
-        let settings = &self.shared.settings;
-        let own = |path: &Path, read_only| RootMount {
-            source: path.to_owned(),
-            target: path.to_owned(),
-            read_only,
-            by_agent: true,
-        };
-        let files = settings.images.iter().flat_map(|images| images.files());
-        let mut mounts: Vec<RootMount> = [own(task.path(), false)]
-            .into_iter()
-            .chain(settings.agent_socket.as_deref().map(|socket| own(socket, false)))
-            .chain(files.map(|file| own(file, true)))
-            .collect();
-        for asked in worker.container.iter().flat_map(|container| &container.mounts) {
-            let target = PathBuf::from(&asked.target);
-            if mounts.iter().any(|own| own.by_agent && overlap(&own.target, &target)) {
-                return Err(format!(
-                    "container.mounts: {} is above or below what the agent of this host shows there",
-                    asked.target
-                ));
-            }
-            let (source, read_only) = (PathBuf::from(&asked.source), asked.read_only);
-            mounts.push(RootMount { source, target, read_only, by_agent: false });
-        }
-        // The job's own directory of checkpoints is made by its workers, in the one that the job names.
-        let checkpoints =
-            Path::new(&placement.checkpoint_directory).parent().filter(|path| path.parent().is_some());
-        if let Some(path) =
-            checkpoints.filter(|path| !mounts.iter().any(|known| overlap(&known.target, path)))
-        {
-            mounts.push(RootMount { by_agent: false, ..own(path, false) });
-        }
-        let shared_memory_bytes = worker.container.as_ref().map_or(0, |asked| asked.shared_memory_bytes);
-        Ok(ImageRoot { image: image.directory.clone(), mounts, shared_memory_bytes })
     }
 
     /// Has a worker's image prepared, where it has one. None where the worker has met its end meanwhile.
@@ -370,43 +326,50 @@ impl ProcessExecutor {
     }
 
     /// Has the host made ready for a worker whose directory is made; its end, where it is not launched then.
-    async fn end_before_launch(&self, record: &WorkerRecord) -> Option<ExitStatus> {
+    async fn end_before_launch(&self, record: &WorkerRecord, epoch: u64) -> Option<ExitStatus> {
         let commands = self.shared.settings.host_commands.as_ref()?;
-        match commands.before(record, self.told_to_stop(record.key)).await {
+        let unwanted = async {
+            tokio::select! {
+                () = self.told_to_stop(record.key) => {}
+                () = guards::lease_over(&self.shared.settings.lease, epoch) => {}
+            }
+        };
+        let ready = commands.before(record, unwanted).await;
+        let is_told = self.stop_by().contains_key(&record.key);
+        match ready {
             Ok(()) => None,
-            Err(NotReady::Stopped) => Some(ExitStatus::NotStarted),
+            Err(NotReady::Stopped) if is_told => Some(ExitStatus::NotStarted),
+            Err(NotReady::Stopped) => Some(ExitStatus::LeaseExpired),
             Err(NotReady::Failed(why)) => Some(ExitStatus::NodeFault(detail(&why))),
+        }
+    }
+
+    /// Ends when a worker was told to stop, by what `is_told` looks at.
+    async fn until_told(&self, is_told: impl Fn() -> bool) {
+        loop {
+            // Listens before it looks: no stop is missed between the two.
+            let told = self.shared.stopped_waiting.notified();
+            if is_told() {
+                return;
+            }
+            told.await;
         }
     }
 
     /// Ends when a worker that has a directory was told to stop.
     async fn told_to_stop(&self, key: WorkerKey) {
-        loop {
-            // Listens before it looks: no stop is missed between the two.
-            let told = self.shared.stopped_waiting.notified();
-            if self.stop_by().contains_key(&key) {
-                return;
-            }
-            told.await;
-        }
+        self.until_told(|| self.stop_by().contains_key(&key)).await;
+    }
+
+    /// Ends when a worker that waits for its image or files was told to stop.
+    async fn stopped_while_waiting(&self, key: WorkerKey) {
+        self.until_told(|| !self.shared.waiting.lock().contains(&key)).await;
     }
 
     /// Nothing of a worker is left, and its end is on record.
     fn begin_epilog(&self, key: WorkerKey) {
         if let Some(commands) = &self.shared.settings.host_commands {
             commands.worker_ended(key);
-        }
-    }
-
-    /// Ends when a worker that waits for its image or files was told to stop.
-    async fn stopped_while_waiting(&self, key: WorkerKey) {
-        loop {
-            // Listens before it looks: no stop is missed between the two.
-            let told = self.shared.stopped_waiting.notified();
-            if !self.shared.waiting.lock().contains(&key) {
-                return;
-            }
-            told.await;
         }
     }
 
@@ -475,7 +438,7 @@ impl ProcessExecutor {
         staged: Option<Staged>,
         record: &WorkerRecord,
     ) {
-        let key = spec.key;
+        let (key, epoch) = (spec.key, spec.epoch);
         let beginning = || self.shared.beginning.lock();
         if !beginning().insert(key) {
             // Another call makes the directory right now: it is that one's to launch.
@@ -509,7 +472,7 @@ impl ProcessExecutor {
                 return self.refuse(key, format!("make the worker's directory: {error}")).await;
             }
         };
-        if let Some(end) = self.end_before_launch(record).await {
+        if let Some(end) = self.end_before_launch(record, epoch).await {
             // A shim that waits goes with its standard input.
             drop(waiting);
             return self.conclude(key, &task, Some(end)).await;
@@ -887,11 +850,6 @@ impl Executor for ProcessExecutor {
 /// Whether a worker needs something before it can be launched that may take long.
 fn waits(placement: &Placement, worker: &Launch) -> bool {
     worker.container.is_some() || placement.workdir.is_some()
-}
-
-/// Whether one of two paths is the other, or below it.
-fn overlap(one: &Path, other: &Path) -> bool {
-    one.starts_with(other) || other.starts_with(one)
 }
 
 /// A value that is this worker's alone and can be made again after a restart.

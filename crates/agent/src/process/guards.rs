@@ -4,13 +4,14 @@
 //! **Invariant:** only a process that leads a separate session and holds its worker's lock is signalled here.
 
 use crate::clock::BootTime;
-use crate::disk::lease::read_path;
+use crate::disk::lease::{LeaseSlot, read_path};
+use crate::offload::blocking;
 use crate::process::processes;
 use crate::process::task::TaskDir;
 use crate::rules::WorkerKey;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Between two looks: well below any lease.
@@ -39,6 +40,23 @@ impl Fault {
             Fault::LeaseOverdue => "its worker's lease has run out and it is still there",
         }
     }
+}
+
+/// Ends when the lease of an epoch is over. One that cannot be read says nothing.
+pub(crate) async fn lease_over(lease: &Path, epoch: u64) {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let path = lease.to_owned();
+        let slot = blocking(move || read_path(&path).ok()).await;
+        if slot.is_some_and(|slot| is_over(&slot, epoch, BootTime::now())) {
+            return;
+        }
+    }
+}
+
+/// Whether nothing may run under the lease of an epoch any more.
+fn is_over(slot: &LeaseSlot, epoch: u64, now: BootTime) -> bool {
+    slot.epoch != epoch || slot.deadline <= now
 }
 
 /// One shim, as the agent sees it.
@@ -98,11 +116,24 @@ impl Guarded {
 
     fn lease_overdue(&mut self, epoch: u64, now: BootTime) -> bool {
         let Ok(slot) = read_path(&self.lease) else { return false };
-        if slot.epoch == epoch && now < slot.deadline {
+        if !is_over(&slot, epoch, now) {
             self.lapsed_at = None;
             return false;
         }
         let lapsed_at = *self.lapsed_at.get_or_insert(now);
         lapsed_at.after(Duration::from_millis(slot.grace_ms)).after(OVERDUE) < now
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_is_over_at_its_deadline_and_with_its_epoch() {
+        let slot = LeaseSlot { sequence: 1, epoch: 7, deadline: BootTime(1_000), grace_ms: 10, holder: 1 };
+        assert!(!is_over(&slot, 7, BootTime(999)));
+        assert!(is_over(&slot, 7, BootTime(1_000)));
+        assert!(is_over(&slot, 6, BootTime(0)) && is_over(&slot, 8, BootTime(0)));
     }
 }

@@ -259,9 +259,13 @@ impl HostCommands {
                 // The operator wants none any more.
                 Ok(_) => remove_record(&path),
                 Err(error) => {
+                    let is_damaged = matches!(error, DurableError::Corrupt { .. });
                     let error = chain(&error);
-                    tracing::error!(worker = %key, error, "an epilog is owed, but the record of it is damaged");
-                    remove_record(&path);
+                    tracing::error!(worker = %key, error, "an epilog is owed, but the record of it cannot be read");
+                    // What could not be read now may be by the next agent.
+                    if is_damaged {
+                        remove_record(&path);
+                    }
                 }
             }
         }
@@ -464,15 +468,19 @@ impl HostCommands {
         variables
     }
 
-    /// Writes the output next to the worker's, for the agent's user alone. A directory that is gone keeps nothing.
+    /// Writes the output next to the worker's, for the agent's user alone. A directory that is gone keeps nothing. A worker without a
+    /// user may have put a link or a pipe there: the file is a new one.
     async fn keep_output(&self, command: &HostCommand, worker: &WorkerRecord, text: Vec<u8>) {
         if text.is_empty() {
             return;
         }
         let path = worker.directory.join(format!("{}.log", command.name));
         let written = blocking(move || {
-            let mut options = OpenOptions::new();
-            let mut file = options.create(true).write(true).truncate(true).mode(0o600).open(path)?;
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            let mut file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(path)?;
             file.write_all(&text)
         });
         if let Err(error) = written.await {
@@ -720,6 +728,25 @@ mod tests {
         assert_eq!(commands.before(&first, std::future::pending()).await, Ok(()));
         assert!(open(dir.path(), &none, &none, 0xabc2).take_over().unwrap().is_empty());
         assert!(open(dir.path(), &none, &epilog, 0xabc2).take_over().unwrap().is_empty());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn output_goes_into_no_file_that_a_worker_has_put_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let (other, prolog_log, epilog_log) =
+            (dir.path().join("other"), dir.path().join("prolog.log"), dir.path().join("epilog.log"));
+        std::fs::write(&other, "kept").unwrap();
+        std::os::unix::fs::symlink(&other, &prolog_log).unwrap();
+        // Opening it to write waits for a reader.
+        nix::unistd::mkfifo(&epilog_log, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let commands = open(dir.path(), &shell("echo before"), &shell("echo after"), 0xabc4);
+        let worker = worker(dir.path(), 0, 1);
+        assert_eq!(commands.before(&worker, std::future::pending()).await, Ok(()));
+        assert_eq!(std::fs::read_to_string(&other).unwrap(), "kept");
+        assert_eq!(std::fs::read_to_string(&prolog_log).unwrap(), "before\n");
+        commands.worker_ended(worker.key);
+        commands.until_free(worker.devices).await;
+        assert_eq!(std::fs::read_to_string(&epilog_log).unwrap(), "after\n");
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -157,9 +157,12 @@ impl Rlimits {
         let core = most.core_bytes.unwrap_or(self.core_bytes).max(self.core_bytes);
         let open_files = bound("ulimits.open_files", ulimits.open_files, Some(files))?;
         let core_bytes = bound("ulimits.core_bytes", ulimits.core_bytes, Some(core))?;
-        let locked = most.locked_bytes.or(self.locked_bytes);
+        // A maximum below what every worker gets takes nothing away.
+        let at_least =
+            |most: Option<u64>, usual: Option<u64>| most.map(|most| most.max(usual.unwrap_or(0))).or(usual);
+        let locked = at_least(most.locked_bytes, self.locked_bytes);
         let locked_bytes = bound("ulimits.locked_bytes", ulimits.locked_bytes, locked)?;
-        let stack = most.stack_bytes.or(self.stack_bytes);
+        let stack = at_least(most.stack_bytes, self.stack_bytes);
         let stack_bytes = bound("ulimits.stack_bytes", ulimits.stack_bytes, stack)?;
         Ok(Rlimits {
             open_files: open_files.unwrap_or(self.open_files),
@@ -607,8 +610,16 @@ mod tests {
             assert!(asked(ulimits).unwrap_err().contains(name), "{name}");
         }
         // A maximum below what every worker gets takes nothing away.
-        let less = RlimitsMax { open_files: Some(10), ..RlimitsMax::default() };
+        let less = RlimitsMax {
+            open_files: Some(10),
+            locked_bytes: Some(1 << 20),
+            stack_bytes: Some(1 << 20),
+            ..RlimitsMax::default()
+        };
         assert!(usual.asked(&Ulimits { open_files: Some(1_000), ..Ulimits::default() }, &less).is_ok());
+        let bounded = Rlimits { locked_bytes: Some(1 << 30), stack_bytes: Some(1 << 30), ..usual };
+        let same = Ulimits { locked_bytes: Some(1 << 30), stack_bytes: Some(1 << 30), ..Ulimits::default() };
+        assert_eq!(bounded.asked(&same, &less), Ok(bounded));
     }
 
     #[test]

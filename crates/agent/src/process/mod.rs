@@ -9,6 +9,7 @@ mod executor;
 mod follow;
 mod guards;
 pub mod host_commands;
+mod image_root;
 pub mod isolation;
 mod memory;
 pub mod notice;

@@ -22,7 +22,7 @@ use crate::rules::WorkerEvent;
 use crate::rules::{Placement, WorkerKey, detail};
 use crate::settings::{ControlGroups, MemoryLimit};
 use muster_transport::{PinnedError, PinnedReader, PinnedWriter, dial};
-use muster_types::{DeviceSet, ExitStatus, HolderId};
+use muster_types::{DeviceSet, ExitStatus, HolderId, Ulimits};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::io::Read;
@@ -309,6 +309,8 @@ impl Running {
         let mut lease = Lease::open(&directory.join("lease"), runner, 0).map_err(|e| e.to_string())?;
         renew(&mut lease, sent, left);
         let devices = map_devices(&mut placement, visible().as_deref());
+        // Slurm has its own: a worker is not refused for what no configuration of this agent allows.
+        placement.ulimits = Ulimits::default();
         let (socket, said) = if takes_notes { take_notes(directory, &placement) } else { (None, None) };
         let own = std::env::current_exe().map_err(|e| format!("find this program: {e}"))?;
         let shim_command = vec![own.display().to_string(), "shim".to_owned()];

@@ -11,7 +11,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use muster_journal::{Decision, RequestKey, hash};
-use muster_state::{GuardError, ScheduleRow, State, schedule_bytes};
+use muster_state::{GuardError, ScheduleRow, ScheduleSuspension, State, schedule_bytes};
 use muster_types::policy::Verb;
 use muster_types::token::token_of;
 use muster_types::{
@@ -218,6 +218,12 @@ pub(super) fn control(speculation: &mut Speculation, order: &ScheduleControl) ->
     let row =
         state.schedule(schedule).filter(|_| acts_for_tenant(state, acts_for.as_ref(), &schedule.tenant));
     let Some(row) = row else { return Err(not_found(schedule)) };
+    let is_operators = |suspension: &&ScheduleSuspension| suspension.by.is_operator && !by.is_operator;
+    if *action == ScheduleAction::Resume
+        && let Some(suspension) = row.suspension.as_ref().filter(is_operators)
+    {
+        return Err(suspended_by_operator(schedule, suspension));
+    }
     let decision = match action {
         ScheduleAction::Run => {
             let row = row.clone();
@@ -236,6 +242,15 @@ pub(super) fn control(speculation: &mut Speculation, order: &ScheduleControl) ->
     // Nobody who ends something is held up.
     count(speculation, by, &schedule.tenant, *action == ScheduleAction::Resume)?;
     Ok(Answer::Done { at: speculation.push(decision) })
+}
+
+fn suspended_by_operator(key: &ScheduleKey, suspension: &ScheduleSuspension) -> Refusal {
+    let ScheduleSuspension { by, since, .. } = suspension;
+    let text = format!(
+        "schedule {} is suspended by {by}, an operator, since {since}; only an operator can resume it",
+        key.name
+    );
+    Refusal::new(RefusalCode::PermissionDenied, text).with("tenant", &key.tenant)
 }
 
 /// A run that somebody asked for.
@@ -304,7 +319,7 @@ fn submit_run(
     Ok((made, answer))
 }
 
-/// The id of a request that nobody made: every leader gives the same to the same.
+/// The id of a request that nobody made: on the same state every leader gives the same to the same.
 fn derived_request(high: u64, low: u64) -> RequestId {
     RequestId(u128::from(high) << 64 | u128::from(low))
 }
@@ -325,7 +340,10 @@ pub(super) fn plan(
             let at = speculation.push(Decision::SchedulePlanned { schedule: key.clone(), next });
             Answer::Done { at }
         }
-        None => suspend(speculation, key, "the leader finds no next moment: it does not know the time zone"),
+        None => {
+            let why = "the leader finds no next moment: it does not know the time zone, or there is none in 40 years";
+            suspend(speculation, key, why)
+        }
     }
 }
 
@@ -358,8 +376,14 @@ pub(super) fn fire(
     if let Some(why) = skipped {
         return record_run(speculation, key, at, ScheduleRun::Skipped(bounded(&why)));
     }
+    // Request ids are one space for all tenants. What the whole state comes to is known to nobody before, so nobody can have used this
+    // id to keep the run from being made. That a moment is taken once does not depend on it.
+    let digest = state.rows_digest();
     let request = RequestKey {
-        id: derived_request(hash(&("run", key, set_index, due)), hash(&("moment", due, set_index, key))),
+        id: derived_request(
+            hash(&("run", key, set_index, due, digest)),
+            hash(&("moment", due, set_index, key, digest)),
+        ),
         fingerprint: hash(&("run of a schedule", key, due)),
     };
     match submit_run(speculation, (request, &row.by), &row, &unfinished) {

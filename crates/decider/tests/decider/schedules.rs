@@ -216,6 +216,37 @@ fn a_suspended_one_makes_no_jobs_and_goes_on_from_its_next_moment() {
 }
 
 #[test]
+fn what_an_operator_has_suspended_only_an_operator_resumes() {
+    let (mut speculation, _) = cluster();
+    set(&mut speculation, order(1, "nightly", OverlapRule::Allow)).unwrap();
+    let asked = |n: u128, is_operator: bool, action: ScheduleAction| {
+        let by = Requester {
+            name: if is_operator { "admin/ops" } else { "tenant/research/ada" }.into(),
+            is_operator,
+        };
+        let (request, schedule) = (request(n), key("nightly"));
+        let order = ScheduleControl { request, by, acts_for: None, schedule, action };
+        Command::ControlSchedule(Box::new(order))
+    };
+    let suspend = |reason: &str| ScheduleAction::Suspend { reason: reason.into() };
+    handle(&mut speculation, &asked(2, false, suspend("ours"))).unwrap();
+    handle(&mut speculation, &asked(3, true, suspend("theirs"))).unwrap();
+    handle(&mut speculation, &asked(4, false, suspend("ours"))).unwrap();
+    let reason = |speculation: &Speculation| {
+        row(speculation).suspension.as_ref().map(|suspension| suspension.reason.clone())
+    };
+    assert_eq!(reason(&speculation).as_deref(), Some("theirs"));
+    let refused = handle(&mut speculation, &asked(5, false, ScheduleAction::Resume));
+    assert_eq!(code(refused), Some(RefusalCode::PermissionDenied));
+    // Who sets it again does not resume it.
+    let changed = ScheduleOrder { is_new: false, ..order(6, "nightly", OverlapRule::Forbid) };
+    set(&mut speculation, changed).unwrap();
+    assert_eq!(reason(&speculation).as_deref(), Some("theirs"));
+    handle(&mut speculation, &asked(7, true, ScheduleAction::Resume)).unwrap();
+    assert_eq!(reason(&speculation), None);
+}
+
+#[test]
 fn rights_are_looked_at_when_a_moment_comes() {
     let (mut speculation, mut state) = cluster();
     let create = TokenOrder {
@@ -261,6 +292,52 @@ fn rights_are_looked_at_when_a_moment_comes() {
     pass_minutes((&mut speculation, &mut state), 1);
     carry_out(&mut speculation);
     assert!(reason(&speculation, "hourly").contains("does not list tenant research"));
+}
+
+/// A policy with the tenant, and a role `ci` with these verbs.
+fn set_role(speculation: &mut Speculation, n: u128, verbs: &[Verb]) {
+    let mut draft = PolicyDraft::clone(&speculation.state().policy().policy);
+    let (part_of, verbs) = (TokenRole::Submitter, verbs.iter().copied().collect());
+    draft.roles.insert(name("ci"), OwnRole { part_of, verbs, regions: BTreeSet::new() });
+    let policy = Box::new(draft.check().unwrap());
+    let by = Requester::default();
+    let command = Command::SetPolicy { request: request(n), by, policy, expected_version: None };
+    handle(speculation, &command).unwrap();
+}
+
+#[test]
+fn a_role_of_the_policy_that_submits_no_more_suspends_what_its_token_has_set() {
+    let (mut speculation, mut state) = cluster();
+    set_role(&mut speculation, 60, &[Verb::Read, Verb::Submit]);
+    let create = TokenOrder {
+        request: request(61),
+        by: Requester::default(),
+        acts_for: None,
+        token: TokenId(7),
+        grant: TokenGrant {
+            name: name("ci"),
+            user: name("ada"),
+            role: TokenRole::Submitter,
+            tenant: Some(name(TENANT)),
+            secret_sha256: [7; 32],
+            own_role: Some(name("ci")),
+        },
+        lifetime_ms: 24 * 3_600_000,
+    };
+    handle(&mut speculation, &Command::CreateToken(Box::new(create))).unwrap();
+    let mut by_token = order(1, "nightly", OverlapRule::Allow);
+    by_token.by.name = format!("tenant/research/ada+token/{}", TokenId(7));
+    set(&mut speculation, by_token).unwrap();
+    carry_out(&mut speculation);
+    pass_minutes((&mut speculation, &mut state), 1);
+    carry_out(&mut speculation);
+    assert_eq!(row(&speculation).submitted, 1);
+    set_role(&mut speculation, 62, &[Verb::Read]);
+    pass_minutes((&mut speculation, &mut state), 1);
+    carry_out(&mut speculation);
+    let suspension = row(&speculation).suspension.as_ref().expect("it is suspended");
+    assert!(suspension.reason.contains("role ci"), "{}", suspension.reason);
+    assert_eq!(row(&speculation).submitted, 1);
 }
 
 #[test]
@@ -355,6 +432,29 @@ fn what_is_refused_changes_nothing() {
     assert_eq!(check(&ran(Some(next), Some(next))), Err(GuardError::ScheduleNotDue));
     assert_eq!(check(&ran(None, Some(next))), Err(GuardError::ScheduleNotDue));
     assert_eq!(check(&ran(Some(next), Some(next.plus_ms(1)))), Ok(()));
+}
+
+#[test]
+fn the_request_id_of_a_run_depends_on_the_whole_state() {
+    let id_of_run = |has_other: bool| {
+        let (mut speculation, mut state) = cluster();
+        set(&mut speculation, order(1, "nightly", OverlapRule::Allow)).unwrap();
+        carry_out(&mut speculation);
+        if has_other {
+            let other = Submission::from(job("other", 1, None));
+            handle(&mut speculation, &Command::submit(request(70), [other].into())).unwrap();
+        }
+        pass_minutes((&mut speculation, &mut state), 1);
+        carry_out(&mut speculation);
+        let round = commit(&mut speculation, &mut state).expect("there is a round");
+        let submitted = round.decisions.iter().find_map(|decision| match decision {
+            Decision::JobsSubmitted { request, .. } => Some(request.id),
+            _ => None,
+        });
+        submitted.expect("the moment has a job")
+    };
+    assert_eq!(id_of_run(false), id_of_run(false));
+    assert_ne!(id_of_run(false), id_of_run(true), "who knows schedule and moment does not know the id");
 }
 
 #[test]

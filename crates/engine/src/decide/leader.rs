@@ -10,7 +10,8 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use muster_consensus::{Consensus, Environment, LeadershipView, Proposal, ProposeError};
 use muster_decider::{
-    Answer, BootstrapConfig, Command, EncodedRound, Pass, Speculation, TICK_STEPS, schedule, settle_all,
+    Answer, BootstrapConfig, Command, EncodedRound, Pass, ScheduleOrder, Speculation, TICK_STEPS, schedule,
+    settle_all,
 };
 use muster_planner::Budget;
 use muster_planted::{Rule, breaks};
@@ -428,6 +429,17 @@ impl<G: Environment> Term<'_, G> {
         }
     }
 
+    /// A moment that has come before its schedule is changed is one of the schedule as it was: what is set waits for later ones.
+    fn run_before_change(&mut self, order: &ScheduleOrder) {
+        let (state, now) = (self.speculation.state(), self.speculation.now());
+        if order.is_new || self.speculation.is_recovering() {
+            return;
+        }
+        if let Some(due) = schedules::due_of(state, &order.schedule.key, now) {
+            self.carry_out(due, oneshot::channel().0);
+        }
+    }
+
     /// A pass over the queue, where something has changed for those who wait.
     fn plan(&mut self) {
         let now = instant::<G>();
@@ -503,6 +515,9 @@ impl<G: Environment> Term<'_, G> {
         let Intake { command, reply, .. } = intake;
         if matches!(command, Command::SetSchedule(_) | Command::ControlSchedule(_)) {
             self.schedules_at = LogTime(0);
+        }
+        if let Command::SetSchedule(order) = &command {
+            self.run_before_change(order);
         }
         if let Ok(Answer::Registered { node, incarnation, .. }) = *self.carry_out(command, reply) {
             self.outer.liveness.registered(instant::<G>(), node, incarnation);

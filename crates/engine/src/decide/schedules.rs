@@ -1,8 +1,8 @@
 //! Schedules whose moments have come, and those whose next moment is not known: what the leader asks of the decider about them.
 
 use muster_decider::Command;
-use muster_state::State;
-use muster_types::{LogTime, NextRun};
+use muster_state::{ScheduleRow, State};
+use muster_types::{LogTime, NextRun, ScheduleKey};
 
 use crate::calendar::Calendar;
 
@@ -30,20 +30,41 @@ pub(super) fn due(state: &State, now: LogTime) -> (Vec<Command>, LogTime) {
         if commands.len() >= PER_ROUND {
             return (commands, now);
         }
-        let calendar = Calendar::new(&row.schedule.cron, &row.schedule.zone);
-        let next = calendar.as_ref().and_then(|calendar| calendar.after(now));
+        let (command, next) = asked(key, row, first, now);
         look = look.min(next.unwrap_or(look));
-        let (schedule, set_index) = (key.clone(), row.set_index);
-        commands.push(match first {
-            None => Command::PlanSchedule { schedule, set_index, next },
-            Some(first) => {
-                // Of several that were missed the last.
-                let last = calendar.and_then(|calendar| calendar.last_within(first, now));
-                Command::FireSchedule { schedule, set_index, due: last.unwrap_or(first), next }
-            }
-        });
+        commands.push(command);
     }
     (commands, look)
+}
+
+/// The command that carries out a moment of this schedule that has come; none where none has.
+pub(super) fn due_of(state: &State, key: &ScheduleKey, now: LogTime) -> Option<Command> {
+    let row = state.schedule(key).filter(|row| row.suspension.is_none())?;
+    match row.next {
+        NextRun::At(first) if first <= now => Some(asked(key, row, Some(first), now).0),
+        _ => None,
+    }
+}
+
+/// What is asked about a schedule, and its next moment. `first` is the moment that has come; none where the next one is not known.
+fn asked(
+    key: &ScheduleKey,
+    row: &ScheduleRow,
+    first: Option<LogTime>,
+    now: LogTime,
+) -> (Command, Option<LogTime>) {
+    let calendar = Calendar::new(&row.schedule.cron, &row.schedule.zone);
+    let next = calendar.as_ref().and_then(|calendar| calendar.after(now));
+    let (schedule, set_index) = (key.clone(), row.set_index);
+    let command = match first {
+        None => Command::PlanSchedule { schedule, set_index, next },
+        Some(first) => {
+            // Of several that were missed the last.
+            let last = calendar.and_then(|calendar| calendar.last_within(first, now));
+            Command::FireSchedule { schedule, set_index, due: last.unwrap_or(first), next }
+        }
+    };
+    (command, next)
 }
 
 #[cfg(test)]
@@ -125,6 +146,22 @@ mod tests {
         let (commands, _) = due(speculation.state(), speculation.now());
         let [Command::FireSchedule { due, next, .. }] = commands.as_slice() else { panic!("{commands:?}") };
         assert_eq!((*due, *next), (LogTime(9 * HOUR_MS), Some(LogTime(10 * HOUR_MS))));
+    }
+
+    #[test]
+    fn a_moment_that_has_come_is_found_before_its_schedule_is_changed() {
+        let mut speculation = cluster(&["nightly".to_owned()], "UTC");
+        let key = ScheduleKey { tenant: name("lab"), name: name("nightly") };
+        pass_to(&mut speculation, LogTime(HOUR_MS - 5_000));
+        assert!(due_of(speculation.state(), &key, speculation.now()).is_none(), "its moment is not known");
+        carry_out(&mut speculation);
+        assert!(due_of(speculation.state(), &key, speculation.now()).is_none(), "its moment has not come");
+        pass_to(&mut speculation, LogTime(3 * HOUR_MS + 1));
+        let asked = due_of(speculation.state(), &key, speculation.now());
+        let Some(Command::FireSchedule { due, next, .. }) = &asked else { panic!("{asked:?}") };
+        assert_eq!((*due, *next), (LogTime(3 * HOUR_MS), Some(LogTime(4 * HOUR_MS))));
+        let other = ScheduleKey { name: name("other"), ..key };
+        assert!(due_of(speculation.state(), &other, speculation.now()).is_none());
     }
 
     #[test]
