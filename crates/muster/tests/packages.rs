@@ -141,7 +141,7 @@ fn the_packaged_agent_configuration_is_read_as_it_is_and_with_every_key() {
             && config.health.maintenance_file.is_some()
     );
     let tables = ["", "[tls]", "[node]", "[node.pod]", "[workers]", "[images]", "[logs]", "[health]"];
-    assert_complete(&all, &tables, &["slurm"], |text| agent(text).map(|_| ()));
+    assert_complete(&all, &tables, &["slurm", "kubernetes"], |text| agent(text).map(|_| ()));
 }
 
 #[test]

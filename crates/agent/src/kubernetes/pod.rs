@@ -257,3 +257,153 @@ pub(super) fn is_same(wanted: &Pod, found: &Pod) -> bool {
     };
     labels(wanted) == labels(found) && node(wanted) == node(found)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kubernetes::config::KubernetesConfig;
+    use crate::kubernetes::config::tests::good;
+    use crate::wire::{placement, tests::order};
+    use muster_types::container::Mount;
+
+    const SCOPE: &str = "0123456789abcdef0123456789abcdef";
+
+    /// Two workers of one gang on one node.
+    fn two() -> Placement {
+        let mut placement = placement(order()).unwrap();
+        placement.tenant = "research".into();
+        placement.job_name = "llama".into();
+        placement.attempt = 3;
+        placement.stop_grace = Duration::from_millis(30_500);
+        let first = &mut placement.workers[0];
+        (first.cpu_milli, first.memory_bytes) = (1_500, 1 << 30);
+        first.command = vec!["python3".into(), "train.py".into()];
+        first.environment = [("KEY".to_owned(), "private".to_owned())].into();
+        let mut second = first.clone();
+        second.rank = 2;
+        second.devices = DeviceSet(0b0110);
+        placement.workers.push(second);
+        placement
+    }
+
+    fn made(config: &KubernetesConfig, placement: &Placement) -> Result<Value, String> {
+        let settings = config.check().unwrap();
+        let name = crate::kubernetes::names::pod_name(SCOPE, placement);
+        let offered = Offered { resource: "nvidia.com/gpu".into(), kind: "h100".into(), count: 8 };
+        let pod = pod(&settings, SCOPE, &name, placement, "gpu-1.example.org", Some(&offered))?;
+        Ok(serde_json::to_value(pod).unwrap())
+    }
+
+    /// What is written in `testdata/kubernetes/`; `UPDATE_EXPECT=1` rewrites it.
+    fn expect(name: &str, value: &Value) {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/kubernetes").join(name);
+        let text = format!("{}\n", serde_json::to_string_pretty(value).unwrap());
+        if std::env::var_os("UPDATE_EXPECT").is_some() {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, &text).unwrap();
+        }
+        let expected = std::fs::read_to_string(&path).unwrap_or_default();
+        assert_eq!(text, expected, "{}", path.display());
+    }
+
+    #[test]
+    fn the_pod_of_a_share_with_devices() {
+        let pod = made(&good(), &two()).unwrap();
+        expect("pod_with_devices.json", &pod);
+        let text = pod.to_string();
+        assert!(!text.contains("private") && !text.contains("train.py"), "what a job runs is not in its pod");
+        assert!(!text.contains("nodeName\":\""), "kube-scheduler places it");
+    }
+
+    #[test]
+    fn the_pod_of_a_job_with_an_image_and_every_setting() {
+        let mut config = good();
+        config.priority_class = Some("muster-workers".into());
+        config.image_pull_secrets = vec!["registry".into()];
+        config.run_as_user = Some(1_000);
+        config.tolerations = vec![
+            serde_json::from_value(json!({"key": "spot", "value": "yes", "effect": "NoSchedule"})).unwrap(),
+            serde_json::from_value(json!({})).unwrap(),
+        ];
+        config.host_network = false;
+        let mut placement = two();
+        let mut image = muster_types::Container::new("registry.example.org/team/train:1".into());
+        image.pull = PullRule::Always;
+        image.mounts = vec![Mount { source: "/data".into(), target: "/mnt/data".into(), read_only: true }];
+        for worker in &mut placement.workers {
+            worker.devices = DeviceSet::EMPTY;
+            worker.container = Some(image.clone());
+        }
+        expect("pod_with_every_setting.json", &made(&config, &placement).unwrap());
+    }
+
+    #[test]
+    fn the_secret_goes_with_its_pod() {
+        let (settings, placement) = (good().check().unwrap(), two());
+        let secret = secret(&settings, SCOPE, &placement, ("muster-01234567-x", "uid-1"), "{}").unwrap();
+        expect("secret.json", &serde_json::to_value(secret).unwrap());
+    }
+
+    #[test]
+    fn nothing_that_is_stated_is_lost_on_the_way() {
+        // Types drop fields that they do not know.
+        let pod = made(&good(), &two()).unwrap();
+        let container = &pod["spec"]["containers"][0];
+        assert_eq!(container["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+        assert_eq!(container["env"][0]["valueFrom"]["secretKeyRef"]["key"], TICKET_KEY);
+        assert_eq!(container["resources"]["limits"]["nvidia.com/gpu"], "4");
+        assert_eq!(container["resources"]["requests"]["cpu"], "3000m");
+        assert_eq!(pod["spec"]["initContainers"][0]["command"][2], "install");
+        assert_eq!(pod["spec"]["terminationGracePeriodSeconds"], 46);
+        let term = &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+        assert_eq!(term["nodeSelectorTerms"][0]["matchFields"][0]["values"][0], "gpu-1.example.org");
+        assert_eq!(pod["metadata"]["name"], "muster-01234567-job-1-1-7-1");
+    }
+
+    #[test]
+    fn what_cannot_be_a_pod_says_why() {
+        let why = |config: &KubernetesConfig, change: fn(&mut Placement)| {
+            let mut placement = two();
+            change(&mut placement);
+            made(config, &placement).unwrap_err()
+        };
+        let config = good();
+        let mixed = why(&config, |placement| {
+            placement.workers[0].container =
+                Some(muster_types::Container::new("registry.example.org/x:1".into()));
+        });
+        assert!(mixed.contains("different images"), "{mixed}");
+        assert!(why(&config, |placement| placement.workers[1].command.clear()).contains("needs a command"));
+        assert!(
+            why(&config, |placement| placement.workers[0].device_milli = 500)
+                .contains("shares of one device")
+        );
+        assert!(why(&config, |placement| placement.workers.clear()).contains("no worker"));
+        let mut none = good();
+        none.default_image = None;
+        assert!(why(&none, |_| ()).contains("kubernetes.default_image"));
+        let mut apart = good();
+        apart.host_network = false;
+        let several = why(&apart, |placement| placement.rank_map[0].node_name = "elsewhere".into());
+        assert!(several.contains("kubernetes.host_network"), "{several}");
+    }
+
+    #[test]
+    fn a_pod_of_the_same_name_is_compared() {
+        let pod = |change: fn(&mut Value)| -> Pod {
+            let mut value = made(&good(), &two()).unwrap();
+            change(&mut value);
+            serde_json::from_value(value).unwrap()
+        };
+        let wanted = pod(|_| ());
+        // What a server fills in makes no difference.
+        let filled = pod(|value| {
+            value["metadata"]["uid"] = "u".into();
+            value["spec"]["schedulerName"] = "default-scheduler".into();
+        });
+        assert!(is_same(&wanted, &filled));
+        assert!(!is_same(&wanted, &pod(|value| value["metadata"]["labels"][label::AGENT] = "other".into())));
+        assert!(!is_same(&wanted, &pod(|value| value["metadata"]["labels"][label::TOKEN] = "1.8".into())));
+        assert!(!is_same(&wanted, &pod(|value| value["spec"]["affinity"] = Value::Null)));
+    }
+}
