@@ -184,6 +184,21 @@ fn the_configurations_of_the_kubernetes_manifests_are_read() {
     assert_eq!(checked(config).expect("it is complete").name.as_str(), "node-1.example.org");
 }
 
+#[test]
+fn the_configurations_of_agents_for_kubernetes_are_read_and_complete() {
+    let read = |text: &str| {
+        let config = agent(text).expect("it is read").kubernetes.expect("it is for Kubernetes");
+        assert_eq!(config.rule_broken(), None);
+        config
+    };
+    let packaged = read(&text_of("kubernetes/workers/config/agent.toml"));
+    let rights = text_of("kubernetes/workers/rights.yaml");
+    assert!(rights.contains(&format!("namespace: {}", packaged.namespace)), "the rights are for its namespace");
+    assert!(packaged.kubeconfig.is_none(), "it has a service account");
+    let example = read(&text_of("../examples/kubernetes-agent.toml"));
+    assert_eq!(example.name, packaged.name);
+}
+
 fn man(dir: &Path) -> std::process::Output {
     let program = env!("CARGO_BIN_EXE_muster");
     std::process::Command::new(program).args(["man", "--dir"]).arg(dir).output().expect("the program runs")

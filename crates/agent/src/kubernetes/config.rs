@@ -196,6 +196,12 @@ pub(super) struct Settings {
 }
 
 impl KubernetesConfig {
+    /// What is wrong with it, as a sentence; none when every key keeps its rule.
+    #[must_use]
+    pub fn rule_broken(&self) -> Option<String> {
+        self.violation().map(|error| error.to_string())
+    }
+
     /// The first key that breaks its rule.
     pub(crate) fn violation(&self) -> Option<ConfigError> {
         self.check().err()
