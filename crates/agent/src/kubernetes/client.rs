@@ -9,8 +9,8 @@ use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::{Node, Pod, Secret};
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
-use kube::runtime::{WatchStreamExt as _, utils::StreamBackoff};
 use kube::{Api, Client, Config};
 use std::future::Future;
 use std::path::Path;
@@ -72,7 +72,7 @@ fn classify(error: &kube::Error) -> CallError {
     let asked = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
     let wait = Duration::from_secs(u64::from(asked)).min(ASKED_WAIT_MAX);
     match status.code {
-        // A quota may have room again; an object that is being changed may be done.
+        // A quota may have something left later; an object that is being changed may be done.
         403 if why.contains("exceeded quota") => CallError::Busy { why, wait },
         408 | 425 | 429 | 500..=599 => CallError::Busy { why, wait },
         _ => CallError::Refused(why),
@@ -229,7 +229,7 @@ impl Server {
     }
 }
 
-/// A list and what changes after it. The client asks for bookmarks, begins the list anew where the server has forgotten the place
+/// A list and what changes after it. The client asks for bookmarks, lists again where the server has forgotten the place
 /// of a watch, and waits longer from one failure to the next.
 fn watch<K, T: 'static>(
     api: Api<K>,
@@ -239,8 +239,7 @@ fn watch<K, T: 'static>(
 where
     K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
-    let told: StreamBackoff<_, _> = watcher(api, config).default_backoff();
-    told.filter_map(move |event| {
+    watcher(api, config).default_backoff().filter_map(move |event| {
         let told = match event {
             Ok(Event::Init) => Some(Ok(Told::ListBegins)),
             Ok(Event::InitApply(object)) => seen(&object).map(|found| Ok(Told::Listed(found))),

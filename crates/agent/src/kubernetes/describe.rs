@@ -1,4 +1,4 @@
-//! What a node of Kubernetes is in Muster, and what of it is free for Muster.
+//! What a node of Kubernetes is in Muster, and how much is free for Muster.
 //!
 //! **Invariant:** a node is closed unless everything says that a pod would start there.
 

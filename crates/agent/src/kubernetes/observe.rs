@@ -1,7 +1,7 @@
 //! What a Kubernetes cluster has, from the objects that it lists and the changes that it tells: its nodes, the pods of this
 //! agent, and what the pods of others hold.
 //!
-//! A list that begins anew, because the server has forgotten the place of a watch or the connection is lost, is collected until it
+//! A list that begins again, because the server has forgotten the place of a watch or the connection is lost, is collected until it
 //! is whole. Then it replaces what was known: what it does not name is gone.
 //!
 //! **Invariant:** the sums of what others hold are those of the pods that are known; half a list changes nothing.
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_begins_anew_is_compared_with_what_was_known() {
+    fn a_second_list_is_compared_with_what_was_known() {
         let mut observed = observed(
             vec![node("n1", true), node("n2", true)],
             vec![pod("a", Some("n1"), 100), pod("b", Some("n2"), 7)],

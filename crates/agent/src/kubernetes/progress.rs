@@ -173,8 +173,8 @@ mod tests {
         let ended = |pod: &mut PodSeen| pod.terminated = Some(Terminated::default());
         let failed = |pod: &mut PodSeen| pod.phase = Phase::Failed;
         for end in [
-            |progress: &mut Progress, seen: Arc<PodSeen>, at| progress.seen(&seen, false, at),
-            |progress: &mut Progress, _, at| progress.end(Cause::Gone, at),
+            |progress: &mut Progress, seen: Arc<PodSeen>, at: Instant| progress.seen(&seen, false, at),
+            |progress: &mut Progress, _: Arc<PodSeen>, at: Instant| progress.end(Cause::Gone, at),
         ] {
             for seen in [pod(ended), pod(failed)] {
                 let mut progress = Progress::Unseen;

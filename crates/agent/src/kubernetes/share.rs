@@ -97,7 +97,7 @@ pub(super) async fn run(share: Allocation<Backend>) {
 
 impl Work {
     async fn run(&mut self) {
-        self.on_view().await;
+        self.on_view();
         loop {
             if self.settle().await {
                 break;
@@ -117,7 +117,7 @@ impl Work {
                     if changed.is_err() {
                         return;
                     }
-                    self.on_view().await;
+                    self.on_view();
                 }
                 () = tokio::time::sleep_until(until) => {}
             }
@@ -403,7 +403,7 @@ impl Work {
         }
     }
 
-    async fn on_view(&mut self) {
+    fn on_view(&mut self) {
         let view = Arc::clone(&self.views.borrow_and_update());
         let Stage::Created { uid } = self.stage() else { return };
         let found = view.picture.own.get(&self.workers.share.name).filter(|pod| pod.uid == *uid).cloned();
@@ -462,7 +462,7 @@ impl Work {
                 self.wait = CREATE_WAIT.0;
                 // Not durable: a restarted agent finds it by its name.
                 self.set_stage(Stage::Created { uid }).await;
-                self.on_view().await;
+                self.on_view();
             }
             Err(CallError::Refused(why)) => {
                 let text = format!("Kubernetes refuses the pod: {why}");

@@ -207,7 +207,7 @@ impl Within {
         std::env::var(name).unwrap_or_default()
     }
 
-    /// The numbers of the devices that were given, as far as they are said.
+    /// The numbers of the devices that were given, as far as they are stated.
     fn visible(self, meant: DeviceSet) -> Option<String> {
         match self {
             Within::Slurm => visible(),
