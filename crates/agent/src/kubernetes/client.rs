@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, Secret};
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::watcher::{self, Event, ExponentialBackoff, watcher};
 use kube::{Api, Client, Config};
 use std::future::Future;
 use std::path::Path;
@@ -21,6 +21,8 @@ use tokio::sync::Semaphore;
 const CALLS_MAX: usize = 16;
 /// Objects of one page of a list.
 const PAGE_OBJECTS: u32 = 500;
+/// First and longest wait before a watch that broke goes on. Load balancers cut watches as a matter of course.
+const WATCH_WAIT: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(10));
 /// The longest wait that a server may ask for.
 const ASKED_WAIT_MAX: Duration = Duration::from_secs(60);
 
@@ -72,9 +74,10 @@ fn classify(error: &kube::Error) -> CallError {
     let asked = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
     let wait = Duration::from_secs(u64::from(asked)).min(ASKED_WAIT_MAX);
     match status.code {
-        // A quota may have something left later; an object that is being changed may be done.
+        // A quota may have something left later.
         403 if why.contains("exceeded quota") => CallError::Busy { why, wait },
-        408 | 425 | 429 | 500..=599 => CallError::Busy { why, wait },
+        // A conflict is about something else, such as the quota's object: one about the name was looked at before.
+        408 | 409 | 425 | 429 | 500..=599 => CallError::Busy { why, wait },
         _ => CallError::Refused(why),
     }
 }
@@ -239,7 +242,8 @@ fn watch<K, T: Send + 'static>(
 where
     K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
-    watcher(api, config).default_backoff().filter_map(move |event| {
+    let backoff = ExponentialBackoff::new(WATCH_WAIT.0, WATCH_WAIT.1, 2.0, true);
+    watcher(api, config).backoff(backoff).filter_map(move |event| {
         let told = match event {
             Ok(Event::Init) => Some(Ok(Told::ListBegins)),
             Ok(Event::InitApply(object)) => seen(&object).map(|found| Ok(Told::Listed(found))),
@@ -269,6 +273,8 @@ mod tests {
             |why: &str, seconds| CallError::Busy { why: why.into(), wait: Duration::from_secs(seconds) };
         assert_eq!(classify(&api(429, "TooManyRequests", "later", 7)), busy("later", 7));
         assert_eq!(classify(&api(503, "ServiceUnavailable", "", 99_999)), busy("ServiceUnavailable", 60));
+        let conflict = "Operation cannot be fulfilled on resourcequotas \"workers\"";
+        assert_eq!(classify(&api(409, "Conflict", conflict, 0)), busy(conflict, 0));
         let quota = "pods \"x\" is forbidden: exceeded quota: workers";
         assert_eq!(classify(&api(403, "Forbidden", quota, 0)), busy(quota, 0));
         let refused = |why: &str| CallError::Refused(why.into());
