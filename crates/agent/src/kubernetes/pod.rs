@@ -80,8 +80,15 @@ fn resources(placement: &Placement, offered: Option<&Offered>) -> Result<(Value,
         cpu_milli = cpu_milli.saturating_add(worker.cpu_milli);
         memory_bytes = memory_bytes.saturating_add(worker.memory_bytes);
     }
-    let (cpu, memory) = (format!("{cpu_milli}m"), memory_bytes.to_string());
-    let before = json!({"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": memory}});
+    let mut before = json!({"requests": {}, "limits": {}});
+    if cpu_milli > 0 {
+        before["requests"]["cpu"] = format!("{cpu_milli}m").into();
+    }
+    // No promise is no limit.
+    if memory_bytes > 0 {
+        before["requests"]["memory"] = memory_bytes.to_string().into();
+        before["limits"]["memory"] = memory_bytes.to_string().into();
+    }
     let mut own = before.clone();
     if !devices.is_empty() {
         let offered = offered.ok_or("the node has no accelerators any more")?;

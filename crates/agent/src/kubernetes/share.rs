@@ -160,10 +160,10 @@ impl Work {
         if self.is_gone || *self.stage() == (Stage::Wanted { tried: false }) {
             return true;
         }
-        let name = &self.workers.share.name;
-        let Some(pod) = self.workers.share.backend.view().picture.own.get(name).cloned() else {
+        let view = self.workers.share.backend.view();
+        let Some(pod) = view.picture.own.get(&self.workers.share.name).cloned() else {
             // The watch may be behind.
-            self.look_up(Duration::from_secs(1));
+            self.look_up(if view.number == 0 { LOOK_UP_WAIT } else { Duration::from_secs(1) });
             return false;
         };
         let ended = self.ended_since.map_or(Duration::ZERO, |since| since.elapsed());
@@ -171,7 +171,7 @@ impl Work {
         if self.workers.linked.is_some() && ended < DELETE_WAIT {
             return false;
         }
-        let node = self.workers.share.backend.view().picture.nodes.get(&self.workers.share.place).cloned();
+        let node = view.picture.nodes.get(&self.workers.share.place);
         let is_lost = node.is_none_or(|node| !node.is_ready) && ended > FORCE_WAIT;
         let has_ended = pod.terminated.is_some() || pod.node.is_none();
         // No node is waited for that has nothing to end, or whose lease ended long ago.
