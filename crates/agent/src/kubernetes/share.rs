@@ -68,7 +68,7 @@ struct Work {
     wait: Duration,
     /// What the last call said that failed.
     said: String,
-    /// Nothing is promised to its runner any more, and it is not connected, since.
+    /// What its runner was promised has been over since.
     unheard_since: Option<Instant>,
     /// All ends are told since.
     ended_since: Option<Instant>,
@@ -327,11 +327,11 @@ impl Work {
         self.workers.give_up(&status).await;
     }
 
-    /// A runner that is not connected counts on what it was promised last. When that is over, its workers are.
+    /// A runner that has not asked for its lease counts on what it was promised last, connected or not. When that is over, its
+    /// workers are.
     fn check_heard(&mut self) {
         let rest = self.workers.share.promise.rest();
-        let is_heard = self.workers.linked.is_some() || rest.is_none_or(|rest| !rest.is_zero());
-        if !self.workers.is_granted() || is_heard {
+        if !self.workers.is_granted() || rest.is_none_or(|rest| !rest.is_zero()) {
             self.unheard_since = None;
             return;
         }
@@ -343,6 +343,8 @@ impl Work {
                 "nothing was heard of a runner for as long as its lease stood"
             );
             self.progress.end(Cause::Unheard, Instant::now());
+            self.workers.share.promise.end();
+            self.workers.tell(ToRunner::Lapsed);
         }
     }
 
