@@ -2,8 +2,8 @@
 //!
 //! **Invariant:** no call outlives its deadline, and few run at once; what is deleted is the very pod that was meant, by its uid.
 
-use super::objects::{NodeSeen, PodSeen};
-use super::observe::Told;
+use super::objects::{NodeObject, PodObject};
+use super::observe::WatchEvent;
 use super::pod::is_same;
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::{Node, Pod, Secret};
@@ -185,9 +185,9 @@ impl Server {
     ///
     /// # Errors
     /// When the server does not say.
-    pub(super) async fn find(&self, name: &str) -> Result<Option<PodSeen>, CallError> {
+    pub(super) async fn find(&self, name: &str) -> Result<Option<PodObject>, CallError> {
         let found = self.call(self.pods_here().get_opt(name)).await?.map_err(|error| classify(&error))?;
-        Ok(found.as_ref().and_then(PodSeen::of))
+        Ok(found.as_ref().and_then(PodObject::of))
     }
 
     /// Deletes a pod; one that is gone, or another one of that name, is none to delete.
@@ -217,18 +217,18 @@ impl Server {
     pub(super) fn nodes(
         &self,
         selector: &str,
-    ) -> impl Stream<Item = Result<Told<NodeSeen>, String>> + Send + use<> {
+    ) -> impl Stream<Item = Result<WatchEvent<NodeObject>, String>> + Send + use<> {
         let mut config = watcher::Config::default().page_size(PAGE_OBJECTS);
         if !selector.is_empty() {
             config = config.labels(selector);
         }
-        watch(Api::<Node>::all(self.client.clone()), config, NodeSeen::of)
+        watch(Api::<Node>::all(self.client.clone()), config, NodeObject::of)
     }
 
     /// All pods of the cluster, and what becomes of them, for ever.
-    pub(super) fn pods(&self) -> impl Stream<Item = Result<Told<PodSeen>, String>> + Send + use<> {
+    pub(super) fn pods(&self) -> impl Stream<Item = Result<WatchEvent<PodObject>, String>> + Send + use<> {
         let config = watcher::Config::default().page_size(PAGE_OBJECTS);
-        watch(Api::<Pod>::all(self.client.clone()), config, PodSeen::of)
+        watch(Api::<Pod>::all(self.client.clone()), config, PodObject::of)
     }
 }
 
@@ -238,18 +238,18 @@ fn watch<K, T: Send + 'static>(
     api: Api<K>,
     config: watcher::Config,
     seen: fn(&K) -> Option<T>,
-) -> impl Stream<Item = Result<Told<T>, String>> + Send
+) -> impl Stream<Item = Result<WatchEvent<T>, String>> + Send
 where
     K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
     let backoff = ExponentialBackoff::new(WATCH_WAIT.0, WATCH_WAIT.1, 2.0, true);
     watcher(api, config).backoff(backoff).filter_map(move |event| {
         let told = match event {
-            Ok(Event::Init) => Some(Ok(Told::ListBegins)),
-            Ok(Event::InitApply(object)) => seen(&object).map(|found| Ok(Told::Listed(found))),
-            Ok(Event::InitDone) => Some(Ok(Told::ListEnds)),
-            Ok(Event::Apply(object)) => seen(&object).map(|found| Ok(Told::Changed(found))),
-            Ok(Event::Delete(object)) => seen(&object).map(|found| Ok(Told::Gone(found))),
+            Ok(Event::Init) => Some(Ok(WatchEvent::ListBegins)),
+            Ok(Event::InitApply(object)) => seen(&object).map(|found| Ok(WatchEvent::Listed(found))),
+            Ok(Event::InitDone) => Some(Ok(WatchEvent::ListEnds)),
+            Ok(Event::Apply(object)) => seen(&object).map(|found| Ok(WatchEvent::Changed(found))),
+            Ok(Event::Delete(object)) => seen(&object).map(|found| Ok(WatchEvent::Gone(found))),
             Err(error) => Some(Err(crate::chain::chain(&error))),
         };
         std::future::ready(told)

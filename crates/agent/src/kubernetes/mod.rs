@@ -75,9 +75,9 @@ pub(crate) async fn serve(kubernetes: &KubernetesConfig, around: Surroundings) -
 
 /// Whether an object is a node or a pod, and whether all that is made of it can be made.
 pub(crate) fn takes_object(bytes: &[u8]) -> bool {
-    use objects::{NodeSeen, PodSeen};
-    let node = serde_json::from_slice(bytes).ok().and_then(|node| NodeSeen::of(&node));
-    let pod = serde_json::from_slice(bytes).ok().and_then(|pod| PodSeen::of(&pod));
+    use objects::{NodeObject, PodObject};
+    let node = serde_json::from_slice(bytes).ok().and_then(|node| NodeObject::of(&node));
+    let pod = serde_json::from_slice(bytes).ok().and_then(|pod| PodObject::of(&pod));
     let ends =
         pod.map(|pod| (ends::hindrance(&pod), ends::before_launch(&pod), ends::after_launch(&pod, false)));
     let settings = KubernetesConfig::sample().and_then(|config| config.check().ok());

@@ -11,7 +11,7 @@
 
 use super::backend::{Backend, Call, View};
 use super::client::CallError;
-use super::objects::PodSeen;
+use super::objects::PodObject;
 use super::pod::WORK_DIRECTORY;
 use super::progress::{Cause, Deletion, Progress, Times};
 use super::stage::Stage;
@@ -182,7 +182,7 @@ impl Work {
         false
     }
 
-    fn delete(&mut self, pod: &PodSeen, grace: Duration) {
+    fn delete(&mut self, pod: &PodObject, grace: Duration) {
         let Some(inbox) = self.workers.share.own_inbox.upgrade() else { return };
         if !self.deletion.begin(Instant::now(), DELETE_WAIT) {
             return;
