@@ -21,19 +21,25 @@ pub fn worker_line(line: &[u8]) -> bool {
 /// A frame between an agent and its runner in a Slurm allocation, from either side.
 #[must_use]
 pub fn slurm_frame(frame: &[u8]) -> bool {
-    crate::slurm::takes_frame(frame)
+    crate::remote::takes_frame(frame)
 }
 
 /// A frame as a runner sends it.
 #[must_use]
 pub fn slurm_frame_sample() -> Vec<u8> {
-    crate::slurm::frame_sample()
+    crate::remote::frame_sample()
 }
 
 /// What Slurm's commands print.
 #[must_use]
 pub fn slurm_text(text: &str) -> bool {
     crate::slurm::takes_text(text)
+}
+
+/// An object that a Kubernetes API server sends: a node or a pod, with what follows from it.
+#[must_use]
+pub fn kubernetes_object(bytes: &[u8]) -> bool {
+    crate::kubernetes::takes_object(bytes)
 }
 
 /// Writes a worker's output as its shim does.
