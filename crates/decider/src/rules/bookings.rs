@@ -401,8 +401,7 @@ fn does_not_fit(state: &State, own: &Name, spec: &BookingSpec, choice: &Choice) 
 /// Without a region, in every region.
 fn granted_milli(state: &State, own: &Name, kind: &Name, region: Option<&Name>) -> u64 {
     let policy = &state.policy().policy;
-    let is_there =
-        |granted: &Name| region.is_none_or(|region| granted == region);
+    let is_there = |granted: &Name| region.is_none_or(|region| granted == region);
     let is_it = |grant: &&QuotaGrant| grant.kind == *kind && grant.region.as_ref().is_none_or(is_there);
     let in_force = || state.grants_in_force().map(|(_, row)| &row.grant).filter(is_it);
     let of_own: u64 = in_force().filter(|grant| grant.tenant == *own).map(|grant| grant.amount_milli).sum();

@@ -131,20 +131,32 @@ fn group(n: usize) -> impl Strategy<Value = TaskGroup> {
         .prop_map(
             move |(workers, command, environment, accelerators, cpu_milli, memory_bytes, container)| {
                 let request = WorkerRequest { accelerators, cpu_milli, memory_bytes };
+                let container = container.map(|(container, has_shared)| Container {
+                    shared_memory_bytes: if has_shared && memory_bytes >= limits::SHARED_MEMORY_BYTES_MIN {
+                        memory_bytes
+                    } else {
+                        0
+                    },
+                    ..container
+                });
                 let name = Name::new(&format!("g{n}")).expect("a name");
                 TaskGroup { environment, container, ..TaskGroup::new(name, workers, command, request) }
             },
         )
 }
 
-fn container() -> impl Strategy<Value = Container> {
+/// With whether it has shared memory, for which the group says how much there can be.
+fn container() -> impl Strategy<Value = (Container, bool)> {
     let pull = prop_oneof![Just(PullRule::Missing), Just(PullRule::Always), Just(PullRule::Never)];
-    let told = ("[a-z]{1,5}/[a-z]{1,5}", pull, any::<bool>(), any::<u64>());
-    told.prop_map(|(name, pull, read_only, shared_memory_bytes)| Container {
-        image: format!("localhost/{name}:1"),
-        pull,
-        mounts: vec![Mount { source: "/data".to_owned(), target: "/mnt".to_owned(), read_only }],
-        shared_memory_bytes,
+    let told = ("[a-z]{1,5}/[a-z]{1,5}", pull, any::<bool>(), any::<bool>());
+    told.prop_map(|(name, pull, read_only, has_shared)| {
+        let container = Container {
+            image: format!("localhost/{name}:1"),
+            pull,
+            mounts: vec![Mount { source: "/data".to_owned(), target: "/mnt".to_owned(), read_only }],
+            shared_memory_bytes: 0,
+        };
+        (container, has_shared)
     })
 }
 
