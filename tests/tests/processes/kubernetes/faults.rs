@@ -50,7 +50,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Every third request and every watch meets something; which, goes round.
+    /// Every third request and every watch meets something, one kind after the other.
     fn fate(&self, line: &str) -> Fate {
         let is_watch = line.contains("watch=true") || line.contains("watch=1");
         let fate = if !self.enabled.load(Ordering::Relaxed) {

@@ -1,5 +1,5 @@
 //! What the tests of Kubernetes share: the cluster that the lane started, a namespace of one test in it, an agent for it, and
-//! connections of workers to the test, which last as long as they do.
+//! connections of workers to the test, which last as long as they run.
 
 use muster_client::Client;
 use muster_wire::v1;
@@ -36,7 +36,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// The cluster that the environment names; without one that is said.
+    /// The cluster that the environment names; none, and a line about it, where it names none.
     pub async fn open_or_skip(test: &str) -> Option<Lab> {
         let named = |name: &str| std::env::var_os(name).filter(|text| !text.is_empty());
         let Some(kubeconfig) = named("MUSTER_TEST_KUBECONFIG") else {
@@ -326,7 +326,7 @@ pub fn in_muster(node: &str) -> String {
     format!("{GROUP}.{node}")
 }
 
-/// Waits for so many nodes of an agent.
+/// Waits until an agent has this number of nodes.
 pub async fn nodes_up(client: &Client, count: usize) -> Vec<v1::Node> {
     eventually("the nodes of Kubernetes are not up", || async {
         let nodes = client.list_nodes(v1::ListNodesRequest::default()).await.ok()?.nodes;
@@ -340,9 +340,9 @@ pub async fn nodes_up(client: &Client, count: usize) -> Vec<v1::Node> {
     .await
 }
 
-/// The life of one worker: from its connection to its end.
+/// When one worker ran: from its connection to its end.
 #[derive(Clone, Debug)]
-pub struct Life {
+pub struct Interval {
     pub job: String,
     pub token: String,
     pub rank: u32,
@@ -353,7 +353,7 @@ pub struct Life {
 /// Workers connect to it; the connection ends with the last of a worker's processes.
 pub struct Witness {
     address: SocketAddr,
-    seen: Arc<Mutex<Vec<Life>>>,
+    seen: Arc<Mutex<Vec<Interval>>>,
     accepting: tokio::task::JoinHandle<()>,
 }
 
@@ -377,7 +377,7 @@ impl Witness {
         Witness { address, seen, accepting }
     }
 
-    /// Workers with so many devices each that carry this script out below a connection to here.
+    /// Workers with some devices each that carry this script out below a connection to here.
     pub fn job(&self, name: &str, script: &str, shape: (u32, u32)) -> v1::Job {
         let (workers, devices) = shape;
         let port = self.address.port().to_string();
@@ -391,40 +391,45 @@ impl Witness {
         wanted
     }
 
-    /// Lives of the workers of a job, so far.
-    pub fn lives(&self, job: &str) -> Vec<Life> {
-        self.seen.lock().iter().filter(|life| life.job == job).cloned().collect()
+    /// When workers of a job ran
+    pub fn intervals(&self, job: &str) -> Vec<Interval> {
+        self.seen.lock().iter().filter(|interval| interval.job == job).cloned().collect()
     }
 
-    /// So many workers of a job live.
+    /// This number of workers of a job run.
     pub async fn living(&self, job: &str, count: usize) {
         eventually("workers have not begun", || async {
-            (self.lives(job).iter().filter(|life| life.ended.is_none()).count() == count).then_some(())
+            (self.intervals(job).iter().filter(|interval| interval.ended.is_none()).count() == count)
+                .then_some(())
         })
         .await;
     }
 
-    /// No worker of a job lives; when the last of them ended.
+    /// No worker of a job runs; when the last of them ended.
     pub async fn all_ended(&self, job: &str) -> Instant {
         eventually("workers go on", || async {
-            let ends: Option<Vec<Instant>> = self.lives(job).iter().map(|life| life.ended).collect();
+            let ends: Option<Vec<Instant>> =
+                self.intervals(job).iter().map(|interval| interval.ended).collect();
             ends?.into_iter().max()
         })
         .await
     }
 
-    /// No token began twice on a rank, and no two attempts of a rank lived at a time.
+    /// No token began twice on a rank, and no two attempts of a rank ran at a time.
     #[track_caller]
     pub fn assert_once(&self) {
         let seen = self.seen.lock();
         let mut tokens = BTreeSet::new();
-        let mut ranks = BTreeMap::<_, Vec<&Life>>::new();
-        for life in seen.iter() {
-            assert!(tokens.insert((&life.job, &life.token, life.rank)), "began twice: {life:?}");
-            ranks.entry((&life.job, life.rank)).or_default().push(life);
+        let mut ranks = BTreeMap::<_, Vec<&Interval>>::new();
+        for interval in seen.iter() {
+            assert!(
+                tokens.insert((&interval.job, &interval.token, interval.rank)),
+                "began twice: {interval:?}"
+            );
+            ranks.entry((&interval.job, interval.rank)).or_default().push(interval);
         }
-        for lives in ranks.values() {
-            for pair in lives.windows(2) {
+        for intervals in ranks.values() {
+            for pair in intervals.windows(2) {
                 let before = pair[0].ended.is_some_and(|end| end <= pair[1].begun);
                 assert!(before, "two attempts at a time: {pair:#?}");
             }
@@ -432,7 +437,7 @@ impl Witness {
     }
 }
 
-async fn live(stream: tokio::net::TcpStream, all: Arc<Mutex<Vec<Life>>>) {
+async fn live(stream: tokio::net::TcpStream, all: Arc<Mutex<Vec<Interval>>>) {
     let begun = Instant::now();
     let mut stream = BufReader::new(stream);
     let mut line = String::new();
@@ -441,7 +446,7 @@ async fn live(stream: tokio::net::TcpStream, all: Arc<Mutex<Vec<Life>>>) {
     }
     let words: Vec<&str> = line.split_whitespace().collect();
     let [job, token, rank] = words[..] else { return };
-    let life = Life {
+    let interval = Interval {
         job: job.to_owned(),
         token: token.to_owned(),
         rank: rank.parse().expect("a rank is a number"),
@@ -450,7 +455,7 @@ async fn live(stream: tokio::net::TcpStream, all: Arc<Mutex<Vec<Life>>>) {
     };
     let place = {
         let mut all = all.lock();
-        all.push(life);
+        all.push(interval);
         all.len() - 1
     };
     let mut rest = [0; 256];

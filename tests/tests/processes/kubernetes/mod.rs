@@ -1,8 +1,8 @@
 //! A real Kubernetes as capacity of a real Muster cluster: placed by one, bound and run by the other.
 //!
 //! They run where `MUSTER_TEST_KUBECONFIG` names a cluster on this machine (`.ci/kubernetes` starts one with two nodes), and say
-//! that they are skipped otherwise. Workers keep a connection to the test for as long as they live, so that what is said of
-//! their beginnings and ends is seen and not told.
+//! that they are skipped otherwise. Workers keep a connection to the test for as long as they run, so that
+//! their beginnings and ends are seen and not told.
 
 mod faults;
 mod lab;
@@ -57,13 +57,13 @@ async fn gangs_run_as_pods_to_their_ends() {
         assert_eq!((accelerators.r#type.as_str(), accelerators.count), ("h100", DEVICES), "{description:?}");
     }
 
-    // More workers than one node holds, all of which live at one time.
+    // More workers than one node holds, all of which run at one time.
     let workers = 2 * lab.nodes.len() as u32;
     let submitted = Instant::now();
     let id = submit(&client, witness.job("gang", "sleep 3", (workers, DEVICES / 2))).await;
     witness.living(&id, workers as usize).await;
     say(&format!(
-        "a gang of {workers} workers lives {} ms after its submission",
+        "a gang of {workers} workers runs {} ms after its submission",
         submitted.elapsed().as_millis()
     ));
     let pods = lab.pods().await.expect("pods can be listed");
@@ -201,15 +201,19 @@ async fn nothing_that_runs_changes_while_the_api_server_is_away() {
     let stopped = Stopped::stop(server);
     let waits = submit(&client, witness.job("waits", "sleep 1", (1, 1))).await;
     let cancelled = submit(&client, witness.job("cancelled", HOLD, (1, 1))).await;
-    holds_for(AWAY / 2, "a worker ended", || witness.lives(&held).iter().all(|life| life.ended.is_none()))
-        .await;
+    holds_for(AWAY / 2, "a worker ended", || {
+        witness.intervals(&held).iter().all(|interval| interval.ended.is_none())
+    })
+    .await;
     client
         .cancel_job(v1::CancelJobRequest { job_id: cancelled.clone(), ..Default::default() })
         .await
         .unwrap();
-    holds_for(AWAY / 2, "a worker ended", || witness.lives(&held).iter().all(|life| life.ended.is_none()))
-        .await;
-    assert_eq!(witness.lives(&waits).len(), 0, "nobody could have started it");
+    holds_for(AWAY / 2, "a worker ended", || {
+        witness.intervals(&held).iter().all(|interval| interval.ended.is_none())
+    })
+    .await;
+    assert_eq!(witness.intervals(&waits).len(), 0, "nobody could have started it");
     drop(stopped);
 
     assert_first_attempt(&wait_for_job(&client, &ends, is_finished).await);
@@ -367,13 +371,13 @@ async fn what_pods_of_others_hold_is_not_free() {
     assert_eq!((load.devices.len(), load.closed), (3, false), "{load:?}");
     assert!(load.cpu_milli >= 2_000, "{load:?}");
 
-    // What fits beside it runs, and what does not waits until it is gone.
+    // What fits next to it runs, and what does not waits until it is gone.
     let workers = lab.nodes.len() as u32;
-    let beside = submit(&client, witness.job("beside", "sleep 1", (workers, DEVICES - 3))).await;
-    assert_first_attempt(&wait_for_job(&client, &beside, is_finished).await);
+    let next_to_it = submit(&client, witness.job("beside", "sleep 1", (workers, DEVICES - 3))).await;
+    assert_first_attempt(&wait_for_job(&client, &next_to_it, is_finished).await);
     let whole = submit(&client, witness.job("whole", "sleep 1", (workers, DEVICES))).await;
     wait_for_job(&client, &whole, |job| job.status().reason == "WAITING_FOR_CAPACITY").await;
-    assert!(witness.lives(&whole).is_empty());
+    assert!(witness.intervals(&whole).is_empty());
     lab.remove_at_once(&["foreign"]).await;
     assert_first_attempt(&wait_for_job(&client, &whole, is_finished).await);
 
@@ -432,12 +436,12 @@ async fn pods_that_nobody_asked_for_are_deleted() {
     lab.post(&lab.path("pods"), &older(&stray, &labels["muster.dev/agent"])).await;
     agent.start();
     eventually("a pod of an earlier token is left by an agent that starts", gone).await;
-    assert_eq!(witness.lives(&id).len(), 1);
+    assert_eq!(witness.intervals(&id).len(), 1);
 
     // Somebody deletes a pod that was asked for.
     lab.kubectl(&["delete", "pod", name, "--namespace", lab.namespace(), "--grace-period=1"], "").await;
     witness.all_ended(&id).await;
-    eventually("the job is not placed again", || async { (witness.lives(&id).len() == 2).then_some(()) })
+    eventually("the job is not placed again", || async { (witness.intervals(&id).len() == 2).then_some(()) })
         .await;
     client.cancel_job(v1::CancelJobRequest { job_id: id.clone(), ..Default::default() }).await.unwrap();
     let ended = wait_for_job(&client, &id, is_finished).await;
