@@ -371,7 +371,7 @@ impl Witness {
         let all = Arc::clone(&seen);
         let accepting = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(live(stream, Arc::clone(&all)));
+                tokio::spawn(follow(stream, Arc::clone(&all)));
             }
         });
         Witness { address, seen, accepting }
@@ -437,7 +437,7 @@ impl Witness {
     }
 }
 
-async fn live(stream: tokio::net::TcpStream, all: Arc<Mutex<Vec<Interval>>>) {
+async fn follow(stream: tokio::net::TcpStream, all: Arc<Mutex<Vec<Interval>>>) {
     let begun = Instant::now();
     let mut stream = BufReader::new(stream);
     let mut line = String::new();

@@ -373,7 +373,7 @@ async fn what_pods_of_others_hold_is_not_free() {
 
     // What fits next to it runs, and what does not waits until it is gone.
     let workers = lab.nodes.len() as u32;
-    let next_to_it = submit(&client, witness.job("beside", "sleep 1", (workers, DEVICES - 3))).await;
+    let next_to_it = submit(&client, witness.job("next-to-it", "sleep 1", (workers, DEVICES - 3))).await;
     assert_first_attempt(&wait_for_job(&client, &next_to_it, is_finished).await);
     let whole = submit(&client, witness.job("whole", "sleep 1", (workers, DEVICES))).await;
     wait_for_job(&client, &whole, |job| job.status().reason == "WAITING_FOR_CAPACITY").await;
