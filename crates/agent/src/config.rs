@@ -5,6 +5,7 @@
 use crate::discovery;
 use crate::former_keys::FORMER_KEYS;
 use crate::health::{HealthConfig, Inventory};
+use crate::kubernetes::KubernetesConfig;
 use crate::limits;
 use crate::process::isolation::WorkersConfig;
 use crate::process::runtime::ImagesConfig;
@@ -40,6 +41,9 @@ pub struct AgentConfig {
     /// The Slurm cluster whose nodes this agent stands for.
     #[serde(default)]
     pub slurm: Option<SlurmConfig>,
+    /// The Kubernetes cluster whose nodes this agent stands for.
+    #[serde(default)]
+    pub kubernetes: Option<KubernetesConfig>,
     /// Program and first arguments of a shim; the binary that mounts this crate fills it in.
     #[serde(default)]
     pub shim_command: Vec<String>,
@@ -219,12 +223,24 @@ impl AgentConfig {
     /// The first key that breaks its rule.
     pub fn check_with(&self, root: &Path, listed: Option<&Inventory>) -> Result<NodeSpec, ConfigError> {
         self.check_own()?;
-        match (&self.node, &self.slurm) {
-            (Some(node), None) => node.check(root, listed),
-            (Some(_), Some(_)) => {
-                Err(broken("slurm", "an agent is for a host or for a cluster: not together with node"))
-            }
-            (None, _) => Err(broken("node", "must describe this host")),
+        self.check_alone()?;
+        match &self.node {
+            Some(node) => node.check(root, listed),
+            None => Err(broken("node", "must describe this host")),
+        }
+    }
+
+    /// Checks that the agent is for one thing: this host, or the nodes of one other scheduler.
+    ///
+    /// # Errors
+    /// The key that is one too many.
+    pub(crate) fn check_alone(&self) -> Result<(), ConfigError> {
+        let rule = "an agent is for a host or for one cluster: not together with";
+        match (&self.node, &self.slurm, &self.kubernetes) {
+            (_, Some(_), Some(_)) => Err(broken("kubernetes", format!("{rule} slurm"))),
+            (Some(_), Some(_), None) => Err(broken("slurm", format!("{rule} node"))),
+            (Some(_), None, Some(_)) => Err(broken("kubernetes", format!("{rule} node"))),
+            _ => Ok(()),
         }
     }
 

@@ -21,13 +21,13 @@ pub fn worker_line(line: &[u8]) -> bool {
 /// A frame between an agent and its runner in a Slurm allocation, from either side.
 #[must_use]
 pub fn slurm_frame(frame: &[u8]) -> bool {
-    crate::slurm::takes_frame(frame)
+    crate::remote::takes_frame(frame)
 }
 
 /// A frame as a runner sends it.
 #[must_use]
 pub fn slurm_frame_sample() -> Vec<u8> {
-    crate::slurm::frame_sample()
+    crate::remote::frame_sample()
 }
 
 /// What Slurm's commands print.

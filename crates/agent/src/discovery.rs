@@ -95,7 +95,7 @@ pub(crate) fn has_instances(root: &Path) -> bool {
 }
 
 /// `NVIDIA H100 80GB HBM3` becomes `h100`: the word with a digit that names the chip.
-fn nvidia_type(model: &str) -> Option<Name> {
+pub(crate) fn nvidia_type(model: &str) -> Option<Name> {
     let mut words = model.split([' ', '-', '\t']).filter(|w| !w.is_empty()).map(str::to_ascii_lowercase);
     let brand = |w: &str| matches!(w, "nvidia" | "tesla" | "geforce" | "quadro" | "graphics" | "device");
     let first = words.find(|w| !brand(w))?;

@@ -25,6 +25,9 @@ pub enum AgentError {
     /// The address for what runs inside another scheduler's allocations cannot be used.
     #[error("listen for runners")]
     Listen(#[source] std::io::Error),
+    /// There is no client for the API server of Kubernetes.
+    #[error("configuration key kubernetes.kubeconfig")]
+    Kubernetes(#[source] crate::kubernetes::ClientError),
     /// The address for monitoring systems cannot be used.
     #[error("http_listen: listening on {address} failed; is the port in use?")]
     ListenHttp {

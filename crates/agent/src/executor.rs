@@ -149,7 +149,7 @@ pub trait Executor: Send + Sync + 'static {
         let key = request.key;
         async move {
             Err(format!(
-                "worker {key} is not on a host of this agent but a job of another scheduler; use that one's means, such as srun --overlap"
+                "worker {key} is not on a host of this agent but a job of another scheduler; use that one's means, such as srun --overlap or kubectl exec"
             ))
         }
     }

@@ -19,15 +19,18 @@ mod error;
 pub mod executor;
 mod former_keys;
 pub mod health;
+pub mod kubernetes;
 mod launch;
 mod launches;
 pub mod limits;
 mod monitoring;
 mod node_loop;
 mod offload;
+mod own_program;
 pub mod probe;
 pub mod process;
 mod relays;
+mod remote;
 pub mod rules;
 mod session;
 mod settings;
@@ -69,8 +72,8 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     if !process::priority::raise() {
         tracing::info!("this agent may not raise its priority, so workers have a lower one");
     }
-    if let Some(slurm) = config.slurm.take() {
-        return run_slurm(config, slurm, shutdown).await;
+    if config.slurm.is_some() || config.kubernetes.is_some() {
+        return run_for_cluster(config, shutdown).await;
     }
     let health = begin_health(&config).await;
     let listed = health.inventory();
@@ -241,26 +244,26 @@ async fn begin_health(config: &AgentConfig) -> health::Health {
     begun.unwrap_or_else(|_| health::Health::begin(&health::HealthConfig::off()))
 }
 
-/// Runs the agent of a Slurm cluster until `shutdown`.
-async fn run_slurm(
-    config: AgentConfig,
-    slurm: slurm::SlurmConfig,
-    shutdown: impl Future<Output = ()>,
-) -> Result<(), AgentError> {
+/// Runs the agent of another scheduler's cluster until `shutdown`.
+async fn run_for_cluster(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Result<(), AgentError> {
     config.check_own()?;
-    if config.node.is_some() {
-        let rule = "an agent is for a host or for a cluster: not together with node".to_owned();
-        return Err(ConfigError { key: "slurm".to_owned(), rule }.into());
-    }
-    if let Some(violation) = slurm.violation(&config.shim_command) {
+    config.check_alone()?;
+    let slurm = config.slurm.as_ref().and_then(|slurm| slurm.violation(&config.shim_command));
+    let kubernetes = config.kubernetes.as_ref().and_then(kubernetes::KubernetesConfig::violation);
+    if let Some(violation) = slurm.or(kubernetes) {
         return Err(violation.into());
     }
-    let security = security(&config, &Expected::Group(&slurm.name)).map_err(AgentError::Tls)?;
+    let (table, name) = match (&config.slurm, &config.kubernetes) {
+        (Some(slurm), _) => ("slurm", slurm.name.as_str()),
+        (None, Some(kubernetes)) => ("kubernetes", kubernetes.name.as_str()),
+        (None, None) => return Ok(()),
+    };
+    let security = security(&config, &Expected::Group { table, name }).map_err(AgentError::Tls)?;
     let endpoints = Endpoints::parse_with(&config.endpoints, security.clone());
     let endpoints = endpoints.map_err(AgentError::Endpoints)?.spread();
     let pages = listen_http(&config).await?;
     let monitor = monitoring::AgentMonitor::new(config.state_dir.clone(), security.clone());
-    let around = slurm::Surroundings {
+    let around = remote::Surroundings {
         monitor: monitor.clone(),
         state_dir: config.state_dir,
         boot_id_path: config.boot_id_path,
@@ -269,11 +272,18 @@ async fn run_slurm(
         logs: config.logs,
         pass_environment: config.pass_environment,
     };
+    let serving = async {
+        match (&config.slurm, &config.kubernetes) {
+            (Some(slurm), _) => slurm::serve(slurm, around).await,
+            (None, Some(kubernetes)) => kubernetes::serve(kubernetes, around).await,
+            (None, None) => Ok(()),
+        }
+    };
     tokio::select! {
         () = keep_fresh(security) => {}
-        ended = slurm::serve(&slurm, around) => ended?,
+        ended = serving => ended?,
         () = monitor.serve(pages) => {}
-        () = shutdown => tracing::info!("agent stops; its batch jobs go on"),
+        () = shutdown => tracing::info!("agent stops; what it started goes on"),
     }
     Ok(())
 }
@@ -299,8 +309,11 @@ async fn keep_fresh(security: Security) {
 /// The name that the agent's certificate must have, or every session would be refused.
 enum Expected<'a> {
     Node(&'a NodeSpec),
-    /// The first part of the names of its nodes.
-    Group(&'a str),
+    /// The first part of the names of its nodes, and the table that states it.
+    Group {
+        table: &'static str,
+        name: &'a str,
+    },
 }
 
 /// The certificates of the configuration.
@@ -313,11 +326,13 @@ fn security(config: &AgentConfig, expected: &Expected<'_>) -> Result<Security, T
         (Role::Agent(node), Expected::Node(spec)) if node.as_str() == spec.name.as_str() => {
             return Ok(Security::Tls(tls));
         }
-        (Role::AgentGroup(own), Expected::Group(name)) if own.as_str() == *name => {
+        (Role::AgentGroup(own), Expected::Group { name, .. }) if own.as_str() == *name => {
             return Ok(Security::Tls(tls));
         }
         (_, Expected::Node(spec)) => format!("agent/{}, the node of this configuration,", spec.name),
-        (_, Expected::Group(name)) => format!("agent-group/{name}, as slurm.name in this configuration,"),
+        (_, Expected::Group { table, name }) => {
+            format!("agent-group/{name}, as {table}.name in this configuration,")
+        }
     };
     Err(TlsError::WrongName { found: Box::new(found), wanted })
 }

@@ -141,7 +141,7 @@ fn the_packaged_agent_configuration_is_read_as_it_is_and_with_every_key() {
             && config.health.maintenance_file.is_some()
     );
     let tables = ["", "[tls]", "[node]", "[node.pod]", "[workers]", "[images]", "[logs]", "[health]"];
-    assert_complete(&all, &tables, &["slurm"], |text| agent(text).map(|_| ()));
+    assert_complete(&all, &tables, &["slurm", "kubernetes"], |text| agent(text).map(|_| ()));
 }
 
 #[test]
@@ -182,6 +182,21 @@ fn the_configurations_of_the_kubernetes_manifests_are_read() {
     // Users of tenants need an agent that is root, which a test need not be.
     config.workers.uid_range = None;
     assert_eq!(checked(config).expect("it is complete").name.as_str(), "node-1.example.org");
+}
+
+#[test]
+fn the_configurations_of_agents_for_kubernetes_are_read_and_complete() {
+    let read = |text: &str| {
+        let config = agent(text).expect("it is read").kubernetes.expect("it is for Kubernetes");
+        assert_eq!(config.rule_broken(), None);
+        config
+    };
+    let packaged = read(&text_of("kubernetes/workers/config/agent.toml"));
+    let rights = text_of("kubernetes/workers/rights.yaml");
+    assert!(rights.contains(&format!("namespace: {}", packaged.namespace)), "the rights are for its namespace");
+    assert!(packaged.kubeconfig.is_none(), "it has a service account");
+    let example = read(&text_of("../examples/kubernetes-agent.toml"));
+    assert_eq!(example.name, packaged.name);
 }
 
 fn man(dir: &Path) -> std::process::Output {

@@ -103,7 +103,7 @@ pub(super) fn part(gang: &mut Gang, hub: &Hub) {
 /// The process that starts the MPI job, with everything it is told by.
 fn prepare(identity: &Identity, hub: &Hub, command: &[String]) -> Result<Command, Failure> {
     let helper = identity.own_directory()?.join("remote");
-    let own = std::env::current_exe().map_err(|e| format!("find the program of this launcher: {e}"))?;
+    let own = crate::own_program::command().map_err(|e| format!("find the program of this launcher: {e}"))?;
     let shim: Vec<String> = std::env::args().skip(1).take_while(|word| word != LAUNCH).collect();
     write(&helper, &script(&own, &shim), 0o700)?;
     let hosts = identity.directory.join("hostfile.ranks");
@@ -133,9 +133,9 @@ fn prepare(identity: &Identity, hub: &Hub, command: &[String]) -> Result<Command
 }
 
 /// A program of one word in ssh's place, for starters that take no more.
-fn script(own: &Path, shim: &[String]) -> String {
+fn script(own: &[String], shim: &[String]) -> String {
     let quoted = |text: &str| format!("'{}'", text.replace('\'', r"'\''"));
-    let words = [quoted(&own.display().to_string())].into_iter().chain(shim.iter().map(|word| quoted(word)));
+    let words = own.iter().chain(shim).map(|word| quoted(word));
     let words: Vec<String> = words.chain([LAUNCH.to_owned(), REMOTE.to_owned()]).collect();
     format!("#!/bin/sh\nexec {} \"$@\"\n", words.join(" "))
 }
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn the_script_survives_any_path() {
-        let text = script(Path::new("/opt/it's a/muster"), &["shim".to_owned()]);
+        let text = script(&["/opt/it's a/muster".to_owned()], &["shim".to_owned()]);
         assert_eq!(text, "#!/bin/sh\nexec '/opt/it'\\''s a/muster' 'shim' launch remote \"$@\"\n");
     }
 }

@@ -8,23 +8,14 @@
 
 use super::command::{CallError, Cli};
 use super::config::Settings;
-use super::link::{LeaseRemainder, ToRunner};
 use super::parse::{self, JOB_FIELDS, Partition, SlurmJob, SlurmNode};
-use super::record::Stage;
-use crate::clock::BootTime;
-use crate::disk::lease::Lease;
-use crate::executor::StopRequest;
-use crate::rules::WorkerKey;
-use crate::settings::LogLimits;
-use muster_metrics::AgentMetrics;
-use muster_transport::SharedIdentity;
-use parking_lot::{Mutex, MutexGuard};
+use super::stage::Stage;
+use crate::remote::scheduler::Common;
+use muster_types::{Accelerators, Name, NodeDraft, NodeSpec};
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Notify, mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 /// Between two polls, however many ask for one.
@@ -32,7 +23,7 @@ const POLL_GAP: Duration = Duration::from_millis(200);
 
 /// What one poll saw.
 #[derive(Clone, Debug)]
-pub(super) struct View {
+pub struct View {
     /// Rises by one; 0 before the first.
     pub(super) number: u64,
     /// When it began to ask.
@@ -43,103 +34,18 @@ pub(super) struct View {
     pub(super) partitions: Vec<Partition>,
 }
 
-/// What a share's task is told.
+/// A call to Slurm that has ended.
 #[derive(Debug)]
-pub(super) enum ToShare {
-    /// Stop a worker.
-    Stop { rank: u32, request: StopRequest },
-    /// A worker's end is acknowledged by the leader.
-    Acknowledged,
-    /// `sbatch` has ended, begun at this moment.
+pub enum Call {
+    /// `sbatch`, begun at this moment.
     Submitted { began: Instant, result: Result<u32, CallError> },
-    /// `scancel` has ended.
+    /// `scancel`.
     Cancelled(Result<(), CallError>),
-    /// A runner has opened a connection.
-    Hello { connection: u64, runner: String, slurm_job: String, out: mpsc::Sender<ToRunner> },
-    /// What it sent on that connection.
-    Frame(u64, super::link::Frame),
-    /// What became of a note of its runner's.
-    Noted { id: u64, refused: Option<String> },
-    /// The connection is over.
-    Gone(u64),
-}
-
-/// The lease as a share's runner may count on it.
-#[derive(Debug)]
-pub(super) struct RunnerLease {
-    lease: Arc<Mutex<Lease>>,
-    epoch: u64,
-    state: Mutex<RunnerLeaseState>,
-}
-
-#[derive(Debug)]
-struct RunnerLeaseState {
-    /// Set once: nothing is promised any more.
-    over: bool,
-    /// Up to when anything launched may run, the grace of the lease's end included; none when this agent
-    /// has promised nothing yet.
-    until: Option<BootTime>,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Whole values are replaced under these locks, never edited in steps.
-    mutex.lock()
-}
-
-impl RunnerLease {
-    /// For workers of one epoch of a lease.
-    pub(super) fn new(lease: Arc<Mutex<Lease>>, epoch: u64) -> RunnerLease {
-        RunnerLease { lease, epoch, state: Mutex::new(RunnerLeaseState { over: false, until: None }) }
-    }
-
-    /// What is left now; none when the share's lease is over.
-    pub(super) fn left(&self) -> Option<LeaseRemainder> {
-        let mut state = locked(&self.state);
-        let now = BootTime::now();
-        let slot =
-            locked(&self.lease).standing(now).filter(|slot| slot.epoch == self.epoch && !state.over)?;
-        let end = slot.deadline.after(Duration::from_millis(slot.grace_ms));
-        state.until = Some(state.until.map_or(end, |before| before.max(end)));
-        let nanos = u64::try_from(now.until(slot.deadline).as_nanos()).unwrap_or(u64::MAX);
-        Some(LeaseRemainder { nanos, grace_ms: slot.grace_ms })
-    }
-
-    /// Whether the share's lease is over: it never comes back.
-    pub(super) fn has_lapsed(&self) -> bool {
-        locked(&self.lease).standing(BootTime::now()).is_none_or(|slot| slot.epoch != self.epoch)
-    }
-
-    /// Promises nothing more.
-    pub(super) fn end(&self) {
-        locked(&self.state).over = true;
-    }
-
-    /// How long until nothing that was launched under it can be running, if nothing more is promised.
-    /// None when there is no telling yet.
-    pub(super) fn rest(&self) -> Option<Duration> {
-        let state = locked(&self.state);
-        let now = BootTime::now();
-        // What an earlier agent promised ended before what is promised now would.
-        let until = state.until.or_else(|| {
-            let slot = locked(&self.lease).standing(now)?;
-            Some(slot.deadline.after(Duration::from_millis(slot.grace_ms)))
-        })?;
-        Some(now.until(until))
-    }
-}
-
-/// A share that something may connect to or ask for.
-#[derive(Clone, Debug)]
-pub(super) struct Registered {
-    pub(super) identity: SharedIdentity,
-    pub(super) inbox: mpsc::Sender<ToShare>,
-    pub(super) promise: Arc<RunnerLease>,
-    pub(super) holds: Held,
 }
 
 /// What a share holds of its node in Slurm while its batch job runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Held {
+pub struct Held {
     /// The node in Slurm.
     pub(super) node: String,
     pub(super) cpus: u64,
@@ -149,30 +55,17 @@ pub(super) struct Held {
 
 /// One Slurm cluster.
 #[derive(Debug)]
-pub(super) struct Backend {
+pub struct Backend {
     pub(super) settings: Settings,
     pub(super) cli: Cli,
-    /// Tells our batch jobs from those of another agent under the same user.
-    pub(super) scope: String,
-    pub(super) logs: LogLimits,
-    pub(super) pass_environment: Vec<String>,
-    /// Where output that arrives is counted.
-    pub(super) metrics: AgentMetrics,
-    shares: Mutex<BTreeMap<String, Registered>>,
+    /// What its nodes share.
+    pub(super) common: Common<Backend>,
     view: watch::Sender<Arc<View>>,
     poke: Notify,
-    /// Every task but the poll: they end with the cluster, not with their caller.
-    work: Mutex<JoinSet<()>>,
 }
 
 impl Backend {
-    pub(super) fn new(
-        settings: Settings,
-        scope: String,
-        logs: LogLimits,
-        pass_environment: Vec<String>,
-        metrics: AgentMetrics,
-    ) -> Backend {
+    pub(super) fn new(settings: Settings, common: Common<Backend>) -> Backend {
         let none = View {
             number: 0,
             began: Instant::now(),
@@ -183,66 +76,26 @@ impl Backend {
         Backend {
             cli: Cli::new(&settings.written),
             settings,
-            scope,
-            logs,
-            pass_environment,
-            metrics,
-            shares: Mutex::new(BTreeMap::new()),
+            common,
             view: watch::Sender::new(Arc::new(none)),
             poke: Notify::new(),
-            work: Mutex::new(JoinSet::new()),
         }
-    }
-
-    /// Runs something until it is done or the cluster is dropped.
-    pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        let mut tasks = locked(&self.work);
-        while tasks.try_join_next().is_some() {}
-        tasks.spawn(work);
-    }
-
-    /// Ends everything at once: what is on disk is what the next agent goes on from.
-    pub(super) fn abort(&self) {
-        locked(&self.work).abort_all();
-    }
-
-    /// The name of a share: of its batch job too, and what its runner shows.
-    pub(super) fn share_name(&self, key: WorkerKey, slurm_node: &str) -> String {
-        format!("muster-{}-{}-{}-{slurm_node}", &self.scope[..8], key.job, key.token)
     }
 
     /// The comment by which a batch job is known to be ours, whatever its id.
     pub(super) fn comment(&self, share: &str) -> String {
-        format!("muster:{}/{share}", self.scope)
-    }
-
-    pub(super) fn register(&self, name: String, share: Registered) {
-        locked(&self.shares).insert(name, share);
-    }
-
-    pub(super) fn remove(&self, name: &str) {
-        locked(&self.shares).remove(name);
-    }
-
-    /// Whether anything of this node is under way.
-    pub(super) fn has_shares_on(&self, node: &str) -> bool {
-        locked(&self.shares).values().any(|share| share.holds.node == node)
-    }
-
-    pub(super) fn share(&self, name: &str) -> Option<Registered> {
-        locked(&self.shares).get(name).cloned()
+        format!("muster:{}/{share}", self.common.scope)
     }
 
     /// What our running batch jobs hold of a node.
     pub(super) fn held_on(&self, node: &str, view: &View) -> Held {
         let mut sum = Held { node: node.to_owned(), cpus: 0, memory_mib: 0, devices: 0 };
-        let shares = locked(&self.shares);
-        for (name, share) in shares.iter().filter(|(_, share)| share.holds.node == node) {
-            let runs = view.jobs.get(name).is_some_and(|jobs| jobs.iter().any(SlurmJob::holds_node));
+        for (name, holds) in self.common.held_on(node) {
+            let runs = view.jobs.get(&name).is_some_and(|jobs| jobs.iter().any(SlurmJob::holds_node));
             if runs {
-                sum.cpus += share.holds.cpus;
-                sum.memory_mib += share.holds.memory_mib;
-                sum.devices += share.holds.devices;
+                sum.cpus += holds.cpus;
+                sum.memory_mib += holds.memory_mib;
+                sum.devices += holds.devices;
             }
         }
         sum
@@ -258,7 +111,7 @@ impl Backend {
     }
 
     /// Polls for ever.
-    pub(super) async fn poll(self: Arc<Self>) {
+    pub(super) async fn poll_for_ever(self: Arc<Self>) {
         let mut silent = false;
         loop {
             let began = Instant::now();
@@ -304,16 +157,13 @@ impl Backend {
 
     /// Cancels batch jobs of ours that no share stands behind: their runners would be turned away.
     fn sweep(self: &Arc<Self>, view: &View) {
-        let strays: Vec<(String, u32)> = {
-            let shares = locked(&self.shares);
-            let unknown = view.jobs.iter().filter(|(name, _)| !shares.contains_key(*name));
-            let running = unknown.flat_map(|(_, jobs)| jobs.iter().filter(|job| !job.is_over()));
-            running.map(|job| (job.name.clone(), job.id)).collect()
-        };
+        let unknown = view.jobs.iter().filter(|(name, _)| !self.common.is_known(name));
+        let running = unknown.flat_map(|(_, jobs)| jobs.iter().filter(|job| !job.is_over()));
+        let strays: Vec<(String, u32)> = running.map(|job| (job.name.clone(), job.id)).collect();
         for (name, id) in strays.into_iter().take(16) {
             tracing::warn!(slurm_job = id, "a batch job of ours that nobody waits for is cancelled");
             let backend = Arc::clone(self);
-            self.spawn(async move {
+            self.common.spawn(async move {
                 if let Err(error) = backend.cancel(&name, id).await {
                     tracing::warn!(slurm_job = id, %error, "it could not be cancelled; trying again");
                 }
@@ -400,5 +250,50 @@ impl Backend {
     /// The GPUs of a node that Muster uses: of several types the one there is most of.
     pub(super) fn offered<'a>(&self, node: &'a SlurmNode) -> Option<&'a parse::Gres> {
         node.gpus.iter().filter(|gres| gres.count > 0).max_by_key(|gres| gres.count)
+    }
+
+    /// What a node of Slurm is in Muster.
+    pub(super) fn describe(&self, found: &SlurmNode) -> Result<NodeSpec, String> {
+        let settings = &self.settings;
+        let text = format!("{}.{}", settings.name, found.place.to_ascii_lowercase());
+        let rule = || format!("{text} is no name: it must be {}", muster_types::name::NAME_RULE);
+        let name = Name::new(&text).ok_or_else(rule)?;
+        if found.gpus.iter().filter(|gres| gres.count > 0).count() > 1 {
+            tracing::debug!(%name, "has GPUs of several types; those there are most of are used");
+        }
+        let accelerators = match self.offered(found) {
+            None => None,
+            Some(gres) => {
+                let kind = settings.written.accelerator_types.get(&gres.kind).unwrap_or(&gres.kind);
+                let kind = Name::new(&kind.to_ascii_lowercase()).ok_or_else(|| {
+                    format!("GPUs of type {kind:?} have no name in Muster; see slurm.accelerator_types")
+                })?;
+                Some(Accelerators { kind, count: gres.count })
+            }
+        };
+        let mut labels = settings.labels.clone();
+        for partition in &found.partitions {
+            if let Some(label) = Name::new(&format!("slurm-partition.{}", partition.to_ascii_lowercase())) {
+                labels.insert(label, "true".to_owned());
+            }
+        }
+        let draft = NodeDraft {
+            name,
+            region: settings.region.clone(),
+            cluster: settings.cluster.clone(),
+            block: settings.block.clone(),
+            rack: settings.rack.clone(),
+            address: found.address.clone(),
+            accelerators,
+            cpu_milli: found.cpus.saturating_mul(1_000),
+            memory_bytes: found.memory_mib.saturating_mul(1 << 20),
+            labels,
+            taints: settings.taints.clone(),
+            pod: None,
+        };
+        draft.check().map_err(|found| match found.into_iter().next() {
+            Some(first) => format!("{}: {}", first.field, first.description),
+            None => "breaks a rule".to_owned(),
+        })
     }
 }

@@ -4,23 +4,10 @@
 //! an exit code is the runner's, and a cancellation is ours only when we asked.
 
 use super::parse::SlurmJob;
+use crate::remote::lost;
+use crate::remote::runner::code;
 use crate::rules::detail;
 use muster_types::ExitStatus;
-
-/// Exit codes of a runner that launched nothing, from `sysexits.h`.
-pub(super) mod code {
-    /// The agent cannot be reached.
-    pub(crate) const UNREACHABLE: u8 = 69;
-    /// The agent has nothing for it to run.
-    pub(crate) const REFUSED: u8 = 70;
-    /// Its directory or its input cannot be used.
-    pub(crate) const SETUP: u8 = 71;
-}
-
-/// The batch job is lost with whatever it ran.
-pub(super) fn lost(why: &str) -> ExitStatus {
-    ExitStatus::BackendLost(detail(why))
-}
 
 /// How a worker ended that its runner had launched, and then said nothing more of.
 pub(super) fn after_launch(job: &SlurmJob, asked: bool) -> ExitStatus {

@@ -3,19 +3,19 @@
 //! One agent next to slurmctld stands for all of its nodes: each of them is a node of Muster with a session
 //! and a separate lease, and its GPUs, CPUs and memory are what the scheduler places gangs on. This
 //! node's share of a placement becomes one batch job on that very node; the job runs a small
-//! [runner](self::runner) which is handed the workers and runs each below a shim, as any agent does. What
+//! [runner](crate::remote::runner) which is handed the workers and runs each below a shim, as any agent does. What
 //! other users of the cluster hold is reported, and not free.
 //!
 //! | file | what |
 //! |---|---|
 //! | `config.rs` | the `[slurm]` table |
 //! | `command.rs`, `parse.rs` | Slurm's commands, and what they print |
-//! | `backend.rs` | one poll for all, the shares by name |
-//! | `share.rs`, `record.rs`, `ends.rs` | one batch job, from the intent to the end |
+//! | `backend.rs`, `scheduler.rs` | one poll for all, and what the agent asks of it |
+//! | `share.rs`, `stage.rs`, `ends.rs` | one batch job, from the intent to the end |
 //! | `batch.rs` | what is known of the batch job: submission, progress and cancellation as states |
-//! | `executor.rs`, `load.rs` | the trait for one node, and what others hold of it |
-//! | `link.rs`, `server.rs`, `runner.rs` | what runs inside the allocation, and how it is spoken to |
-//! | `nodes.rs` | the nodes and their sessions |
+//! | `load.rs` | what others hold of a node |
+//!
+//! What it shares with other schedulers is in [`remote`](crate::remote).
 //!
 //! **Invariant:** Slurm is never believed about what runs: a worker runs because a runner was told to
 //! launch it, once, under a lease; see [`share`].
@@ -25,49 +25,35 @@ mod batch;
 mod command;
 mod config;
 mod ends;
-mod executor;
-mod link;
 mod load;
-mod nodes;
-mod output;
 mod parse;
-mod record;
-mod runner;
-mod server;
+mod scheduler;
 mod share;
+mod stage;
 
 pub use config::SlurmConfig;
-pub use executor::SlurmExecutor;
-pub(crate) use runner::main as runner_main;
 
-use crate::disk::durable::{read_record, write_record};
 use crate::disk::lease::Lease;
 use crate::disk::state_dir::{self, StateDir};
 use crate::error::AgentError;
 use crate::executor::ExecutorEvent;
-use crate::monitoring::AgentMonitor;
+use crate::remote::executor::RemoteExecutor;
+use crate::remote::nodes::{NodePaths, Nodes};
+use crate::remote::scheduler::{Common, Scheduler as _};
+use crate::remote::{Surroundings, scope, server};
 use crate::settings::LogLimits;
 use backend::Backend;
-use muster_client::Endpoints;
 use muster_metrics::AgentMetrics;
 use muster_types::NodeSpec;
 use parking_lot::Mutex;
 use std::future::Future;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-/// What the agent of a Slurm cluster is made of, without the cluster's own settings.
-pub(crate) struct Surroundings {
-    pub(crate) state_dir: PathBuf,
-    pub(crate) boot_id_path: PathBuf,
-    pub(crate) endpoints: Endpoints,
-    pub(crate) shim_command: Vec<String>,
-    pub(crate) logs: LogLimits,
-    pub(crate) pass_environment: Vec<String>,
-    pub(crate) monitor: AgentMonitor,
-}
+/// Runs workers on one node of Slurm.
+pub type SlurmExecutor = RemoteExecutor<Backend>;
 
 /// Serves the nodes of a Slurm cluster, until it is dropped; batch jobs go on as long as their leases do.
 ///
@@ -79,15 +65,15 @@ pub(crate) async fn serve(slurm: &SlurmConfig, around: Surroundings) -> Result<(
     let metrics = monitor.metrics().clone();
     let cluster =
         SlurmCluster::open(slurm, &shim_command, &state_dir, logs, pass_environment, metrics).await?;
-    let paths = nodes::NodePaths { root: state_dir.join("nodes"), boot_id_path };
-    let nodes = nodes::Nodes::new(Arc::clone(&cluster.backend), paths, endpoints, monitor);
+    let paths = NodePaths { root: state_dir.join("nodes"), boot_id_path };
+    let nodes = Nodes::new(Arc::clone(&cluster.backend), paths, endpoints, monitor);
     nodes.run().await;
     Ok(())
 }
 
 impl Drop for SlurmCluster {
     fn drop(&mut self) {
-        self.backend.abort();
+        self.backend.common.abort();
     }
 }
 
@@ -123,7 +109,8 @@ impl SlurmCluster {
             settings.advertise = listener.local_addr().map_err(AgentError::Listen)?.to_string();
         }
         tracing::info!(cluster = %settings.name, listen = settings.advertise, scope, "runners are awaited");
-        let backend = Arc::new(Backend::new(settings, scope, logs, pass_environment, metrics));
+        let common = Common::new(scope, logs, pass_environment, metrics);
+        let backend = Arc::new(Backend::new(settings, common));
         let mut server = JoinSet::new();
         server.spawn(server::serve(Arc::clone(&backend), listener));
         Ok(SlurmCluster { backend, _server: server, _lock: lock })
@@ -144,19 +131,8 @@ impl SlurmCluster {
         state: &StateDir,
         lease: Arc<Mutex<Lease>>,
     ) -> (SlurmExecutor, mpsc::Receiver<ExecutorEvent>) {
-        SlurmExecutor::for_node(&self.backend, slurm_node, spec, state, lease)
+        RemoteExecutor::for_node(&self.backend, slurm_node, spec, state, lease)
     }
-}
-
-/// Whether a frame of either side is one.
-pub(crate) fn takes_frame(frame: &[u8]) -> bool {
-    link::decode_frame(frame).is_some() || link::decode::<link::ToRunner>(frame).is_some()
-}
-
-/// A frame as a runner sends it.
-pub(crate) fn frame_sample() -> Vec<u8> {
-    let stream = Some(crate::process::transcript::OutputStream::Stdout);
-    link::encode_piece(&link::Piece { number: 9, rank: 4, stream, lost: 3, data: b"output".to_vec() })
 }
 
 /// Whether what Slurm's commands print names anything.
@@ -167,16 +143,4 @@ pub(crate) fn takes_text(text: &str) -> bool {
     let usable = nodes.iter().filter(|node| node.is_usable()).count();
     let others = parse::partitions(text).len() + usize::from(parse::submitted(text).is_some());
     jobs.len() + nodes.len() + others > 0 && states <= jobs.len() && usable <= nodes.len()
-}
-
-/// What tells this agent's batch jobs from another's, made once.
-fn scope(root: &Path) -> Result<String, state_dir::StateDirError> {
-    let path = root.join("scope");
-    let failed = state_dir::StateDirError::Record;
-    if let Some(scope) = read_record::<String>(&path).map_err(failed)? {
-        return Ok(scope);
-    }
-    let scope = format!("{:032x}", rand::random::<u128>());
-    write_record(&path, &scope).map_err(failed)?;
-    Ok(scope)
 }

@@ -1,4 +1,4 @@
-//! What the agent and a runner inside an allocation say to each other, over a sealed connection.
+//! What the agent and a runner inside another scheduler's job say to each other, over a sealed connection.
 //!
 //! A frame is one byte of kind and a body: JSON, or a piece of output as it is. What a runner tells of its
 //! workers is numbered, kept until it is acknowledged, and told again on the next connection.
@@ -14,28 +14,44 @@ use muster_transport::SharedIdentity;
 use muster_types::{ExitStatus, StopReason};
 use serde::{Deserialize, Serialize};
 
-/// What a runner finds on its standard input.
+/// What a runner runs below.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Within {
+    /// A batch job of Slurm. An agent of an earlier release states nothing and means this.
+    #[default]
+    Slurm,
+    /// A container of a pod of Kubernetes, as its first process.
+    Kubernetes,
+}
+
+/// What a runner is given when it is started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Ticket {
+pub(crate) struct Ticket {
     /// Names the share of a placement that it is to run.
-    pub(super) share: String,
-    pub(super) identity: SharedIdentity,
+    pub(crate) share: String,
+    pub(crate) identity: SharedIdentity,
     /// `host:port` of the agent.
-    pub(super) agent: String,
+    pub(crate) agent: String,
     /// Directory for its own files.
-    pub(super) directory: std::path::PathBuf,
+    pub(crate) directory: std::path::PathBuf,
     /// How long it tries to reach the agent before it has anything to run.
-    pub(super) patience_ms: u64,
+    pub(crate) patience_ms: u64,
+    /// What it runs below.
+    #[serde(default)]
+    pub(crate) within: Within,
 }
 
 /// From the runner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum ToAgent {
+pub(crate) enum ToAgent {
     /// The first message of every connection.
     Hello {
         /// Drawn when it started: a second runner of the same share has another one.
         runner: String,
-        slurm_job: String,
+        /// The other scheduler's job that it is.
+        #[serde(rename = "slurm_job")]
+        job: String,
         host: String,
     },
     /// How long does the lease stand?
@@ -53,44 +69,44 @@ pub(super) enum ToAgent {
 
 /// A piece of a worker's output.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
-    pub(super) number: u64,
-    pub(super) rank: u32,
+pub(crate) struct Piece {
+    pub(crate) number: u64,
+    pub(crate) rank: u32,
     /// None when there is no data.
-    pub(super) stream: Option<OutputStream>,
+    pub(crate) stream: Option<OutputStream>,
     /// Bytes of output right before `data` that were not kept.
-    pub(super) lost: u64,
-    pub(super) data: Vec<u8>,
+    pub(crate) lost: u64,
+    pub(crate) data: Vec<u8>,
 }
 
 /// What the lease still allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct LeaseRemainder {
+pub(crate) struct LeaseRemainder {
     /// Until everything is stopped.
-    pub(super) nanos: u64,
+    pub(crate) nanos: u64,
     /// SIGTERM to SIGKILL after that.
-    pub(super) grace_ms: u64,
+    pub(crate) grace_ms: u64,
 }
 
 /// What a runner is to launch, and how.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Grant {
-    pub(super) placement: Placement,
-    pub(super) left: LeaseRemainder,
+pub(crate) struct Grant {
+    pub(crate) placement: Placement,
+    pub(crate) left: LeaseRemainder,
     /// This node's name in Muster.
-    pub(super) node: String,
+    pub(crate) node: String,
     /// Empty when it has none.
-    pub(super) accelerator: String,
-    pub(super) logs: LogLimits,
-    pub(super) pass_environment: Vec<String>,
+    pub(crate) accelerator: String,
+    pub(crate) logs: LogLimits,
+    pub(crate) pass_environment: Vec<String>,
     /// Whether notes of workers are taken. An agent of an earlier release does not state it, and would not answer them.
     #[serde(default)]
-    pub(super) takes_notes: bool,
+    pub(crate) takes_notes: bool,
 }
 
 /// To the runner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum ToRunner {
+pub(crate) enum ToRunner {
     /// Launch this; said once, to one runner.
     Launch(Box<Grant>),
     /// It was said to this very runner before; go on.
@@ -127,7 +143,7 @@ pub(super) enum ToRunner {
 
 /// A frame from the runner, opened.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Frame {
+pub(crate) enum Frame {
     Message(ToAgent),
     Output(Piece),
 }
@@ -138,7 +154,7 @@ const OUTPUT: u8 = 1;
 const OUTPUT_HEAD: usize = 1 + 8 + 4 + 1 + 8;
 
 /// As a frame.
-pub(super) fn encode<T: Serialize>(message: &T) -> Vec<u8> {
+pub(crate) fn encode<T: Serialize>(message: &T) -> Vec<u8> {
     let mut frame = vec![MESSAGE];
     let body = serde_json::to_vec(message);
     frame.extend(body.expect("messages have no keys but texts and numbers, and no failing serializers"));
@@ -146,7 +162,7 @@ pub(super) fn encode<T: Serialize>(message: &T) -> Vec<u8> {
 }
 
 /// As a frame.
-pub(super) fn encode_piece(piece: &Piece) -> Vec<u8> {
+pub(crate) fn encode_piece(piece: &Piece) -> Vec<u8> {
     let mut frame = vec![OUTPUT];
     frame.extend_from_slice(&piece.number.to_le_bytes());
     frame.extend_from_slice(&piece.rank.to_le_bytes());
@@ -161,7 +177,7 @@ pub(super) fn encode_piece(piece: &Piece) -> Vec<u8> {
 }
 
 /// A message; none when the frame is none of this version's.
-pub(super) fn decode<T: for<'a> Deserialize<'a>>(frame: &[u8]) -> Option<T> {
+pub(crate) fn decode<T: for<'a> Deserialize<'a>>(frame: &[u8]) -> Option<T> {
     let (kind, body) = frame.split_first()?;
     if *kind != MESSAGE {
         return None;
@@ -170,7 +186,7 @@ pub(super) fn decode<T: for<'a> Deserialize<'a>>(frame: &[u8]) -> Option<T> {
 }
 
 /// What a runner sent; none when the frame is none of this version's.
-pub(super) fn decode_frame(frame: &[u8]) -> Option<Frame> {
+pub(crate) fn decode_frame(frame: &[u8]) -> Option<Frame> {
     if frame.first() != Some(&OUTPUT) {
         return decode(frame).map(Frame::Message);
     }
@@ -192,7 +208,7 @@ mod tests {
 
     #[test]
     fn what_is_sent_is_what_is_read() {
-        let hello = ToAgent::Hello { runner: "r".into(), slurm_job: "7".into(), host: "n1".into() };
+        let hello = ToAgent::Hello { runner: "r".into(), job: "7".into(), host: "n1".into() };
         assert_eq!(decode_frame(&encode(&hello)), Some(Frame::Message(hello)));
         let ended = ToAgent::Ended { number: 3, rank: 1, status: ExitStatus::Code(2) };
         assert_eq!(decode_frame(&encode(&ended)), Some(Frame::Message(ended)));

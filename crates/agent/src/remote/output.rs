@@ -13,14 +13,14 @@ use std::io;
 
 /// The open transcripts of one share.
 #[derive(Debug, Default)]
-pub(super) struct Outputs {
+pub(crate) struct Outputs {
     writers: BTreeMap<u32, Writer>,
     complained: bool,
 }
 
 impl Outputs {
     /// Adds a piece; what became of it. What cannot be written is lost: a full disk here must stop no worker there.
-    pub(super) fn write(
+    pub(crate) fn write(
         &mut self,
         directories: &Directories,
         key: WorkerKey,
@@ -63,7 +63,7 @@ impl Outputs {
     }
 
     /// The worker has ended: the last loss is recorded.
-    pub(super) fn end(&mut self, rank: u32) {
+    pub(crate) fn end(&mut self, rank: u32) {
         if let Some(mut writer) = self.writers.remove(&rank)
             && let Err(error) = writer.finish()
         {

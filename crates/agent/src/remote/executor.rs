@@ -1,11 +1,11 @@
-//! Workers of one of Slurm's nodes, behind the trait that processes of a host are behind too.
+//! Workers of one node of another scheduler, behind the trait that processes of a host are behind too.
 //!
 //! **Invariant:** a placement's share exists on disk before its task does; a task is the only one that
 //! changes it.
 
-use super::backend::{Backend, Held, Registered, RunnerLease, ToShare};
-use super::record::{Directories, Record, Stage};
-use super::share::Allocation;
+use super::lease::RunnerLease;
+use super::record::{Directories, Record};
+use super::scheduler::{Allocation, Registered, Scheduler, ToShare};
 use crate::disk::lease::Lease;
 use crate::disk::state_dir::StateDir;
 use crate::executor::{
@@ -18,7 +18,7 @@ use crate::process::EndedWorkers;
 use crate::process::task::{self, TaskDir};
 use crate::rules::{DEVICE_MILLI, Placement, WorkerKey, detail};
 use muster_transport::SharedIdentity;
-use muster_types::{DeviceSet, ExitStatus, NodeSpec};
+use muster_types::{ExitStatus, NodeSpec};
 use parking_lot::Mutex;
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -27,12 +27,12 @@ use tokio::sync::{mpsc, watch};
 /// Messages that wait for one share.
 const SHARE_QUEUED_MAX: usize = 256;
 
-/// Runs workers on one node of Slurm.
-#[derive(Clone, Debug)]
-pub struct SlurmExecutor {
-    backend: Arc<Backend>,
-    /// The node in Slurm.
-    slurm_node: String,
+/// Runs workers on one node of another scheduler.
+#[derive(Debug)]
+pub struct RemoteExecutor<S: Scheduler> {
+    backend: Arc<S>,
+    /// The node as the other scheduler names it.
+    place: String,
     /// The node in Muster, and the type of its accelerators.
     node: String,
     accelerator: String,
@@ -48,45 +48,46 @@ pub struct SlurmExecutor {
     beginning: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// What a placement asks of its node.
-fn holds(placement: &Placement, slurm_node: &str) -> Held {
-    let mut devices = DeviceSet::EMPTY;
-    let (mut cpu_milli, mut memory_bytes) = (0u64, 0u64);
-    for worker in &placement.workers {
-        devices = devices.union(worker.devices);
-        cpu_milli = cpu_milli.saturating_add(worker.cpu_milli);
-        memory_bytes = memory_bytes.saturating_add(worker.memory_bytes);
-    }
-    Held {
-        node: slurm_node.to_owned(),
-        cpus: cpu_milli.div_ceil(1_000).max(1),
-        memory_mib: memory_bytes.div_ceil(1 << 20).max(1),
-        devices: devices.count(),
+impl<S: Scheduler> Clone for RemoteExecutor<S> {
+    fn clone(&self) -> RemoteExecutor<S> {
+        RemoteExecutor {
+            backend: Arc::clone(&self.backend),
+            place: self.place.clone(),
+            node: self.node.clone(),
+            accelerator: self.accelerator.clone(),
+            directories: self.directories.clone(),
+            ended: self.ended.clone(),
+            lease: Arc::clone(&self.lease),
+            events: self.events.clone(),
+            notes: Arc::clone(&self.notes),
+            foreign: self.foreign.clone(),
+            beginning: Arc::clone(&self.beginning),
+        }
     }
 }
 
-impl SlurmExecutor {
-    /// An executor for one of Slurm's nodes, which is `spec` in Muster, and the stream of its events.
-    pub(super) fn for_node(
-        backend: &Arc<Backend>,
-        slurm_node: &str,
+impl<S: Scheduler> RemoteExecutor<S> {
+    /// An executor for one of its nodes, which is `spec` in Muster, and the stream of its events.
+    pub(crate) fn for_node(
+        backend: &Arc<S>,
+        place: &str,
         spec: &NodeSpec,
         state: &StateDir,
         lease: Arc<Mutex<Lease>>,
-    ) -> (SlurmExecutor, mpsc::Receiver<ExecutorEvent>) {
+    ) -> (RemoteExecutor<S>, mpsc::Receiver<ExecutorEvent>) {
         let (events, told) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
-        let (backend, slurm_node) = (Arc::clone(backend), slurm_node.to_owned());
+        let (backend, place) = (Arc::clone(backend), place.to_owned());
         let node = spec.name.to_string();
         let accelerator = spec.accelerators.as_ref().map(|a| a.kind.to_string()).unwrap_or_default();
         let directories = Directories { shares: state.shares(), tasks: state.tasks() };
-        // Closed until Slurm has said how it is.
+        // Closed until the other scheduler has said how it is.
         let foreign = watch::Sender::new(Foreign { closed: true, ..Foreign::default() });
-        let follow = super::load::follow(Arc::clone(&backend), slurm_node.clone(), foreign.clone());
-        backend.spawn(follow);
-        let ended = EndedWorkers::new(directories.tasks.clone(), backend.logs.clone());
-        let executor = SlurmExecutor {
+        let follow = Arc::clone(&backend).follow(place.clone(), foreign.clone());
+        backend.common().spawn(follow);
+        let ended = EndedWorkers::new(directories.tasks.clone(), backend.common().logs.clone());
+        let executor = RemoteExecutor {
             backend,
-            slurm_node,
+            place,
             node,
             accelerator,
             directories,
@@ -101,22 +102,23 @@ impl SlurmExecutor {
     }
 
     /// What workers say of themselves goes there from now on.
-    pub(super) fn tell_notes_to(&self, events: mpsc::Sender<Event>) {
+    pub(crate) fn tell_notes_to(&self, events: mpsc::Sender<Event>) {
         // It is set once, by the task that serves the node.
         let _ = self.notes.set(events);
     }
 
-    fn share_name(&self, key: WorkerKey) -> String {
-        self.backend.share_name(key, &self.slurm_node)
+    fn share(&self, key: WorkerKey) -> Option<Registered<S>> {
+        self.backend.common().share_of((key.job, key.token), &self.place)
     }
 
     /// Starts the share's task.
-    fn take_up(&self, record: Record) {
+    fn take_up(&self, record: Record<S::Stage>) {
         let (inbox, messages) = mpsc::channel(SHARE_QUEUED_MAX);
         let placement = &record.placement;
-        let name = self.share_name(placement.key(0));
+        let name = self.backend.share_name(placement, &self.place);
+        let key = (placement.job, placement.token);
         let promise = Arc::new(RunnerLease::new(Arc::clone(&self.lease), record.epoch));
-        let holds = holds(placement, &self.slurm_node);
+        let holds = S::holds(placement, &self.place);
         let share = Allocation {
             backend: Arc::clone(&self.backend),
             name: name.clone(),
@@ -127,13 +129,15 @@ impl SlurmExecutor {
             own_inbox: inbox.downgrade(),
             events: self.events.clone(),
             notes: Arc::clone(&self.notes),
+            place: self.place.clone(),
             node: self.node.clone(),
             accelerator: self.accelerator.clone(),
             record,
         };
         let identity = share.record.identity.clone();
-        self.backend.register(name, Registered { identity, inbox, promise, holds });
-        self.backend.spawn(share.run());
+        let registered = Registered { identity, inbox, promise, key, place: self.place.clone(), holds };
+        self.backend.common().register(name, registered);
+        self.backend.common().spawn(S::run(share));
     }
 
     async fn failed(&self, placement: &Placement, why: &str) {
@@ -146,19 +150,19 @@ impl SlurmExecutor {
         self.ended.look();
     }
 
-    /// Whether workers of this node are under way, here or in Slurm.
-    pub(super) fn is_busy(&self) -> bool {
-        self.backend.has_shares_on(&self.slurm_node)
+    /// Whether workers of this node are under way, here or there.
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.backend.common().held_on(&self.place).is_empty()
     }
 }
 
-impl Executor for SlurmExecutor {
+impl<S: Scheduler> Executor for RemoteExecutor<S> {
     async fn start(&self, placement: Arc<Placement>, epoch: u64) {
         let identity = match SharedIdentity::generate() {
             Ok(identity) => identity,
             Err(error) => return self.failed(&placement, &error.to_string()).await,
         };
-        let stage = Stage::Wanted { tried: false };
+        let stage = S::wanted();
         let record = Record { placement: (*placement).clone(), epoch, identity, stage, granted: None };
         let (directories, kept) = (self.directories.clone(), record.clone());
         let _turn = self.beginning.lock().await;
@@ -192,7 +196,7 @@ impl Executor for SlurmExecutor {
     }
 
     async fn stop(&self, key: WorkerKey, request: StopRequest) -> Result<(), ExecutorError> {
-        let Some(share) = self.backend.share(&self.share_name(key)) else {
+        let Some(share) = self.share(key) else {
             let ended = matches!(self.directories.task(key).exit(), Ok(Some(_)));
             return if ended { Ok(()) } else { Err(ExecutorError::Unknown(key)) };
         };
@@ -205,7 +209,7 @@ impl Executor for SlurmExecutor {
         let (records, keys) = blocking(move || -> io::Result<_> {
             std::fs::create_dir_all(&directories.shares)?;
             // A record that cannot be read stands for workers that may be running: none is passed over.
-            let records = directories.records().map_err(io::Error::other)?;
+            let records = directories.records::<S::Stage>().map_err(io::Error::other)?;
             Ok((records, task::list(&directories.tasks)?))
         })
         .await
@@ -222,7 +226,7 @@ impl Executor for SlurmExecutor {
             let exit = match (exit, record) {
                 (Some(exit), _) => Some(exit.status),
                 (None, Some(_)) => None,
-                // The agent died before the record was there: nothing was submitted.
+                // The agent died before the record was there: nothing was asked for.
                 (None, None) => {
                     self.directories.end(key, &ExitStatus::NotStarted).map_err(ExecutorError::List)?;
                     Some(ExitStatus::NotStarted)
@@ -246,7 +250,7 @@ impl Executor for SlurmExecutor {
         if let Err(error) = blocking(move || task.write_acked()).await {
             tracing::warn!(worker = %key, %error, "an acknowledgement is not durable; the end is told again");
         }
-        if let Some(share) = self.backend.share(&self.share_name(key)) {
+        if let Some(share) = self.share(key) {
             // A share that is gone needs to hear nothing.
             let _ = share.inbox.send(ToShare::Acknowledged).await;
         }

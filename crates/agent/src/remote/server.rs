@@ -1,10 +1,10 @@
-//! Where runners inside allocations report to.
+//! Where runners inside jobs of other schedulers report to.
 //!
 //! **Invariant:** a caller costs one short-lived task until it has proved that it holds its share's
 //! identity; what it may ask then is about that share alone.
 
-use super::backend::{Backend, Registered, ToShare};
 use super::link::{self, Frame, ToAgent, ToRunner};
+use super::scheduler::{Registered, Scheduler, ToShare};
 use muster_transport::{PinnedError, PinnedReader, PinnedWriter, greet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +23,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(120);
 const OUTGOING_QUEUED_MAX: usize = 64;
 
 /// Accepts for ever.
-pub(super) async fn serve(backend: Arc<Backend>, listener: TcpListener) {
+pub(crate) async fn serve<S: Scheduler>(backend: Arc<S>, listener: TcpListener) {
     static NUMBERS: AtomicU64 = AtomicU64::new(1);
     let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     // Ends with the server.
@@ -43,31 +43,31 @@ pub(super) async fn serve(backend: Arc<Backend>, listener: TcpListener) {
         let (backend, number) = (Arc::clone(&backend), NUMBERS.fetch_add(1, Ordering::Relaxed));
         connections.spawn(async move {
             let _permit = permit;
-            if let Err(why) = connection(&backend, stream, number).await {
+            if let Err(why) = connection(&*backend, stream, number).await {
                 tracing::info!(why, "a connection of a runner ended");
             }
         });
     }
 }
 
-async fn connection(backend: &Backend, stream: TcpStream, number: u64) -> Result<(), String> {
+async fn connection<S: Scheduler>(backend: &S, stream: TcpStream, number: u64) -> Result<(), String> {
     // Without it small frames would wait for each other; the connection works either way.
     let _ = stream.set_nodelay(true);
     let opening = async {
         let greeted = greet(stream).await.map_err(|e| e.to_string())?;
-        let share = backend.share(&greeted.name).ok_or("nothing waits for this runner")?;
+        let share = backend.common().share(&greeted.name).ok_or("nothing waits for this runner")?;
         let (mut reader, writer) = greeted.accept(&share.identity).await.map_err(|e| e.to_string())?;
         let first = reader.read().await.map_err(|e| e.to_string())?.unwrap_or_default();
-        let Some(ToAgent::Hello { runner, slurm_job, host }) = link::decode(&first) else {
+        let Some(ToAgent::Hello { runner, job, host }) = link::decode(&first) else {
             return Err("the first message must be a greeting".to_owned());
         };
-        tracing::debug!(host, slurm_job, "a runner connects");
-        Ok((share, reader, writer, runner, slurm_job))
+        tracing::debug!(host, job, "a runner connects");
+        Ok((share, reader, writer, runner, job))
     };
     let opened = tokio::time::timeout(GREETING_MAX, opening).await;
-    let (share, reader, writer, runner, slurm_job) = opened.map_err(|_| "it said nothing in time")??;
+    let (share, reader, writer, runner, job) = opened.map_err(|_| "it said nothing in time")??;
     let (out, outgoing) = mpsc::channel(OUTGOING_QUEUED_MAX);
-    let hello = ToShare::Hello { connection: number, runner, slurm_job, out: out.clone() };
+    let hello = ToShare::Hello { connection: number, runner, job, out: out.clone() };
     share.inbox.send(hello).await.map_err(|_| "its share is over")?;
     // The share keeps the other sender: when it drops that, the connection ends.
     let weak = out.downgrade();
@@ -81,9 +81,9 @@ async fn connection(backend: &Backend, stream: TcpStream, number: u64) -> Result
     ended.map_err(|error| error.to_string())
 }
 
-async fn read(
+async fn read<S: Scheduler>(
     mut from: PinnedReader<TcpStream>,
-    share: &Registered,
+    share: &Registered<S>,
     number: u64,
     out: &mpsc::WeakSender<ToRunner>,
 ) -> Result<(), PinnedError> {

@@ -1,4 +1,4 @@
-//! What a batch job of Slurm becomes: a small agent for one share, inside its allocation.
+//! What a job of another scheduler becomes: a small agent for one share, inside what that scheduler gave.
 //!
 //! It shows its ticket, is given what to launch, and launches it like any agent: every worker below a
 //! shim that stops it when the lease runs out. The lease comes over the link as a duration that is left,
@@ -8,12 +8,12 @@
 //! **Invariant:** nothing is launched but by a grant; a runner's lease never stands longer than the
 //! agent's; when the runner ends nothing of its workers is left, or their shims are about to end them.
 
-use super::ends::code;
-use super::link::{self, Grant, LeaseRemainder, Piece, Ticket, ToAgent, ToRunner};
+use super::link::{self, Grant, LeaseRemainder, Piece, Ticket, ToAgent, ToRunner, Within};
 use crate::clock::BootTime;
 use crate::disk::lease::Lease;
 use crate::executor::{Executor, ExecutorEvent, OutputChunk, OutputRequest, StopRequest};
 use crate::limits;
+use crate::own_program;
 use crate::process::socket::{self, WorkerReport};
 use crate::process::task::{self, TaskDir};
 use crate::process::transcript::OutputStream;
@@ -52,9 +52,37 @@ const ENTRIES_LOOKED_AT_MAX: usize = 4_096;
 /// How long an end waits for the rest of its worker's output.
 const OUTPUT_MAX: Duration = Duration::from_secs(10);
 
+/// Exit codes of a runner that launched nothing, from `sysexits.h`.
+pub(crate) mod code {
+    /// The agent cannot be reached.
+    pub(crate) const UNREACHABLE: u8 = 69;
+    /// The agent has nothing for it to run.
+    pub(crate) const REFUSED: u8 = 70;
+    /// Its directory or its input cannot be used.
+    pub(crate) const SETUP: u8 = 71;
+}
+
+/// In the environment of a pod's runner: its ticket, as JSON.
+pub(crate) const TICKET_VARIABLE: &str = "MUSTER_TICKET";
+/// Next to it: what its pod is known by, whatever its name.
+pub(crate) const POD_VARIABLE: &str = "MUSTER_POD_UID";
+/// Next to it: the name of its node.
+pub(crate) const POD_NODE_VARIABLE: &str = "MUSTER_POD_NODE";
+
+/// The runner of a batch job, which finds its ticket on its standard input.
+pub(crate) fn main_in_batch_job() -> i32 {
+    main(ticket(std::io::stdin().lock()))
+}
+
+/// The runner of a pod, the first process of its container, which finds its ticket in its environment.
+pub(crate) fn main_in_pod() -> i32 {
+    let text = std::env::var(TICKET_VARIABLE).unwrap_or_default();
+    main(ticket(text.as_bytes()))
+}
+
 /// Runs the runner to its end; its exit code is its workers', or tells why there were none.
-pub(crate) fn main() -> i32 {
-    let ticket = match ticket(std::io::stdin().lock()) {
+fn main(ticket: Result<Ticket, String>) -> i32 {
+    let ticket = match ticket {
         Ok(ticket) => ticket,
         Err(why) => return complain(code::SETUP, &why),
     };
@@ -76,7 +104,7 @@ pub(crate) fn main() -> i32 {
 
 fn complain(code: u8, why: &str) -> i32 {
     use std::io::Write as _;
-    // Into the batch job's own output; there is nobody else to tell.
+    // Into the output of the job itself; there is nobody else to tell.
     let _ = writeln!(std::io::stderr().lock(), "muster runner: {why}");
     i32::from(code)
 }
@@ -84,7 +112,7 @@ fn complain(code: u8, why: &str) -> i32 {
 fn ticket(from: impl Read) -> Result<Ticket, String> {
     let mut text = Vec::new();
     from.take(TICKET_BYTES_MAX).read_to_end(&mut text).map_err(|e| format!("read the ticket: {e}"))?;
-    serde_json::from_slice(&text).map_err(|e| format!("this command is a batch job's own: no ticket: {e}"))
+    serde_json::from_slice(&text).map_err(|e| format!("this command is for jobs of an agent: no ticket: {e}"))
 }
 
 /// The runner's directory, removed with it. One that is killed leaves it to the next runner on its node.
@@ -159,20 +187,72 @@ fn is_left(path: &Path, host: &str) -> bool {
         && task::list(&tasks).is_ok_and(|keys| keys.iter().all(has_ended))
 }
 
-/// The name that Slurm has for this host; empty where it gives none.
-fn host() -> String {
-    std::env::var("SLURMD_NODENAME").unwrap_or_default()
+/// What differs with what a runner runs below.
+impl Within {
+    /// The name that the other scheduler has for this host; empty where it gives none.
+    fn host(self) -> String {
+        let name = match self {
+            Within::Slurm => "SLURMD_NODENAME",
+            Within::Kubernetes => POD_NODE_VARIABLE,
+        };
+        std::env::var(name).unwrap_or_default()
+    }
+
+    /// What the other scheduler knows this job by.
+    fn job(self) -> String {
+        let name = match self {
+            Within::Slurm => "SLURM_JOB_ID",
+            Within::Kubernetes => POD_VARIABLE,
+        };
+        std::env::var(name).unwrap_or_default()
+    }
+
+    /// The numbers of the devices that were given, as far as they are stated.
+    fn visible(self, meant: DeviceSet) -> Option<String> {
+        match self {
+            Within::Slurm => visible(),
+            // A container sees what it was given and nothing else, numbered from 0.
+            Within::Kubernetes => {
+                let numbers: Vec<String> = (0..meant.count()).map(|number| number.to_string()).collect();
+                Some(numbers.join(","))
+            }
+        }
+    }
+
+    /// What every worker gets: what its job has, or, in a container, what its image states.
+    fn environment(self, pass: &[String]) -> BTreeMap<String, String> {
+        let base = crate::settings::base_environment(pass);
+        match self {
+            Within::Slurm => base,
+            Within::Kubernetes => {
+                let own = [TICKET_VARIABLE, POD_VARIABLE, POD_NODE_VARIABLE];
+                // What is not text is no variable that a worker could be given.
+                let all = std::env::vars_os()
+                    .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+                base.into_iter().chain(all.filter(|(name, _)| !own.contains(&name.as_str()))).collect()
+            }
+        }
+    }
+
+    /// Why a worker ended whose job was told to end by somebody else.
+    fn evicted(self) -> &'static str {
+        match self {
+            Within::Slurm => "its batch job was told to end: cancelled in Slurm, out of time, or preempted",
+            Within::Kubernetes => "its pod was told to end: deleted, evicted, or preempted in Kubernetes",
+        }
+    }
 }
 
 type Failed = (u8, String);
 
 async fn run(ticket: Ticket) -> Result<i32, Failed> {
     let runner: u128 = rand::random();
-    let (below, host) = (ticket.directory.clone(), host());
+    let (below, host) = (ticket.directory.clone(), ticket.within.host());
     let directory = directory(&below, &ticket.share, runner, &host).map_err(|why| (code::SETUP, why))?;
     tokio::task::spawn_blocking(move || remove_left(&below, &host));
     let mut term = signal(SignalKind::terminate()).map_err(|e| (code::SETUP, format!("signals: {e}")))?;
     let patience = Instant::now() + Duration::from_millis(ticket.patience_ms);
+    let within = ticket.within;
     let mut dialler = Dialler { ticket, runner: format!("{runner:032x}"), wait: DIAL_WAIT.0 };
     let (link, sent, first) = tokio::select! {
         opened = dialler.open(Some(patience)) => opened.map_err(|why| (code::UNREACHABLE, why))?,
@@ -183,7 +263,7 @@ async fn run(ticket: Ticket) -> Result<i32, Failed> {
         ToRunner::Refused { reason } => return Err((code::REFUSED, reason)),
         _ => return Err((code::REFUSED, "the agent's answer is of another version".into())),
     };
-    let running = Running::start(&directory.path, *grant, sent, runner).await;
+    let running = Running::start(&directory.path, *grant, sent, runner, within).await;
     let running = running.map_err(|why| (code::SETUP, why))?;
     Ok(running.go_on(dialler, link, term).await)
 }
@@ -230,8 +310,8 @@ impl Dialler {
         let (mut reader, mut writer) = opened.map_err(|e| e.to_string())?;
         let hello = ToAgent::Hello {
             runner: self.runner.clone(),
-            slurm_job: std::env::var("SLURM_JOB_ID").unwrap_or_default(),
-            host: host(),
+            job: self.ticket.within.job(),
+            host: self.ticket.within.host(),
         };
         let sent = BootTime::now();
         writer.write(&link::encode(&hello)).await.map_err(|e| e.to_string())?;
@@ -269,6 +349,7 @@ struct Unanswered {
 
 /// The workers, and what they have to say.
 struct Running {
+    within: Within,
     executor: ProcessExecutor,
     placement: Placement,
     lease: Lease,
@@ -288,7 +369,7 @@ struct Running {
     alive: BTreeSet<u32>,
     /// The shortest grace asked for: one that is being launched is told again when it runs.
     stops: BTreeMap<u32, StopRequest>,
-    /// Slurm has told the batch job to end, and nobody else these workers.
+    /// The other scheduler has told the job to end, and nobody else these workers.
     evicted: BTreeSet<u32>,
     ends: BTreeMap<u32, ExitStatus>,
     number: u64,
@@ -304,14 +385,25 @@ enum Broken {
 }
 
 impl Running {
-    async fn start(directory: &Path, grant: Grant, sent: BootTime, runner: u128) -> Result<Running, String> {
+    async fn start(
+        directory: &Path,
+        grant: Grant,
+        sent: BootTime,
+        runner: u128,
+        within: Within,
+    ) -> Result<Running, String> {
         let Grant { mut placement, left, node, accelerator, logs, pass_environment, takes_notes } = grant;
         let mut lease = Lease::open(&directory.join("lease"), runner, 0).map_err(|e| e.to_string())?;
         renew(&mut lease, sent, left);
-        let devices = map_devices(&mut placement, visible().as_deref());
+        let meant = placement.workers.iter().fold(DeviceSet::EMPTY, |set, worker| set.union(worker.devices));
+        let devices = map_devices(&mut placement, within.visible(meant).as_deref());
+        if within == Within::Kubernetes {
+            // Its container has the image already.
+            placement.workers.iter_mut().for_each(|worker| worker.container = None);
+        }
         let (socket, said) = if takes_notes { take_notes(directory, &placement) } else { (None, None) };
-        let own = std::env::current_exe().map_err(|e| format!("find this program: {e}"))?;
-        let shim_command = vec![own.display().to_string(), "shim".to_owned()];
+        let mut shim_command = own_program::command().map_err(|e| format!("find this program: {e}"))?;
+        shim_command.push("shim".to_owned());
         let (executor, told) = ProcessExecutor::new(ProcessSettings {
             tasks: directory.join("tasks"),
             lease: directory.join("lease"),
@@ -322,13 +414,13 @@ impl Running {
             ready_max: 0,
             node,
             accelerator,
-            environment: crate::settings::base_environment(&pass_environment),
+            environment: within.environment(&pass_environment),
             // They are on the hosts of agents; a node of another scheduler has none.
             secrets_dir: None,
             logs,
-            // Slurm has its own.
+            // The other scheduler has its own.
             control_groups: ControlGroups::Off,
-            // What was asked for is held also where Slurm itself does not.
+            // What was asked for is held also where the other scheduler does not.
             memory_limit: MemoryLimit::Enforced,
             // Its agent counts what arrives there.
             metrics: muster_metrics::AgentMetrics::default(),
@@ -356,6 +448,7 @@ impl Running {
             }
         });
         Ok(Running {
+            within,
             executor,
             placement,
             lease,
@@ -449,7 +542,7 @@ impl Running {
             }
             let told_all = self.say.is_none() && self.unacknowledged.is_empty() && self.words.is_empty();
             if told_all && self.words.is_closed() {
-                // Lost with the connection, it would only cost the agent a look at Slurm.
+                // Lost with the connection, it would only cost the agent a look at the other scheduler.
                 let _ = link.writer.write(&link::encode(&ToAgent::Done)).await;
                 return Broken::Done;
             }
@@ -559,7 +652,7 @@ impl Running {
         }
     }
 
-    /// SIGTERM for the batch job itself.
+    /// SIGTERM for the job itself.
     async fn evict(&mut self) {
         let unasked = self.alive.iter().filter(|rank| !self.stops.contains_key(rank));
         self.evicted = unasked.copied().collect();
@@ -602,9 +695,7 @@ impl Running {
                 // What a program makes of being told to stop is not its result.
                 let status = match status {
                     ExitStatus::Code(_) | ExitStatus::Signal(_) if self.evicted.contains(&key.rank) => {
-                        let text =
-                            "its batch job was told to end: cancelled in Slurm, out of time, or preempted";
-                        ExitStatus::BackendLost(text.to_owned())
+                        ExitStatus::BackendLost(self.within.evicted().to_owned())
                     }
                     status => status,
                 };
@@ -656,7 +747,7 @@ async fn sort_notes(
 ) {
     while let Some(WorkerReport { key, event, answer }) = heard.recv().await {
         if !keys.contains(&key) {
-            let _ = answer.send(Err(format!("{key} does not run in this allocation")));
+            let _ = answer.send(Err(format!("{key} does not run in this job of the other scheduler")));
             continue;
         }
         match event {
@@ -744,9 +835,9 @@ fn map_devices(placement: &mut Placement, given: Option<&str>) -> Result<(), Str
         .split(',')
         .map(|text| text.trim().parse().ok().filter(|n| *n < 64))
         .collect();
-    let given = given.ok_or("Slurm names its devices in a way that is not understood")?;
+    let given = given.ok_or("the devices that were given are named in a way that is not understood")?;
     if given.len() < meant.count() as usize {
-        return Err(detail(&format!("Slurm gave {} devices of {}", given.len(), meant.count())));
+        return Err(detail(&format!("{} devices were given of {}", given.len(), meant.count())));
     }
     let of: BTreeMap<u16, u16> = meant.iter().zip(given).collect();
     for worker in &mut placement.workers {

@@ -1,10 +1,10 @@
-//! What is on disk of one share: this node's part of one placement, as one batch job.
+//! What is on disk of one share: this node's part of one placement, as one job of another scheduler.
 //!
 //! Next to the directories of its workers (`tasks/`, as for processes of the host: output, end,
-//! acknowledgement) there is one record, `shares/<job>_<token>`, written before anything is asked of
-//! Slurm and whenever it must not be forgotten what was asked or granted.
+//! acknowledgement) there is one record, `shares/<job>_<token>`, written before anything is asked
+//! there and whenever it must not be forgotten what was asked or granted.
 //!
-//! **Invariant:** no batch job exists without a record that was durable before it; a record says
+//! **Invariant:** no job exists there without a record that was durable before it; a record says
 //! `granted` before the runner hears it.
 
 use crate::disk::durable::{self, DurableError, read_record, write_record};
@@ -12,39 +12,32 @@ use crate::process::task::TaskDir;
 use crate::rules::{Placement, WorkerKey};
 use muster_transport::SharedIdentity;
 use muster_types::{ExitStatus, FencingToken, JobId};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// How far the batch job is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Stage {
-    /// To be submitted. `tried`: an earlier attempt may have been taken.
-    Wanted { tried: bool },
-    /// Slurm acknowledged this id.
-    Submitted { id: u32 },
-}
-
 /// The record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Record {
-    pub(super) placement: Placement,
-    pub(super) epoch: u64,
-    pub(super) identity: SharedIdentity,
-    pub(super) stage: Stage,
+pub(crate) struct Record<T> {
+    pub(crate) placement: Placement,
+    pub(crate) epoch: u64,
+    pub(crate) identity: SharedIdentity,
+    /// How far its job is known.
+    pub(crate) stage: T,
     /// The runner that was told to launch.
-    pub(super) granted: Option<String>,
+    pub(crate) granted: Option<String>,
 }
 
 /// Where the records and the workers' directories of one node are.
 #[derive(Clone, Debug)]
-pub(super) struct Directories {
-    pub(super) shares: PathBuf,
-    pub(super) tasks: PathBuf,
+pub(crate) struct Directories {
+    pub(crate) shares: PathBuf,
+    pub(crate) tasks: PathBuf,
 }
 
 /// What a share is found by.
-pub(super) type ShareKey = (JobId, FencingToken);
+pub(crate) type ShareKey = (JobId, FencingToken);
 
 fn file_name((job, token): ShareKey) -> String {
     format!("{job}_{token}")
@@ -56,7 +49,7 @@ fn key_of_name(name: &str) -> Option<ShareKey> {
 }
 
 impl Directories {
-    pub(super) fn task(&self, key: WorkerKey) -> TaskDir {
+    pub(crate) fn task(&self, key: WorkerKey) -> TaskDir {
         TaskDir::of(&self.tasks, key)
     }
 
@@ -68,7 +61,7 @@ impl Directories {
     ///
     /// # Errors
     /// When something cannot be made durable; then nothing may be submitted.
-    pub(super) fn begin(&self, record: &Record) -> io::Result<bool> {
+    pub(crate) fn begin<T: Serialize>(&self, record: &Record<T>) -> io::Result<bool> {
         let placement = &record.placement;
         let key = (placement.job, placement.token);
         if self.path(key).exists() {
@@ -91,7 +84,7 @@ impl Directories {
     ///
     /// # Errors
     /// When it is not durable.
-    pub(super) fn write(&self, record: &Record) -> Result<(), DurableError> {
+    pub(crate) fn write<T: Serialize>(&self, record: &Record<T>) -> Result<(), DurableError> {
         write_record(&self.path((record.placement.job, record.placement.token)), record)
     }
 
@@ -99,13 +92,13 @@ impl Directories {
     ///
     /// # Errors
     /// When one cannot be read: what it stood for may be running.
-    pub(super) fn records(&self) -> Result<Vec<Record>, DurableError> {
+    pub(crate) fn records<T: DeserializeOwned>(&self) -> Result<Vec<Record<T>>, DurableError> {
         let fail = |source| DurableError::Read { path: self.shares.clone(), source };
         let mut found = Vec::new();
         for entry in std::fs::read_dir(&self.shares).map_err(fail)? {
             let entry = entry.map_err(fail)?;
             let Some(key) = entry.file_name().to_str().and_then(key_of_name) else { continue };
-            found.extend(read_record::<Record>(&self.path(key))?);
+            found.extend(read_record::<Record<T>>(&self.path(key))?);
         }
         found.sort_by_key(|record| (record.placement.job, record.placement.token));
         Ok(found)
@@ -115,17 +108,17 @@ impl Directories {
     ///
     /// # Errors
     /// When a record cannot be read.
-    pub(super) fn epoch_floor(&self) -> io::Result<u64> {
+    pub(crate) fn epoch_floor<T: DeserializeOwned>(&self) -> io::Result<u64> {
         make(&self.shares)?;
-        let records = self.records().map_err(io::Error::other)?;
+        let records = self.records::<T>().map_err(io::Error::other)?;
         Ok(records.iter().map(|record| record.epoch).max().unwrap_or(0))
     }
 
-    /// Nothing of it is left, here or in Slurm.
+    /// Nothing of it is left, here or there.
     ///
     /// # Errors
     /// When it cannot be removed; it is then found and settled again.
-    pub(super) fn forget(&self, key: ShareKey) -> io::Result<()> {
+    pub(crate) fn forget(&self, key: ShareKey) -> io::Result<()> {
         match std::fs::remove_file(self.path(key)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
@@ -136,7 +129,7 @@ impl Directories {
     ///
     /// # Errors
     /// When it is not durable.
-    pub(super) fn end(&self, key: WorkerKey, status: &ExitStatus) -> io::Result<()> {
+    pub(crate) fn end(&self, key: WorkerKey, status: &ExitStatus) -> io::Result<()> {
         let task = self.task(key);
         make(task.path())?;
         match task.exit() {

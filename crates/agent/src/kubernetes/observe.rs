@@ -1,0 +1,299 @@
+//! What a Kubernetes cluster has, from the objects that it lists and the changes that it tells: its nodes, the pods of this
+//! agent, and what the pods of others hold.
+//!
+//! A list that begins again, because the server has forgotten the place of a watch or the connection is lost, is collected until it
+//! is whole. Then it replaces what was known: what it does not name is gone.
+//!
+//! **Invariant:** the sums of what others hold are those of the pods that are known; half a list changes nothing.
+
+use super::objects::{Amount, NodeSeen, PodSeen};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What is told of one kind of objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Told<T> {
+    /// A list begins.
+    ListBegins,
+    /// Of the list that has begun.
+    Listed(T),
+    /// The list is whole.
+    ListEnds,
+    /// It is there, or has changed.
+    Changed(T),
+    /// It is gone.
+    Gone(T),
+}
+
+/// The objects of one kind by their keys.
+#[derive(Debug)]
+struct Known<T> {
+    by_key: BTreeMap<String, Arc<T>>,
+    /// A list that has begun.
+    list: Option<BTreeMap<String, Arc<T>>>,
+    /// Whether a list was whole once.
+    is_whole: bool,
+}
+
+impl<T> Default for Known<T> {
+    fn default() -> Known<T> {
+        Known { by_key: BTreeMap::new(), list: None, is_whole: false }
+    }
+}
+
+/// An object before and after a change.
+type Change<T> = (Option<Arc<T>>, Option<Arc<T>>);
+
+impl<T: PartialEq> Known<T> {
+    /// What it changes.
+    fn take(&mut self, key: impl Fn(&T) -> String, told: Told<T>) -> Vec<Change<T>> {
+        match told {
+            Told::ListBegins => {
+                self.list = Some(BTreeMap::new());
+                Vec::new()
+            }
+            Told::Listed(object) => {
+                if let Some(list) = &mut self.list {
+                    list.insert(key(&object), Arc::new(object));
+                }
+                Vec::new()
+            }
+            Told::ListEnds => {
+                let Some(list) = self.list.take() else { return Vec::new() };
+                self.is_whole = true;
+                let mut before = std::mem::replace(&mut self.by_key, list);
+                let mut changes: Vec<Change<T>> = Vec::new();
+                for (key, after) in &self.by_key {
+                    let earlier = before.remove(key);
+                    if earlier.as_ref() != Some(after) {
+                        changes.push((earlier, Some(Arc::clone(after))));
+                    }
+                }
+                changes.extend(before.into_values().map(|gone| (Some(gone), None)));
+                changes
+            }
+            Told::Changed(object) => {
+                let (key, object) = (key(&object), Arc::new(object));
+                let earlier = self.by_key.insert(key, Arc::clone(&object));
+                if earlier.as_ref() == Some(&object) {
+                    return Vec::new();
+                }
+                vec![(earlier, Some(object))]
+            }
+            Told::Gone(object) => {
+                let earlier = self.by_key.remove(&key(&object));
+                earlier.map(|gone| (Some(gone), None)).into_iter().collect()
+            }
+        }
+    }
+}
+
+/// All that is known.
+#[derive(Debug)]
+pub(super) struct Observed {
+    scope: String,
+    nodes: Known<NodeSeen>,
+    pods: Known<PodSeen>,
+    /// What the pods of others hold, by node; no node without any.
+    foreign: BTreeMap<String, Amount>,
+}
+
+/// What was known at one time.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Picture {
+    pub(super) nodes: BTreeMap<String, Arc<NodeSeen>>,
+    /// This agent's pods by name.
+    pub(super) own: BTreeMap<String, Arc<PodSeen>>,
+    pub(super) foreign: BTreeMap<String, Amount>,
+}
+
+impl Observed {
+    /// Nothing yet. Pods with this scope are this agent's.
+    pub(super) fn new(scope: String) -> Observed {
+        Observed { scope, nodes: Known::default(), pods: Known::default(), foreign: BTreeMap::new() }
+    }
+
+    /// Takes what is told of nodes; whether anything changes.
+    pub(super) fn node(&mut self, told: Told<NodeSeen>) -> bool {
+        let ends_list = told == Told::ListEnds && !self.nodes.is_whole;
+        !self.nodes.take(|node| node.name.clone(), told).is_empty() || ends_list
+    }
+
+    /// Takes what is told of pods; whether anything changes.
+    pub(super) fn pod(&mut self, told: Told<PodSeen>) -> bool {
+        let ends_list = told == Told::ListEnds && !self.pods.is_whole;
+        let changes = self.pods.take(|pod| format!("{}/{}", pod.namespace, pod.name), told);
+        let is_news = !changes.is_empty() || ends_list;
+        for (before, after) in changes {
+            if let Some((node, amount)) = before.as_deref().and_then(|pod| self.taken_by(pod)) {
+                let sum = self.foreign.entry(node.clone()).or_default();
+                sum.subtract(&amount);
+                if sum.is_nothing() {
+                    self.foreign.remove(&node);
+                }
+            }
+            if let Some((node, amount)) = after.as_deref().and_then(|pod| self.taken_by(pod)) {
+                self.foreign.entry(node).or_default().add(&amount);
+            }
+        }
+        is_news
+    }
+
+    /// What a pod takes of a node as somebody else's.
+    fn taken_by(&self, pod: &PodSeen) -> Option<(String, Amount)> {
+        let is_foreign = pod.scope.as_deref() != Some(self.scope.as_str());
+        let node = pod.node.clone().filter(|_| is_foreign && !pod.phase.is_over())?;
+        (!pod.requests.is_nothing()).then(|| (node, pod.requests.clone()))
+    }
+
+    /// What is known; none before both lists were whole.
+    pub(super) fn picture(&self) -> Option<Picture> {
+        if !self.nodes.is_whole || !self.pods.is_whole {
+            return None;
+        }
+        let is_own = |pod: &&Arc<PodSeen>| pod.scope.as_deref() == Some(self.scope.as_str());
+        let own = self.pods.by_key.values().filter(is_own);
+        Some(Picture {
+            nodes: self.nodes.by_key.clone(),
+            own: own.map(|pod| (pod.name.clone(), Arc::clone(pod))).collect(),
+            foreign: self.foreign.clone(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kubernetes::objects::Phase;
+
+    fn node(name: &str, is_ready: bool) -> NodeSeen {
+        NodeSeen { name: name.to_owned(), is_ready, ..NodeSeen::default() }
+    }
+
+    fn pod(name: &str, on: Option<&str>, cpu_milli: u64) -> PodSeen {
+        PodSeen {
+            namespace: "default".into(),
+            name: name.to_owned(),
+            node: on.map(str::to_owned),
+            requests: Amount { cpu_milli, ..Amount::default() },
+            phase: Phase::Running,
+            ..PodSeen::default()
+        }
+    }
+
+    fn own(name: &str) -> PodSeen {
+        PodSeen { scope: Some("mine".into()), ..pod(name, Some("n1"), 500) }
+    }
+
+    /// Both lists are whole and have these.
+    fn observed(nodes: Vec<NodeSeen>, pods: Vec<PodSeen>) -> Observed {
+        let mut observed = Observed::new("mine".into());
+        observed.node(Told::ListBegins);
+        for node in nodes {
+            observed.node(Told::Listed(node));
+        }
+        assert!(observed.node(Told::ListEnds));
+        observed.pod(Told::ListBegins);
+        for pod in pods {
+            observed.pod(Told::Listed(pod));
+        }
+        assert!(observed.picture().is_none(), "the pods are not whole");
+        assert!(observed.pod(Told::ListEnds));
+        observed
+    }
+
+    #[test]
+    fn what_others_hold_follows_their_pods() {
+        let mut observed = observed(vec![node("n1", true)], vec![pod("a", Some("n1"), 100), own("b")]);
+        let cpu =
+            |observed: &Observed| observed.picture().unwrap().foreign.get("n1").map(|sum| sum.cpu_milli);
+        assert_eq!(cpu(&observed), Some(100), "its own pods are not among them");
+        assert_eq!(observed.picture().unwrap().own.keys().collect::<Vec<_>>(), ["b"]);
+        // One that waits for a node holds nothing, and one that was given one does.
+        assert!(observed.pod(Told::Changed(pod("c", None, 30))));
+        assert_eq!(cpu(&observed), Some(100));
+        observed.pod(Told::Changed(pod("c", Some("n1"), 30)));
+        assert_eq!(cpu(&observed), Some(130));
+        assert!(!observed.pod(Told::Changed(pod("c", Some("n1"), 30))), "no news");
+        // One that is over holds nothing, although it is still there.
+        observed.pod(Told::Changed(PodSeen { phase: Phase::Succeeded, ..pod("a", Some("n1"), 100) }));
+        assert_eq!(cpu(&observed), Some(30));
+        observed.pod(Told::Gone(pod("c", Some("n1"), 30)));
+        assert_eq!(cpu(&observed), None);
+        assert!(!observed.pod(Told::Gone(pod("c", Some("n1"), 30))), "it is gone already");
+    }
+
+    #[test]
+    fn a_second_list_is_compared_with_what_was_known() {
+        let mut observed = observed(
+            vec![node("n1", true), node("n2", true)],
+            vec![pod("a", Some("n1"), 100), pod("b", Some("n2"), 7)],
+        );
+        // As after "410 Gone": half of a list changes nothing.
+        assert!(!observed.pod(Told::ListBegins));
+        assert!(!observed.pod(Told::Listed(pod("b", Some("n2"), 9))));
+        assert_eq!(observed.picture().unwrap().foreign["n1"].cpu_milli, 100);
+        assert!(observed.pod(Told::ListEnds));
+        let picture = observed.picture().unwrap();
+        assert!(!picture.foreign.contains_key("n1"), "what the list does not name is gone");
+        assert_eq!(picture.foreign["n2"].cpu_milli, 9);
+        // A list that is broken off is forgotten when the next one begins.
+        observed.node(Told::ListBegins);
+        observed.node(Told::Listed(node("n3", true)));
+        observed.node(Told::ListBegins);
+        observed.node(Told::Listed(node("n1", true)));
+        observed.node(Told::Listed(node("n2", false)));
+        assert!(observed.node(Told::ListEnds));
+        let picture = observed.picture().unwrap();
+        assert_eq!(picture.nodes.keys().collect::<Vec<_>>(), ["n1", "n2"]);
+        assert!(!picture.nodes["n2"].is_ready);
+        // The same list again is no news, and an end without a beginning is none.
+        observed.node(Told::ListBegins);
+        observed.node(Told::Listed(node("n1", true)));
+        observed.node(Told::Listed(node("n2", false)));
+        assert!(!observed.node(Told::ListEnds) && !observed.node(Told::ListEnds));
+    }
+
+    /// Numbers that follow from a seed.
+    struct Draw(u64);
+
+    impl Draw {
+        fn below(&mut self, end: u64) -> u64 {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (self.0 >> 33) % end
+        }
+
+        fn told(&mut self) -> Told<PodSeen> {
+            let on = Some(format!("n{}", self.below(3))).filter(|_| self.below(3) > 0);
+            let mut made = pod(&format!("p{}", self.below(4)), on.as_deref(), self.below(5));
+            made.scope = (self.below(3) == 0).then(|| "mine".to_owned());
+            made.phase = if self.below(3) == 0 { Phase::Failed } else { Phase::Running };
+            match self.below(7) {
+                0 => Told::ListBegins,
+                1 => Told::ListEnds,
+                2 | 3 => Told::Listed(made),
+                4 | 5 => Told::Changed(made),
+                _ => Told::Gone(made),
+            }
+        }
+    }
+
+    #[test]
+    fn the_sums_are_those_of_the_pods_that_are_known() {
+        for seed in 0..300 {
+            let mut draw = Draw(seed);
+            let mut observed = observed(vec![node("n0", true)], Vec::new());
+            for _ in 0..60 {
+                let told = draw.told();
+                observed.pod(told);
+                let mut sums: BTreeMap<String, Amount> = BTreeMap::new();
+                for pod in observed.pods.by_key.values() {
+                    if let Some((node, amount)) = observed.taken_by(pod) {
+                        sums.entry(node).or_default().add(&amount);
+                    }
+                }
+                assert_eq!(observed.foreign, sums, "seed {seed}");
+            }
+        }
+    }
+}

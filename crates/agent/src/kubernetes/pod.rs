@@ -1,0 +1,409 @@
+//! The pod of a share, and the secret with its ticket.
+//!
+//! The pod names its node by affinity and not as `nodeName`, so that kube-scheduler accounts for it, and refuses it where the node
+//! is full after all. It is never restarted: only its runner says how workers ended, and one runner is told to launch.
+//!
+//! **Invariant:** the same placement makes the same pod; nothing of a job's environment or command is in it.
+
+use super::config::Settings;
+use super::describe::Offered;
+use super::names::{SHIM_CONTAINER, TICKET_KEY, WORKERS_CONTAINER, label};
+use crate::own_program;
+use crate::remote::runner::{POD_NODE_VARIABLE, POD_VARIABLE, TICKET_VARIABLE};
+use crate::rules::{DEVICE_MILLI, Placement};
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use muster_types::DeviceSet;
+use muster_types::container::PullRule;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
+
+/// Where the runner is in every container.
+const PROGRAM_DIRECTORY: &str = "/muster";
+/// Where it keeps its files: a volume of the pod.
+pub(super) const WORK_DIRECTORY: &str = "/muster-work";
+/// What a pod that is told to end has beyond the grace of its workers.
+const GRACE_BEYOND: Duration = Duration::from_secs(15);
+
+/// Why a placement cannot become a pod; a sentence for people.
+///
+/// # Errors
+/// The first that stands in the way.
+pub(super) fn check(settings: &Settings, placement: &Placement) -> Result<(), String> {
+    let mut workers = placement.workers.iter();
+    let Some(first) = workers.next() else { return Err("the order names no worker".to_owned()) };
+    if workers.any(|worker| worker.container != first.container) {
+        return Err(
+            "workers of one node with different images are not supported on nodes of Kubernetes".to_owned()
+        );
+    }
+    if first.container.is_none() && settings.written.default_image.is_none() {
+        return Err(
+            "the job names no image, and kubernetes.default_image of the agent names none either".to_owned()
+        );
+    }
+    if placement.workers.iter().any(|worker| worker.command.is_empty()) {
+        return Err("a worker on a node of Kubernetes needs a command: that of its image is not known here"
+            .to_owned());
+    }
+    if placement.workers.iter().any(|worker| worker.device_milli != DEVICE_MILLI) {
+        return Err("shares of one device are not supported on nodes of Kubernetes".to_owned());
+    }
+    let hosts: BTreeSet<&str> = placement.rank_map.iter().map(|place| place.node_name.as_str()).collect();
+    if hosts.len() > 1 && !settings.written.host_network {
+        return Err("a gang on several nodes needs kubernetes.host_network of the agent: its workers find each other by the \
+                    addresses of nodes"
+            .to_owned());
+    }
+    Ok(())
+}
+
+/// The labels of a pod and its secret.
+fn labels(scope: &str, placement: &Placement) -> Value {
+    json!({
+        "app.kubernetes.io/managed-by": "muster",
+        label::AGENT: scope,
+        label::JOB: placement.job.to_string(),
+        label::TOKEN: placement.token.to_string(),
+        label::ATTEMPT: placement.attempt.to_string(),
+        label::RANK: placement.ranks().min().unwrap_or(0).to_string(),
+    })
+}
+
+/// What is requested for all workers of a share, and limited.
+fn resources(placement: &Placement, offered: Option<&Offered>) -> Result<(Value, Value), String> {
+    let mut devices = DeviceSet::EMPTY;
+    let (mut cpu_milli, mut memory_bytes) = (0u64, 0u64);
+    for worker in &placement.workers {
+        devices = devices.union(worker.devices);
+        cpu_milli = cpu_milli.saturating_add(worker.cpu_milli);
+        memory_bytes = memory_bytes.saturating_add(worker.memory_bytes);
+    }
+    let (cpu, memory) = (format!("{cpu_milli}m"), memory_bytes.to_string());
+    let before = json!({"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": memory}});
+    let mut own = before.clone();
+    if !devices.is_empty() {
+        let offered = offered.ok_or("the node has no accelerators any more")?;
+        let count = Value::String(devices.count().to_string());
+        own["requests"][&offered.resource] = count.clone();
+        own["limits"][&offered.resource] = count;
+    }
+    Ok((before, own))
+}
+
+/// The pod of a share.
+///
+/// # Errors
+/// One sentence: why there can be none.
+pub(super) fn pod(
+    settings: &Settings,
+    scope: &str,
+    name: &str,
+    placement: &Placement,
+    node: &str,
+    offered: Option<&Offered>,
+) -> Result<Pod, String> {
+    check(settings, placement)?;
+    let written = &settings.written;
+    let container = placement.workers.first().and_then(|worker| worker.container.as_ref());
+    let image = container.map(|own| &own.image).or(written.default_image.as_ref());
+    let pull = match container.map(|own| own.pull).unwrap_or_default() {
+        PullRule::Missing => "IfNotPresent",
+        PullRule::Always => "Always",
+        PullRule::Never => "Never",
+    };
+    let (before, own) = resources(placement, offered)?;
+    let mut volumes = vec![
+        json!({"name": "muster", "emptyDir": {}}),
+        json!({"name": "work", "emptyDir": {}}),
+        // The usual 64 MiB of a container are too small for frameworks.
+        json!({"name": "shared-memory", "emptyDir": {"medium": "Memory"}}),
+    ];
+    let mut mounts = vec![
+        json!({"name": "muster", "mountPath": PROGRAM_DIRECTORY, "readOnly": true}),
+        json!({"name": "work", "mountPath": WORK_DIRECTORY}),
+        json!({"name": "shared-memory", "mountPath": "/dev/shm"}),
+    ];
+    for (number, mount) in container.map(|own| own.mounts.as_slice()).unwrap_or_default().iter().enumerate() {
+        let volume = format!("host-{number}");
+        volumes.push(json!({"name": volume, "hostPath": {"path": mount.source}}));
+        mounts.push(json!({"name": volume, "mountPath": mount.target, "readOnly": mount.read_only}));
+    }
+    let installed = Path::new(PROGRAM_DIRECTORY);
+    let mut command = own_program::installed_in(installed);
+    command.extend(["shim".to_owned(), "kubernetes".to_owned()]);
+    let field = |path: &str| json!({"fieldRef": {"fieldPath": path}});
+    let mut security =
+        json!({"allowPrivilegeEscalation": false, "seccompProfile": {"type": "RuntimeDefault"}});
+    if let Some(user) = written.run_as_user {
+        security["runAsUser"] = user.into();
+    }
+    let grace = placement.stop_grace.saturating_add(GRACE_BEYOND);
+    let grace = grace.as_secs() + u64::from(grace.subsec_nanos() > 0);
+    let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]},
+    ]}}});
+    let mut spec = json!({
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": i64::try_from(grace).unwrap_or(i64::MAX),
+        "automountServiceAccountToken": false,
+        "enableServiceLinks": false,
+        "affinity": affinity,
+        "tolerations": tolerations(settings),
+        "initContainers": [{
+            "name": SHIM_CONTAINER,
+            "image": written.shim_image,
+            "imagePullPolicy": "IfNotPresent",
+            "command": ["/usr/bin/muster-agent", "shim", "install", PROGRAM_DIRECTORY],
+            "resources": before,
+            "securityContext": security,
+            "volumeMounts": [{"name": "muster", "mountPath": PROGRAM_DIRECTORY}],
+        }],
+        "containers": [{
+            "name": WORKERS_CONTAINER,
+            "image": image,
+            "imagePullPolicy": pull,
+            "command": command,
+            "env": [
+                {"name": TICKET_VARIABLE, "valueFrom": {"secretKeyRef": {"name": name, "key": TICKET_KEY}}},
+                {"name": POD_VARIABLE, "valueFrom": field("metadata.uid")},
+                {"name": POD_NODE_VARIABLE, "valueFrom": field("spec.nodeName")},
+            ],
+            "resources": own,
+            "securityContext": security,
+            "volumeMounts": mounts,
+        }],
+        "volumes": volumes,
+    });
+    if written.host_network {
+        spec["hostNetwork"] = true.into();
+        spec["dnsPolicy"] = "ClusterFirstWithHostNet".into();
+    }
+    if let Some(class) = &written.priority_class {
+        spec["priorityClassName"] = class.as_str().into();
+    }
+    if !written.image_pull_secrets.is_empty() {
+        let secrets = written.image_pull_secrets.iter().map(|secret| json!({"name": secret}));
+        spec["imagePullSecrets"] = secrets.collect();
+    }
+    let object = json!({
+        "metadata": {
+            "name": name,
+            "namespace": written.namespace,
+            "labels": labels(scope, placement),
+            "annotations": {
+                "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+                "muster.dev/tenant": placement.tenant,
+                "muster.dev/job-name": placement.job_name,
+            },
+        },
+        "spec": spec,
+    });
+    serde_json::from_value(object).map_err(|error| format!("make the pod: {error}"))
+}
+
+fn tolerations(settings: &Settings) -> Value {
+    let of = settings.written.tolerations.iter().map(|own| {
+        let mut toleration = json!({"operator": if own.value.is_some() { "Equal" } else { "Exists" }});
+        if !own.key.is_empty() {
+            toleration["key"] = own.key.as_str().into();
+        }
+        if let Some(value) = &own.value {
+            toleration["value"] = value.as_str().into();
+        }
+        if let Some(effect) = &own.effect {
+            toleration["effect"] = effect.as_str().into();
+        }
+        toleration
+    });
+    of.collect()
+}
+
+/// The secret with the ticket of a pod, which goes when the pod goes.
+///
+/// # Errors
+/// One sentence: why there can be none.
+pub(super) fn secret(
+    settings: &Settings,
+    scope: &str,
+    placement: &Placement,
+    (name, uid): (&str, &str),
+    ticket: &str,
+) -> Result<Secret, String> {
+    let object = json!({
+        "metadata": {
+            "name": name,
+            "namespace": settings.written.namespace,
+            "labels": labels(scope, placement),
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}],
+        },
+        "immutable": true,
+        "type": "muster.dev/ticket",
+        "stringData": {TICKET_KEY: ticket},
+    });
+    serde_json::from_value(object).map_err(|error| format!("make the secret: {error}"))
+}
+
+/// Whether a pod that has the name of a share is the one that would be made: of this agent, for this placement, on this node.
+pub(super) fn is_same(wanted: &Pod, found: &Pod) -> bool {
+    let labels = |pod: &Pod| {
+        let all = pod.metadata.labels.clone().unwrap_or_default();
+        [label::AGENT, label::JOB, label::TOKEN, label::RANK].map(|key| all.get(key).cloned())
+    };
+    let node = |pod: &Pod| {
+        let affinity = pod.spec.as_ref()?.affinity.as_ref()?.node_affinity.as_ref()?;
+        affinity.required_during_scheduling_ignored_during_execution.clone()
+    };
+    labels(wanted) == labels(found) && node(wanted) == node(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kubernetes::config::KubernetesConfig;
+    use crate::kubernetes::config::tests::good;
+    use crate::wire::{placement, tests::order};
+    use muster_types::container::Mount;
+
+    const SCOPE: &str = "0123456789abcdef0123456789abcdef";
+
+    /// Two workers of one gang on one node.
+    fn two() -> Placement {
+        let mut placement = placement(order()).unwrap();
+        placement.tenant = "research".into();
+        placement.job_name = "llama".into();
+        placement.attempt = 3;
+        placement.stop_grace = Duration::from_millis(30_500);
+        let first = &mut placement.workers[0];
+        (first.cpu_milli, first.memory_bytes) = (1_500, 1 << 30);
+        first.command = vec!["python3".into(), "train.py".into()];
+        first.environment = [("KEY".to_owned(), "private".to_owned())].into();
+        let mut second = first.clone();
+        second.rank = 2;
+        second.devices = DeviceSet(0b0110);
+        placement.workers.push(second);
+        placement
+    }
+
+    fn made(config: &KubernetesConfig, placement: &Placement) -> Result<Value, String> {
+        let settings = config.check().unwrap();
+        let name = crate::kubernetes::names::pod_name(SCOPE, placement);
+        let offered = Offered { resource: "nvidia.com/gpu".into(), kind: "h100".into(), count: 8 };
+        let pod = pod(&settings, SCOPE, &name, placement, "gpu-1.example.org", Some(&offered))?;
+        Ok(serde_json::to_value(pod).unwrap())
+    }
+
+    /// What is written in `testdata/kubernetes/`; `UPDATE_EXPECT=1` rewrites it.
+    fn expect(name: &str, value: &Value) {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/kubernetes").join(name);
+        let text = format!("{}\n", serde_json::to_string_pretty(value).unwrap());
+        if std::env::var_os("UPDATE_EXPECT").is_some() {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, &text).unwrap();
+        }
+        let expected = std::fs::read_to_string(&path).unwrap_or_default();
+        assert_eq!(text, expected, "{}", path.display());
+    }
+
+    #[test]
+    fn the_pod_of_a_share_with_devices() {
+        let pod = made(&good(), &two()).unwrap();
+        expect("pod_with_devices.json", &pod);
+        let text = pod.to_string();
+        assert!(!text.contains("private") && !text.contains("train.py"), "what a job runs is not in its pod");
+        assert!(!text.contains("nodeName\":\""), "kube-scheduler places it");
+    }
+
+    #[test]
+    fn the_pod_of_a_job_with_an_image_and_every_setting() {
+        let mut config = good();
+        config.priority_class = Some("muster-workers".into());
+        config.image_pull_secrets = vec!["registry".into()];
+        config.run_as_user = Some(1_000);
+        config.tolerations = vec![
+            serde_json::from_value(json!({"key": "spot", "value": "yes", "effect": "NoSchedule"})).unwrap(),
+            serde_json::from_value(json!({})).unwrap(),
+        ];
+        config.host_network = false;
+        let mut placement = two();
+        let mut image = muster_types::Container::new("registry.example.org/team/train:1".into());
+        image.pull = PullRule::Always;
+        image.mounts = vec![Mount { source: "/data".into(), target: "/mnt/data".into(), read_only: true }];
+        for worker in &mut placement.workers {
+            worker.devices = DeviceSet::EMPTY;
+            worker.container = Some(image.clone());
+        }
+        expect("pod_with_every_setting.json", &made(&config, &placement).unwrap());
+    }
+
+    #[test]
+    fn the_secret_goes_with_its_pod() {
+        let (settings, placement) = (good().check().unwrap(), two());
+        let secret = secret(&settings, SCOPE, &placement, ("muster-01234567-x", "uid-1"), "{}").unwrap();
+        expect("secret.json", &serde_json::to_value(secret).unwrap());
+    }
+
+    #[test]
+    fn nothing_that_is_stated_is_lost_on_the_way() {
+        // Types drop fields that they do not know.
+        let pod = made(&good(), &two()).unwrap();
+        let container = &pod["spec"]["containers"][0];
+        assert_eq!(container["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+        assert_eq!(container["env"][0]["valueFrom"]["secretKeyRef"]["key"], TICKET_KEY);
+        assert_eq!(container["resources"]["limits"]["nvidia.com/gpu"], "4");
+        assert_eq!(container["resources"]["requests"]["cpu"], "3000m");
+        assert_eq!(pod["spec"]["initContainers"][0]["command"][2], "install");
+        assert_eq!(pod["spec"]["terminationGracePeriodSeconds"], 46);
+        let term = &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+        assert_eq!(term["nodeSelectorTerms"][0]["matchFields"][0]["values"][0], "gpu-1.example.org");
+        assert_eq!(pod["metadata"]["name"], "muster-01234567-job-1-1-7-1");
+    }
+
+    #[test]
+    fn what_cannot_be_a_pod_says_why() {
+        let why = |config: &KubernetesConfig, change: fn(&mut Placement)| {
+            let mut placement = two();
+            change(&mut placement);
+            made(config, &placement).unwrap_err()
+        };
+        let config = good();
+        let mixed = why(&config, |placement| {
+            placement.workers[0].container =
+                Some(muster_types::Container::new("registry.example.org/x:1".into()));
+        });
+        assert!(mixed.contains("different images"), "{mixed}");
+        assert!(why(&config, |placement| placement.workers[1].command.clear()).contains("needs a command"));
+        assert!(
+            why(&config, |placement| placement.workers[0].device_milli = 500)
+                .contains("shares of one device")
+        );
+        assert!(why(&config, |placement| placement.workers.clear()).contains("no worker"));
+        let mut none = good();
+        none.default_image = None;
+        assert!(why(&none, |_| ()).contains("kubernetes.default_image"));
+        let mut apart = good();
+        apart.host_network = false;
+        let several = why(&apart, |placement| placement.rank_map[0].node_name = "elsewhere".into());
+        assert!(several.contains("kubernetes.host_network"), "{several}");
+    }
+
+    #[test]
+    fn a_pod_of_the_same_name_is_compared() {
+        let pod = |change: fn(&mut Value)| -> Pod {
+            let mut value = made(&good(), &two()).unwrap();
+            change(&mut value);
+            serde_json::from_value(value).unwrap()
+        };
+        let wanted = pod(|_| ());
+        // What a server fills in makes no difference.
+        let filled = pod(|value| {
+            value["metadata"]["uid"] = "u".into();
+            value["spec"]["schedulerName"] = "default-scheduler".into();
+        });
+        assert!(is_same(&wanted, &filled));
+        assert!(!is_same(&wanted, &pod(|value| value["metadata"]["labels"][label::AGENT] = "other".into())));
+        assert!(!is_same(&wanted, &pod(|value| value["metadata"]["labels"][label::TOKEN] = "1.8".into())));
+        assert!(!is_same(&wanted, &pod(|value| value["spec"]["affinity"] = Value::Null)));
+    }
+}
