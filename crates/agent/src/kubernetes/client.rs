@@ -231,7 +231,7 @@ impl Server {
 
 /// A list and what changes after it. The client asks for bookmarks, lists again where the server has forgotten the place
 /// of a watch, and waits longer from one failure to the next.
-fn watch<K, T: 'static>(
+fn watch<K, T: Send + 'static>(
     api: Api<K>,
     config: watcher::Config,
     seen: fn(&K) -> Option<T>,

@@ -67,7 +67,7 @@ impl<S: Scheduler> Clone for Registered<S> {
 }
 
 /// What one share is made of.
-pub(crate) struct Allocation<S: Scheduler> {
+pub struct Allocation<S: Scheduler> {
     pub(crate) backend: Arc<S>,
     pub(crate) name: String,
     pub(crate) record: Record<S::Stage>,
@@ -88,7 +88,7 @@ pub(crate) struct Allocation<S: Scheduler> {
 
 /// A node of the other scheduler as it was last seen.
 #[derive(Debug)]
-pub(crate) struct Candidate {
+pub struct Candidate {
     /// As the other scheduler names it.
     pub(crate) place: String,
     /// Whether it is to be served where it is not served yet.

@@ -255,7 +255,7 @@ impl Backend {
     /// What a node of Slurm is in Muster.
     pub(super) fn describe(&self, found: &SlurmNode) -> Result<NodeSpec, String> {
         let settings = &self.settings;
-        let text = format!("{}.{}", settings.name, found.place.to_ascii_lowercase());
+        let text = format!("{}.{}", settings.name, found.name.to_ascii_lowercase());
         let rule = || format!("{text} is no name: it must be {}", muster_types::name::NAME_RULE);
         let name = Name::new(&text).ok_or_else(rule)?;
         if found.gpus.iter().filter(|gres| gres.count > 0).count() > 1 {

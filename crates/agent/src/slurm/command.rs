@@ -24,7 +24,7 @@ const COMPLAINT_BYTES_MAX: u64 = 4 << 10;
 
 /// Why a call has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum CallError {
+pub enum CallError {
     /// The controller cannot be reached, or did not answer in time.
     #[error("Slurm cannot be reached: {0}")]
     Unreachable(String),

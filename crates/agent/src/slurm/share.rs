@@ -16,10 +16,9 @@ use super::command::CallError;
 use super::ends;
 use super::parse::SlurmJob;
 use super::stage::Stage;
-use crate::executor::StopRequest;
 use crate::remote::link::{Ticket, ToRunner, Within};
 use crate::remote::lost;
-use crate::remote::scheduler::{Allocation, Scheduler as _, ToShare};
+use crate::remote::scheduler::{Allocation, ToShare};
 use crate::remote::workers::{Greeting, Linked, Workers};
 use crate::rules::detail;
 use muster_types::ExitStatus;
@@ -212,6 +211,7 @@ impl Work {
         // From here on a batch job may exist, whatever happens to this agent.
         if !tried && !self.set_stage(Stage::Wanted { tried: true }).await {
             return self
+                .workers
                 .give_up(&ExitStatus::LaunchFailed("the intent to submit is not durable".into()))
                 .await;
         }
@@ -439,7 +439,7 @@ impl Work {
         self.set_stage(Stage::Submitted { id }).await;
     }
 
-    async fn on_message(&mut self, message: ToShare) {
+    async fn on_message(&mut self, message: ToShare<Call>) {
         match message {
             ToShare::Stop { rank, request } => self.workers.stop(rank, request).await,
             ToShare::Acknowledged => {}

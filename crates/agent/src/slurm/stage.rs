@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// How far the batch job is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Stage {
+pub enum Stage {
     /// To be submitted. `tried`: an earlier attempt may have been taken.
     Wanted { tried: bool },
     /// Slurm acknowledged this id.
