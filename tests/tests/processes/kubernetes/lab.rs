@@ -217,6 +217,17 @@ impl Lab {
         let number = std::fs::read_to_string(file).ok()?;
         Some(Pid::from_raw(number.trim().parse().ok()?))
     }
+
+    /// Ends a node as a power cut does, and starts it again.
+    pub async fn restart(&self, node: &str) {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("kubernetes/cluster");
+        let directory = self.kubeconfig.parent().expect("a file is in a directory");
+        let number = node.rsplit('-').next().expect("a node has a number");
+        let mut command = Command::new(script);
+        command.arg("restart").arg(directory).arg(number).stdin(Stdio::null()).stdout(Stdio::null());
+        let ended = command.status().await.expect("the script of the cluster can be run");
+        assert!(ended.success(), "{node} does not start again: {ended}");
+    }
 }
 
 impl Drop for Lab {

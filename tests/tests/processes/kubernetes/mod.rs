@@ -253,6 +253,40 @@ async fn pods_outlive_the_leader_that_placed_them() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_loses_power_fails_its_jobs_and_comes_back() {
+    let Some(lab) = Lab::open_or_skip("a node that loses power").await else { return };
+    if lab.part("node-1").is_none() {
+        say("skipped: a node that loses power (it was not started by .ci/kubernetes)");
+        return;
+    }
+    let _heavy = heavy().await;
+    let mut cluster = Cluster::start(1).await;
+    let (client, witness) = (cluster.client(), Witness::start().await);
+    let _agent = PodAgent::start_for(&cluster, &client, &lab).await;
+    let id = submit(&client, witness.job("held", "sleep 10", (1, DEVICES))).await;
+    witness.living(&id, 1).await;
+    wait_for_job(&client, &id, is_running).await;
+    let pods = lab.pods().await.expect("pods can be listed");
+    let node = pods[0]["spec"]["nodeName"].as_str().expect("the pod is bound");
+    lab.restart(node).await;
+    let ended = wait_for_job(&client, &id, is_finished).await;
+    assert_eq!((ended.phase(), ended.status().attempt), (JobPhase::Succeeded, 2), "{ended:#?}");
+    let failure = failure_of(&ended);
+    assert!(
+        matches!(failure, Some(FailureClass::BackendLost | FailureClass::NodeFault | FailureClass::Lost)),
+        "{failure:?}: {ended:#?}"
+    );
+    // The node takes what fills it.
+    let workers = lab.nodes.len() as u32;
+    let id = submit(&client, witness.job("whole", "sleep 1", (workers, DEVICES))).await;
+    let ended = wait_for_job(&client, &id, is_finished).await;
+    assert_eq!(ended.phase(), JobPhase::Succeeded, "{ended:#?}");
+    lab.nothing_left().await;
+    witness.assert_once();
+    cluster.assert_digests_agree().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_agent_for_the_same_nodes_is_refused() {
     let Some(lab) = Lab::open_or_skip("two agents of one cluster").await else { return };
     let _heavy = heavy().await;
