@@ -36,6 +36,12 @@ pub fn slurm_text(text: &str) -> bool {
     crate::slurm::takes_text(text)
 }
 
+/// An object that a Kubernetes API server sends: a node or a pod, with what follows from it.
+#[must_use]
+pub fn kubernetes_object(bytes: &[u8]) -> bool {
+    crate::kubernetes::takes_object(bytes)
+}
+
 /// Writes a worker's output as its shim does.
 ///
 /// # Errors

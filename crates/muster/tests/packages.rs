@@ -193,7 +193,10 @@ fn the_configurations_of_agents_for_kubernetes_are_read_and_complete() {
     };
     let packaged = read(&text_of("kubernetes/workers/config/agent.toml"));
     let rights = text_of("kubernetes/workers/rights.yaml");
-    assert!(rights.contains(&format!("namespace: {}", packaged.namespace)), "the rights are for its namespace");
+    assert!(
+        rights.contains(&format!("namespace: {}", packaged.namespace)),
+        "the rights are for its namespace"
+    );
     assert!(packaged.kubeconfig.is_none(), "it has a service account");
     let example = read(&text_of("../examples/kubernetes-agent.toml"));
     assert_eq!(example.name, packaged.name);

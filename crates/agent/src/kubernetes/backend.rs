@@ -8,8 +8,8 @@
 use super::client::{CallError, Server};
 use super::config::Settings;
 use super::describe;
-use super::objects::PodSeen;
-use super::observe::{Observed, Picture};
+use super::objects::PodObject;
+use super::observe::{Observation, Picture};
 use crate::executor::Foreign;
 use crate::remote::scheduler::Common;
 use futures::StreamExt as _;
@@ -99,7 +99,7 @@ impl Backend {
     async fn watch(self: &Arc<Self>) {
         let mut nodes = std::pin::pin!(self.server.nodes(&self.settings.written.node_selector));
         let mut pods = std::pin::pin!(self.server.pods());
-        let mut observed = Observed::new(self.common.scope.clone());
+        let mut observed = Observation::new(self.common.scope.clone());
         let mut said = String::new();
         let mut publish_at: Option<Instant> = None;
         loop {
@@ -136,7 +136,7 @@ impl Backend {
         }
     }
 
-    fn publish(self: &Arc<Self>, observed: &Observed, is_silent: bool) {
+    fn publish(self: &Arc<Self>, observed: &Observation, is_silent: bool) {
         let Some(picture) = observed.picture() else { return };
         let before = self.view();
         if is_silent != before.is_silent {
@@ -149,10 +149,10 @@ impl Backend {
 
     /// Deletes pods of ours that no share stands behind: their runners would be turned away.
     fn sweep(self: &Arc<Self>, picture: &Picture) {
-        let is_here = |pod: &&Arc<PodSeen>| pod.namespace == self.settings.written.namespace;
+        let is_here = |pod: &&Arc<PodObject>| pod.namespace == self.settings.written.namespace;
         let own = picture.own.values().filter(is_here);
         let unknown = own.filter(|pod| !pod.is_deleting && !self.common.is_known(&pod.name));
-        let strays: Vec<Arc<PodSeen>> = unknown.take(STRAYS_AT_ONCE).cloned().collect();
+        let strays: Vec<Arc<PodObject>> = unknown.take(STRAYS_AT_ONCE).cloned().collect();
         for pod in strays {
             tracing::warn!(pod = pod.name, "a pod of ours that nobody waits for is deleted");
             let backend = Arc::clone(self);

@@ -2,15 +2,15 @@
 //!
 //! **Invariant:** no call outlives its deadline, and few run at once; what is deleted is the very pod that was meant, by its uid.
 
-use super::objects::{NodeSeen, PodSeen};
-use super::observe::Told;
+use super::objects::{NodeObject, PodObject};
+use super::observe::WatchEvent;
 use super::pod::is_same;
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::{Node, Pod, Secret};
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::watcher::{self, Event, ExponentialBackoff, watcher};
 use kube::{Api, Client, Config};
 use std::future::Future;
 use std::path::Path;
@@ -21,6 +21,8 @@ use tokio::sync::Semaphore;
 const CALLS_MAX: usize = 16;
 /// Objects of one page of a list.
 const PAGE_OBJECTS: u32 = 500;
+/// First and longest wait before a watch that broke goes on. Load balancers cut watches as a matter of course.
+const WATCH_WAIT: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(10));
 /// The longest wait that a server may ask for.
 const ASKED_WAIT_MAX: Duration = Duration::from_secs(60);
 
@@ -72,9 +74,10 @@ fn classify(error: &kube::Error) -> CallError {
     let asked = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
     let wait = Duration::from_secs(u64::from(asked)).min(ASKED_WAIT_MAX);
     match status.code {
-        // A quota may have something left later; an object that is being changed may be done.
+        // A quota may have something left later.
         403 if why.contains("exceeded quota") => CallError::Busy { why, wait },
-        408 | 425 | 429 | 500..=599 => CallError::Busy { why, wait },
+        // A conflict is about something else, such as the quota's object: one about the name was looked at before.
+        408 | 409 | 425 | 429 | 500..=599 => CallError::Busy { why, wait },
         _ => CallError::Refused(why),
     }
 }
@@ -182,9 +185,9 @@ impl Server {
     ///
     /// # Errors
     /// When the server does not say.
-    pub(super) async fn find(&self, name: &str) -> Result<Option<PodSeen>, CallError> {
+    pub(super) async fn find(&self, name: &str) -> Result<Option<PodObject>, CallError> {
         let found = self.call(self.pods_here().get_opt(name)).await?.map_err(|error| classify(&error))?;
-        Ok(found.as_ref().and_then(PodSeen::of))
+        Ok(found.as_ref().and_then(PodObject::of))
     }
 
     /// Deletes a pod; one that is gone, or another one of that name, is none to delete.
@@ -214,18 +217,18 @@ impl Server {
     pub(super) fn nodes(
         &self,
         selector: &str,
-    ) -> impl Stream<Item = Result<Told<NodeSeen>, String>> + Send + use<> {
+    ) -> impl Stream<Item = Result<WatchEvent<NodeObject>, String>> + Send + use<> {
         let mut config = watcher::Config::default().page_size(PAGE_OBJECTS);
         if !selector.is_empty() {
             config = config.labels(selector);
         }
-        watch(Api::<Node>::all(self.client.clone()), config, NodeSeen::of)
+        watch(Api::<Node>::all(self.client.clone()), config, NodeObject::of)
     }
 
     /// All pods of the cluster, and what becomes of them, for ever.
-    pub(super) fn pods(&self) -> impl Stream<Item = Result<Told<PodSeen>, String>> + Send + use<> {
+    pub(super) fn pods(&self) -> impl Stream<Item = Result<WatchEvent<PodObject>, String>> + Send + use<> {
         let config = watcher::Config::default().page_size(PAGE_OBJECTS);
-        watch(Api::<Pod>::all(self.client.clone()), config, PodSeen::of)
+        watch(Api::<Pod>::all(self.client.clone()), config, PodObject::of)
     }
 }
 
@@ -235,17 +238,18 @@ fn watch<K, T: Send + 'static>(
     api: Api<K>,
     config: watcher::Config,
     seen: fn(&K) -> Option<T>,
-) -> impl Stream<Item = Result<Told<T>, String>> + Send
+) -> impl Stream<Item = Result<WatchEvent<T>, String>> + Send
 where
     K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
-    watcher(api, config).default_backoff().filter_map(move |event| {
+    let backoff = ExponentialBackoff::new(WATCH_WAIT.0, WATCH_WAIT.1, 2.0, true);
+    watcher(api, config).backoff(backoff).filter_map(move |event| {
         let told = match event {
-            Ok(Event::Init) => Some(Ok(Told::ListBegins)),
-            Ok(Event::InitApply(object)) => seen(&object).map(|found| Ok(Told::Listed(found))),
-            Ok(Event::InitDone) => Some(Ok(Told::ListEnds)),
-            Ok(Event::Apply(object)) => seen(&object).map(|found| Ok(Told::Changed(found))),
-            Ok(Event::Delete(object)) => seen(&object).map(|found| Ok(Told::Gone(found))),
+            Ok(Event::Init) => Some(Ok(WatchEvent::ListBegins)),
+            Ok(Event::InitApply(object)) => seen(&object).map(|found| Ok(WatchEvent::Listed(found))),
+            Ok(Event::InitDone) => Some(Ok(WatchEvent::ListEnds)),
+            Ok(Event::Apply(object)) => seen(&object).map(|found| Ok(WatchEvent::Changed(found))),
+            Ok(Event::Delete(object)) => seen(&object).map(|found| Ok(WatchEvent::Gone(found))),
             Err(error) => Some(Err(crate::chain::chain(&error))),
         };
         std::future::ready(told)
@@ -269,6 +273,8 @@ mod tests {
             |why: &str, seconds| CallError::Busy { why: why.into(), wait: Duration::from_secs(seconds) };
         assert_eq!(classify(&api(429, "TooManyRequests", "later", 7)), busy("later", 7));
         assert_eq!(classify(&api(503, "ServiceUnavailable", "", 99_999)), busy("ServiceUnavailable", 60));
+        let conflict = "Operation cannot be fulfilled on resourcequotas \"workers\"";
+        assert_eq!(classify(&api(409, "Conflict", conflict, 0)), busy(conflict, 0));
         let quota = "pods \"x\" is forbidden: exceeded quota: workers";
         assert_eq!(classify(&api(403, "Forbidden", quota, 0)), busy(quota, 0));
         let refused = |why: &str| CallError::Refused(why.into());

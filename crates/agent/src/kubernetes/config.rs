@@ -196,6 +196,13 @@ pub(super) struct Settings {
 }
 
 impl KubernetesConfig {
+    /// The least that a file has to state, for tests.
+    pub(super) fn sample() -> Option<KubernetesConfig> {
+        let text = r#"{"name": "k8s-a", "region": "eu", "cluster": "eu-a", "namespace": "muster-workers",
+            "listen": "127.0.0.1:7480", "shim_image": "registry.example.org/muster:1"}"#;
+        serde_json::from_str(text).ok()
+    }
+
     /// What is wrong with it, as a sentence; none when every key keeps its rule.
     #[must_use]
     pub fn rule_broken(&self) -> Option<String> {
@@ -375,12 +382,8 @@ pub(super) mod tests {
     use super::*;
 
     pub(crate) fn good() -> KubernetesConfig {
-        serde_json::from_value(serde_json::json!({
-            "name": "k8s-a", "region": "eu", "cluster": "eu-a", "namespace": "muster-workers",
-            "listen": "127.0.0.1:7480", "shim_image": "registry.example.org/muster:1",
-            "default_image": "registry.example.org/base:1",
-        }))
-        .unwrap()
+        let default_image = Some("registry.example.org/base:1".to_owned());
+        KubernetesConfig { default_image, ..KubernetesConfig::sample().unwrap() }
     }
 
     #[test]

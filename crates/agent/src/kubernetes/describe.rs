@@ -3,7 +3,7 @@
 //! **Invariant:** a node is closed unless everything says that a pod would start there.
 
 use super::config::Settings;
-use super::objects::{Amount, NodeSeen};
+use super::objects::{Amount, NodeObject};
 use crate::discovery::nvidia_type;
 use crate::executor::Foreign;
 use muster_types::container::{RUNTIME_LABEL, VERSION_LABEL};
@@ -17,7 +17,7 @@ const GKE_TPU: &str = "cloud.google.com/gke-tpu-accelerator";
 
 /// The accelerators of a node that Muster uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Offered {
+pub(super) struct NodeAccelerators {
     /// The resource of Kubernetes.
     pub(super) resource: String,
     pub(super) kind: String,
@@ -25,7 +25,7 @@ pub(super) struct Offered {
 }
 
 /// Of several resources the one that there is most of.
-pub(super) fn offered(settings: &Settings, node: &NodeSeen) -> Option<Offered> {
+pub(super) fn offered(settings: &Settings, node: &NodeObject) -> Option<NodeAccelerators> {
     let named = &settings.written.accelerators;
     let counted = named.iter().filter_map(|(resource, kind)| {
         let count = node.allocatable.extended.get(resource).copied().filter(|count| *count > 0)?;
@@ -33,11 +33,15 @@ pub(super) fn offered(settings: &Settings, node: &NodeSeen) -> Option<Offered> {
     });
     let (count, resource, kind) = counted.max_by_key(|(count, ..)| *count)?;
     let kind = if kind.is_empty() { kind_of(resource, node) } else { kind.clone() };
-    Some(Offered { resource: resource.clone(), kind, count: u16::try_from(count).unwrap_or(u16::MAX) })
+    Some(NodeAccelerators {
+        resource: resource.clone(),
+        kind,
+        count: u16::try_from(count).unwrap_or(u16::MAX),
+    })
 }
 
 /// What the labels of a node say of the type; else the resource's domain.
-fn kind_of(resource: &str, node: &NodeSeen) -> String {
+fn kind_of(resource: &str, node: &NodeObject) -> String {
     let labelled = |key: &str| node.labels.get(key).map(|text| text.to_ascii_lowercase());
     let said = if resource == "google.com/tpu" {
         let tpu = labelled(GKE_TPU);
@@ -55,13 +59,13 @@ fn kind_of(resource: &str, node: &NodeSeen) -> String {
 ///
 /// # Errors
 /// One sentence: why it cannot be a node of Muster.
-pub(super) fn describe(settings: &Settings, node: &NodeSeen) -> Result<NodeSpec, String> {
+pub(super) fn describe(settings: &Settings, node: &NodeObject) -> Result<NodeSpec, String> {
     let text = format!("{}.{}", settings.name, node.name.to_ascii_lowercase());
     let rule = || format!("{text} is no name: it must be {}", muster_types::name::NAME_RULE);
     let name = Name::new(&text).ok_or_else(rule)?;
     let accelerators = match offered(settings, node) {
         None => None,
-        Some(Offered { kind, count, .. }) => {
+        Some(NodeAccelerators { kind, count, .. }) => {
             let kind = Name::new(&kind).ok_or_else(|| {
                 format!("accelerators of type {kind:?} have no name in Muster; see kubernetes.accelerators")
             })?;
@@ -117,7 +121,7 @@ fn place_name(text: &str) -> Option<Name> {
 }
 
 /// Whether nothing can be started on a node for now, and why.
-pub(super) fn closed(settings: &Settings, node: &NodeSeen) -> Option<String> {
+pub(super) fn closed(settings: &Settings, node: &NodeObject) -> Option<String> {
     if !node.is_ready {
         return Some("it is not ready".to_owned());
     }
@@ -125,7 +129,7 @@ pub(super) fn closed(settings: &Settings, node: &NodeSeen) -> Option<String> {
         return Some("it is unschedulable: cordoned or drained".to_owned());
     }
     let tolerated = &settings.written.tolerations;
-    let is_tolerated = |taint: &&super::objects::TaintSeen| {
+    let is_tolerated = |taint: &&super::objects::NodeTaint| {
         tolerated.iter().any(|own| own.tolerates(&taint.key, &taint.value, &taint.effect))
     };
     let taint = node.taints.iter().find(|taint| !is_tolerated(taint))?;
@@ -133,7 +137,7 @@ pub(super) fn closed(settings: &Settings, node: &NodeSeen) -> Option<String> {
 }
 
 /// What others hold of a node, as Muster counts it.
-pub(super) fn foreign(settings: &Settings, node: Option<&NodeSeen>, taken: Option<&Amount>) -> Foreign {
+pub(super) fn foreign(settings: &Settings, node: Option<&NodeObject>, taken: Option<&Amount>) -> Foreign {
     let Some(node) = node else { return Foreign { closed: true, ..Foreign::default() } };
     let none = Amount::default();
     let taken = taken.unwrap_or(&none);
@@ -150,11 +154,11 @@ pub(super) fn foreign(settings: &Settings, node: Option<&NodeSeen>, taken: Optio
 mod tests {
     use super::*;
     use crate::kubernetes::config::tests::good;
-    use crate::kubernetes::objects::TaintSeen;
+    use crate::kubernetes::objects::NodeTaint;
 
-    fn gpu_node() -> NodeSeen {
+    fn gpu_node() -> NodeObject {
         let label = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
-        NodeSeen {
+        NodeObject {
             name: "gpu-1".into(),
             address: "10.0.0.1".into(),
             is_ready: true,
@@ -172,7 +176,7 @@ mod tests {
             .map(label)
             .into(),
             runtime: "containerd://1.6.20".into(),
-            ..NodeSeen::default()
+            ..NodeObject::default()
         }
     }
 
@@ -193,7 +197,7 @@ mod tests {
     #[test]
     fn types_come_from_the_configuration_or_from_labels() {
         let mut config = good();
-        let kind = |config: &super::super::config::KubernetesConfig, node: &NodeSeen| {
+        let kind = |config: &super::super::config::KubernetesConfig, node: &NodeObject| {
             offered(&config.check().unwrap(), node).map(|own| own.kind)
         };
         let mut node = gpu_node();
@@ -215,9 +219,9 @@ mod tests {
     #[test]
     fn what_cannot_be_a_node_says_why() {
         let settings = good().check().unwrap();
-        let long = NodeSeen { name: "n".repeat(80), ..gpu_node() };
+        let long = NodeObject { name: "n".repeat(80), ..gpu_node() };
         assert!(describe(&settings, &long).unwrap_err().contains("is no name"));
-        let empty = NodeSeen { allocatable: Amount::default(), ..gpu_node() };
+        let empty = NodeObject { allocatable: Amount::default(), ..gpu_node() };
         assert!(describe(&settings, &empty).unwrap_err().starts_with("cpu_milli"));
         assert_eq!(place_name("/"), None);
         assert_eq!(place_name(&format!("{}-end", "a".repeat(80))).unwrap().as_str().len(), 63);
@@ -226,7 +230,7 @@ mod tests {
     #[test]
     fn a_node_is_closed_unless_a_pod_would_start_there() {
         let settings = good().check().unwrap();
-        let why = |change: fn(&mut NodeSeen)| {
+        let why = |change: fn(&mut NodeObject)| {
             let mut node = gpu_node();
             change(&mut node);
             closed(&settings, &node)
@@ -235,7 +239,7 @@ mod tests {
         assert!(why(|node| node.is_ready = false).unwrap().contains("not ready"));
         assert!(why(|node| node.is_unschedulable = true).unwrap().contains("cordoned"));
         let taint =
-            |key: &str| TaintSeen { key: key.into(), value: String::new(), effect: "NoSchedule".into() };
+            |key: &str| NodeTaint { key: key.into(), value: String::new(), effect: "NoSchedule".into() };
         let mut node = gpu_node();
         node.taints = vec![taint("nvidia.com/gpu")];
         assert_eq!(closed(&settings, &node), None, "pods of workers tolerate it");

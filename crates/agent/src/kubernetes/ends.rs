@@ -3,7 +3,7 @@
 //! **Invariant:** the runner's word counts first; of Kubernetes' only what it can know is believed: an exit code is the runner's,
 //! and a deletion is ours only when we asked.
 
-use super::objects::{NodeSeen, PodSeen, Waiting};
+use super::objects::{ContainerWait, NodeObject, PodObject};
 use crate::remote::lost;
 use crate::remote::runner::code;
 use crate::rules::detail;
@@ -24,13 +24,13 @@ const VAIN: [&str; 6] = [
 const KILLED: i32 = 137;
 
 /// What a pod is called for people.
-fn named(pod: &PodSeen) -> String {
+fn named(pod: &PodObject) -> String {
     let place = pod.node.as_deref().unwrap_or("no node");
     format!("pod {}/{} on {place}", pod.namespace, pod.name)
 }
 
 /// What Kubernetes says of a pod's end, in its words.
-fn words(pod: &PodSeen) -> String {
+fn words(pod: &PodObject) -> String {
     let ended = pod.terminated.as_ref();
     let container = ended.map(|ended| format!("{} {} exit code {}", ended.reason, ended.message, ended.code));
     let parts = [Some(pod.reason.clone()), Some(pod.message.clone()), container];
@@ -40,7 +40,7 @@ fn words(pod: &PodSeen) -> String {
 }
 
 /// How a worker ended that its runner had launched, and then said nothing more of.
-pub(super) fn after_launch(pod: &PodSeen, asked: bool) -> ExitStatus {
+pub(super) fn after_launch(pod: &PodObject, asked: bool) -> ExitStatus {
     let text = |what: &str| format!("{} ended: {what} ({})", named(pod), words(pod));
     let ended = pod.terminated.as_ref();
     if ended.is_some_and(|ended| ended.reason == "OOMKilled") {
@@ -69,7 +69,7 @@ pub(super) fn after_launch(pod: &PodSeen, asked: bool) -> ExitStatus {
 }
 
 /// Why nothing was launched by a pod that is over.
-pub(super) fn before_launch(pod: &PodSeen) -> ExitStatus {
+pub(super) fn before_launch(pod: &PodObject) -> ExitStatus {
     let text = |why: &str| format!("{} launched nothing: {why} ({})", named(pod), words(pod));
     let failed = |why: &str| ExitStatus::LaunchFailed(detail(&text(why)));
     if let Some(disruption) = &pod.disruption {
@@ -113,9 +113,9 @@ pub(super) fn before_launch(pod: &PodSeen) -> ExitStatus {
 }
 
 /// Why the container of a pod will not start: at once, or once it has lasted.
-pub(super) fn hindrance(pod: &PodSeen) -> Option<(bool, ExitStatus)> {
+pub(super) fn hindrance(pod: &PodObject) -> Option<(bool, ExitStatus)> {
     let waiting = [&pod.shim_waiting, &pod.waiting].into_iter().flatten();
-    let mut held = waiting.filter_map(|Waiting { reason, message }| {
+    let mut held = waiting.filter_map(|ContainerWait { reason, message }| {
         let is_hopeless = HOPELESS.contains(&reason.as_str());
         let is_vain = VAIN.contains(&reason.as_str());
         let text = format!("{} does not start: {reason}: {message}", named(pod));
@@ -125,7 +125,7 @@ pub(super) fn hindrance(pod: &PodSeen) -> Option<(bool, ExitStatus)> {
 }
 
 /// The pod of a runner is gone, or nothing was heard of it for as long as its lease stood.
-pub(super) fn unheard(name: &str, place: &str, node: Option<&NodeSeen>) -> ExitStatus {
+pub(super) fn unheard(name: &str, place: &str, node: Option<&NodeObject>) -> ExitStatus {
     let text =
         |why: &str| format!("pod {name} on {place} was not heard of for as long as its lease stood: {why}");
     match node {
@@ -140,15 +140,15 @@ pub(super) fn unheard(name: &str, place: &str, node: Option<&NodeSeen>) -> ExitS
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kubernetes::objects::Terminated;
+    use crate::kubernetes::objects::ContainerEnd;
 
-    fn ended(code: i32, reason: &str) -> PodSeen {
-        PodSeen {
+    fn ended(code: i32, reason: &str) -> PodObject {
+        PodObject {
             namespace: "w".into(),
             name: "muster-1".into(),
             node: Some("n1".into()),
-            terminated: Some(Terminated { code, reason: reason.into(), message: String::new() }),
-            ..PodSeen::default()
+            terminated: Some(ContainerEnd { code, reason: reason.into(), message: String::new() }),
+            ..PodObject::default()
         }
     }
 
@@ -159,46 +159,46 @@ mod tests {
         assert_eq!(after_launch(&ended(143, "Error"), false), ExitStatus::Signal(15));
         assert_eq!(after_launch(&ended(137, "OOMKilled"), true), ExitStatus::OutOfMemory);
         assert_eq!(after_launch(&ended(137, "Error"), true), ExitStatus::Signal(15));
-        let text = |pod: &PodSeen| after_launch(pod, false).to_string();
+        let text = |pod: &PodObject| after_launch(pod, false).to_string();
         assert!(text(&ended(137, "Error")).contains("ended by signal 9"));
         assert!(text(&ended(137, "ContainerStatusUnknown")).contains("signal 9"));
         let evicted =
-            PodSeen { reason: "Evicted".into(), message: "low on memory".into(), ..ended(137, "Error") };
+            PodObject { reason: "Evicted".into(), message: "low on memory".into(), ..ended(137, "Error") };
         assert!(matches!(after_launch(&evicted, false), ExitStatus::BackendLost(_)));
         assert!(text(&evicted).contains("low on memory"));
         let disruption = Some("EvictionByEvictionAPI: drained".to_owned());
-        let drained = PodSeen { disruption, is_deleting: true, ..ended(143, "Error") };
+        let drained = PodObject { disruption, is_deleting: true, ..ended(143, "Error") };
         assert!(matches!(after_launch(&drained, false), ExitStatus::BackendLost(_)));
         assert!(text(&drained).contains("drained"));
-        let deleted = PodSeen { is_deleting: true, ..ended(143, "Error") };
+        let deleted = PodObject { is_deleting: true, ..ended(143, "Error") };
         assert!(text(&deleted).contains("somebody deleted it"));
-        let lost = PodSeen { reason: "NodeLost".into(), terminated: None, ..ended(0, "") };
+        let lost = PodObject { reason: "NodeLost".into(), terminated: None, ..ended(0, "") };
         assert!(matches!(after_launch(&lost, false), ExitStatus::NodeFault(_)));
-        let unknown = PodSeen { terminated: None, ..ended(0, "") };
+        let unknown = PodObject { terminated: None, ..ended(0, "") };
         assert!(text(&unknown).contains("no reason given"));
     }
 
     #[test]
     fn why_nothing_was_launched_names_the_key_to_change() {
-        let text = |pod: &PodSeen| before_launch(pod).to_string();
+        let text = |pod: &PodObject| before_launch(pod).to_string();
         assert!(text(&ended(69, "Error")).contains("kubernetes.advertise"));
         assert!(text(&ended(127, "StartError")).contains("image of the job"));
         assert!(text(&ended(128, "StartError")).contains("image of the job"));
         assert!(text(&ended(1, "Error")).contains("exit code 1"));
-        let shim = Some(Terminated { code: 2, ..Terminated::default() });
-        let pod = PodSeen { shim_failed: shim, terminated: None, ..ended(0, "") };
+        let shim = Some(ContainerEnd { code: 2, ..ContainerEnd::default() });
+        let pod = PodObject { shim_failed: shim, terminated: None, ..ended(0, "") };
         assert!(text(&pod).contains("kubernetes.shim_image"));
-        let full = PodSeen { reason: "OutOfcpu".into(), terminated: None, ..ended(0, "") };
+        let full = PodObject { reason: "OutOfcpu".into(), terminated: None, ..ended(0, "") };
         assert!(matches!(before_launch(&full), ExitStatus::BackendLost(_)));
-        let preempted = PodSeen { disruption: Some("PreemptionByScheduler: x".into()), ..ended(0, "") };
+        let preempted = PodObject { disruption: Some("PreemptionByScheduler: x".into()), ..ended(0, "") };
         assert!(matches!(before_launch(&preempted), ExitStatus::BackendLost(_)));
     }
 
     #[test]
     fn images_that_do_not_come_are_a_hindrance() {
         let with = |reason: &str| {
-            let waiting = Some(Waiting { reason: reason.into(), message: "not found".into() });
-            hindrance(&PodSeen { waiting, ..ended(0, "") })
+            let waiting = Some(ContainerWait { reason: reason.into(), message: "not found".into() });
+            hindrance(&PodObject { waiting, ..ended(0, "") })
                 .map(|(at_once, status)| (at_once, status.to_string()))
         };
         assert_eq!(with("ContainerCreating"), None);
@@ -206,15 +206,15 @@ mod tests {
         let (at_once, text) = with("ImagePullBackOff").unwrap();
         assert!(!at_once && text.contains("not found"), "{text}");
         assert!(with("InvalidImageName").unwrap().0);
-        let shim_waiting = Some(Waiting { reason: "ErrImagePull".into(), message: String::new() });
-        assert!(hindrance(&PodSeen { shim_waiting, ..PodSeen::default() }).is_some());
+        let shim_waiting = Some(ContainerWait { reason: "ErrImagePull".into(), message: String::new() });
+        assert!(hindrance(&PodObject { shim_waiting, ..PodObject::default() }).is_some());
     }
 
     #[test]
     fn what_was_not_heard_of_is_blamed_on_a_node_that_is_lost() {
-        let ready = NodeSeen { is_ready: true, ..NodeSeen::default() };
+        let ready = NodeObject { is_ready: true, ..NodeObject::default() };
         assert!(matches!(unheard("p", "n1", Some(&ready)), ExitStatus::BackendLost(_)));
-        assert!(matches!(unheard("p", "n1", Some(&NodeSeen::default())), ExitStatus::NodeFault(_)));
+        assert!(matches!(unheard("p", "n1", Some(&NodeObject::default())), ExitStatus::NodeFault(_)));
         assert!(matches!(unheard("p", "n1", None), ExitStatus::NodeFault(_)));
     }
 }

@@ -73,6 +73,21 @@ pub(crate) async fn serve(kubernetes: &KubernetesConfig, around: Surroundings) -
     Ok(())
 }
 
+/// Whether an object is a node or a pod, and whether all that is made of it can be made.
+pub(crate) fn takes_object(bytes: &[u8]) -> bool {
+    use objects::{NodeObject, PodObject};
+    let node = serde_json::from_slice(bytes).ok().and_then(|node| NodeObject::of(&node));
+    let pod = serde_json::from_slice(bytes).ok().and_then(|pod| PodObject::of(&pod));
+    let ends =
+        pod.map(|pod| (ends::hindrance(&pod), ends::before_launch(&pod), ends::after_launch(&pod, false)));
+    let settings = KubernetesConfig::sample().and_then(|config| config.check().ok());
+    let described = settings.zip(node).map(|(settings, node)| {
+        let spec = describe::describe(&settings, &node);
+        (spec.is_ok(), describe::foreign(&settings, Some(&node), Some(&node.allocatable)))
+    });
+    ends.is_some() || described.is_some()
+}
+
 /// A Kubernetes cluster without sessions: what runs workers there, for leases that the caller holds.
 #[derive(Debug)]
 pub struct KubernetesCluster {

@@ -77,7 +77,7 @@ impl Amount {
 
 /// A taint of a node that keeps pods away.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct TaintSeen {
+pub(super) struct NodeTaint {
     pub(super) key: String,
     pub(super) value: String,
     pub(super) effect: String,
@@ -85,22 +85,22 @@ pub(super) struct TaintSeen {
 
 /// A node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct NodeSeen {
+pub(super) struct NodeObject {
     pub(super) name: String,
     /// What others reach it by; empty where it states none.
     pub(super) address: String,
     pub(super) is_ready: bool,
     pub(super) is_unschedulable: bool,
-    pub(super) taints: Vec<TaintSeen>,
+    pub(super) taints: Vec<NodeTaint>,
     pub(super) allocatable: Amount,
     pub(super) labels: BTreeMap<String, String>,
     /// Program and version: `containerd://1.6.20`.
     pub(super) runtime: String,
 }
 
-impl NodeSeen {
+impl NodeObject {
     /// What a node's object says; none for one without a name.
-    pub(super) fn of(node: &Node) -> Option<NodeSeen> {
+    pub(super) fn of(node: &Node) -> Option<NodeObject> {
         let (spec, status) = (node.spec.as_ref(), node.status.as_ref());
         let addresses = status.and_then(|status| status.addresses.as_deref()).unwrap_or_default();
         let address = ["InternalIP", "Hostname", "ExternalIP"]
@@ -109,12 +109,12 @@ impl NodeSeen {
         let conditions = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
         let taints = spec.and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
         let keeps_away = taints.iter().filter(|taint| taint.effect != "PreferNoSchedule");
-        let taint = |taint: &k8s_openapi::api::core::v1::Taint| TaintSeen {
+        let taint = |taint: &k8s_openapi::api::core::v1::Taint| NodeTaint {
             key: taint.key.clone(),
             value: taint.value.clone().unwrap_or_default(),
             effect: taint.effect.clone(),
         };
-        Some(NodeSeen {
+        Some(NodeObject {
             name: node.metadata.name.clone().filter(|name| !name.is_empty())?,
             address: address.map(|address| address.address.clone()).unwrap_or_default(),
             is_ready: conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True"),
@@ -150,14 +150,14 @@ impl Phase {
 
 /// Why a container waits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Waiting {
+pub(super) struct ContainerWait {
     pub(super) reason: String,
     pub(super) message: String,
 }
 
 /// How a container ended, as the node says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Terminated {
+pub(super) struct ContainerEnd {
     pub(super) code: i32,
     pub(super) reason: String,
     pub(super) message: String,
@@ -165,7 +165,7 @@ pub(super) struct Terminated {
 
 /// A pod. Of others only what it holds is looked at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct PodSeen {
+pub(super) struct PodObject {
     pub(super) namespace: String,
     pub(super) name: String,
     pub(super) uid: String,
@@ -186,22 +186,22 @@ pub(super) struct PodSeen {
     /// Why it was disturbed: preemption, a drain, a taint, the loss of its node.
     pub(super) disruption: Option<String>,
     /// Of the container that brings the runner.
-    pub(super) shim_waiting: Option<Waiting>,
-    pub(super) shim_failed: Option<Terminated>,
+    pub(super) shim_waiting: Option<ContainerWait>,
+    pub(super) shim_failed: Option<ContainerEnd>,
     /// Of the container of the workers.
-    pub(super) waiting: Option<Waiting>,
+    pub(super) waiting: Option<ContainerWait>,
     pub(super) is_running: bool,
-    pub(super) terminated: Option<Terminated>,
+    pub(super) terminated: Option<ContainerEnd>,
 }
 
-impl PodSeen {
+impl PodObject {
     /// What a pod's object says; none for one without a name.
-    pub(super) fn of(pod: &Pod) -> Option<PodSeen> {
+    pub(super) fn of(pod: &Pod) -> Option<PodObject> {
         let (spec, status) = (pod.spec.as_ref(), pod.status.as_ref());
         let metadata = &pod.metadata;
         let labels = metadata.labels.as_ref();
         let scope = labels.and_then(|labels| labels.get(label::AGENT)).cloned();
-        let mut seen = PodSeen {
+        let mut seen = PodObject {
             namespace: metadata.namespace.clone().unwrap_or_default(),
             name: metadata.name.clone().filter(|name| !name.is_empty())?,
             uid: metadata.uid.clone().unwrap_or_default(),
@@ -214,12 +214,12 @@ impl PodSeen {
                 _ => Phase::Pending,
             },
             requests: spec.map(requests).unwrap_or_default(),
-            ..PodSeen::default()
+            ..PodObject::default()
         };
         if scope.is_none() {
             return Some(seen);
         }
-        let Some(status) = status else { return Some(PodSeen { scope, ..seen }) };
+        let Some(status) = status else { return Some(PodObject { scope, ..seen }) };
         seen.scope = scope;
         seen.is_deleting = metadata.deletion_timestamp.is_some();
         seen.reason = short(status.reason.as_deref());
@@ -240,11 +240,11 @@ impl PodSeen {
             state.and_then(|status| status.state.clone()).unwrap_or_default()
         };
         let shim = find(&status.init_container_statuses, names::SHIM_CONTAINER);
-        seen.shim_waiting = shim.waiting.map(|waiting| Waiting {
+        seen.shim_waiting = shim.waiting.map(|waiting| ContainerWait {
             reason: short(waiting.reason.as_deref()),
             message: short(waiting.message.as_deref()),
         });
-        let terminated = |state: k8s_openapi::api::core::v1::ContainerStateTerminated| Terminated {
+        let terminated = |state: k8s_openapi::api::core::v1::ContainerStateTerminated| ContainerEnd {
             code: state.exit_code,
             reason: short(state.reason.as_deref()),
             message: short(state.message.as_deref()),
@@ -252,7 +252,7 @@ impl PodSeen {
         seen.shim_failed = shim.terminated.map(terminated).filter(|ended| ended.code != 0);
         let workers = find(&status.container_statuses, names::WORKERS_CONTAINER);
         seen.is_running = workers.running.is_some();
-        seen.waiting = workers.waiting.map(|waiting| Waiting {
+        seen.waiting = workers.waiting.map(|waiting| ContainerWait {
             reason: short(waiting.reason.as_deref()),
             message: short(waiting.message.as_deref()),
         });
@@ -309,12 +309,12 @@ pub(super) mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    pub(crate) fn node(value: Value) -> NodeSeen {
-        NodeSeen::of(&serde_json::from_value(value).unwrap()).unwrap()
+    pub(crate) fn node(value: Value) -> NodeObject {
+        NodeObject::of(&serde_json::from_value(value).unwrap()).unwrap()
     }
 
-    pub(crate) fn pod(value: Value) -> PodSeen {
-        PodSeen::of(&serde_json::from_value(value).unwrap()).unwrap()
+    pub(crate) fn pod(value: Value) -> PodObject {
+        PodObject::of(&serde_json::from_value(value).unwrap()).unwrap()
     }
 
     #[test]
@@ -346,8 +346,8 @@ pub(super) mod tests {
     #[test]
     fn a_node_that_says_nothing_has_nothing() {
         let seen = node(json!({"metadata": {"name": "n"}}));
-        assert_eq!(seen, NodeSeen { name: "n".into(), ..NodeSeen::default() });
-        assert!(NodeSeen::of(&Node::default()).is_none());
+        assert_eq!(seen, NodeObject { name: "n".into(), ..NodeObject::default() });
+        assert!(NodeObject::of(&Node::default()).is_none());
         let odd = node(json!({"metadata": {"name": "n"}, "status": {
             "allocatable": {"cpu": "much", "nvidia.com/gpu": "-1"},
             "conditions": [{"type": "Ready", "status": "Unknown"}],

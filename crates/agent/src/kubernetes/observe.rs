@@ -6,13 +6,13 @@
 //!
 //! **Invariant:** the sums of what others hold are those of the pods that are known; half a list changes nothing.
 
-use super::objects::{Amount, NodeSeen, PodSeen};
+use super::objects::{Amount, NodeObject, PodObject};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What is told of one kind of objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Told<T> {
+pub(super) enum WatchEvent<T> {
     /// A list begins.
     ListBegins,
     /// Of the list that has begun.
@@ -27,7 +27,7 @@ pub(super) enum Told<T> {
 
 /// The objects of one kind by their keys.
 #[derive(Debug)]
-struct Known<T> {
+struct ObjectTable<T> {
     by_key: BTreeMap<String, Arc<T>>,
     /// A list that has begun.
     list: Option<BTreeMap<String, Arc<T>>>,
@@ -35,30 +35,30 @@ struct Known<T> {
     is_whole: bool,
 }
 
-impl<T> Default for Known<T> {
-    fn default() -> Known<T> {
-        Known { by_key: BTreeMap::new(), list: None, is_whole: false }
+impl<T> Default for ObjectTable<T> {
+    fn default() -> ObjectTable<T> {
+        ObjectTable { by_key: BTreeMap::new(), list: None, is_whole: false }
     }
 }
 
 /// An object before and after a change.
 type Change<T> = (Option<Arc<T>>, Option<Arc<T>>);
 
-impl<T: PartialEq> Known<T> {
+impl<T: PartialEq> ObjectTable<T> {
     /// What it changes.
-    fn take(&mut self, key: impl Fn(&T) -> String, told: Told<T>) -> Vec<Change<T>> {
+    fn take(&mut self, key: impl Fn(&T) -> String, told: WatchEvent<T>) -> Vec<Change<T>> {
         match told {
-            Told::ListBegins => {
+            WatchEvent::ListBegins => {
                 self.list = Some(BTreeMap::new());
                 Vec::new()
             }
-            Told::Listed(object) => {
+            WatchEvent::Listed(object) => {
                 if let Some(list) = &mut self.list {
                     list.insert(key(&object), Arc::new(object));
                 }
                 Vec::new()
             }
-            Told::ListEnds => {
+            WatchEvent::ListEnds => {
                 let Some(list) = self.list.take() else { return Vec::new() };
                 self.is_whole = true;
                 let mut before = std::mem::replace(&mut self.by_key, list);
@@ -72,7 +72,7 @@ impl<T: PartialEq> Known<T> {
                 changes.extend(before.into_values().map(|gone| (Some(gone), None)));
                 changes
             }
-            Told::Changed(object) => {
+            WatchEvent::Changed(object) => {
                 let (key, object) = (key(&object), Arc::new(object));
                 let earlier = self.by_key.insert(key, Arc::clone(&object));
                 if earlier.as_ref() == Some(&object) {
@@ -80,7 +80,7 @@ impl<T: PartialEq> Known<T> {
                 }
                 vec![(earlier, Some(object))]
             }
-            Told::Gone(object) => {
+            WatchEvent::Gone(object) => {
                 let earlier = self.by_key.remove(&key(&object));
                 earlier.map(|gone| (Some(gone), None)).into_iter().collect()
             }
@@ -90,10 +90,10 @@ impl<T: PartialEq> Known<T> {
 
 /// All that is known.
 #[derive(Debug)]
-pub(super) struct Observed {
+pub(super) struct Observation {
     scope: String,
-    nodes: Known<NodeSeen>,
-    pods: Known<PodSeen>,
+    nodes: ObjectTable<NodeObject>,
+    pods: ObjectTable<PodObject>,
     /// What the pods of others hold, by node; no node without any.
     foreign: BTreeMap<String, Amount>,
 }
@@ -101,27 +101,32 @@ pub(super) struct Observed {
 /// What was known at one time.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Picture {
-    pub(super) nodes: BTreeMap<String, Arc<NodeSeen>>,
+    pub(super) nodes: BTreeMap<String, Arc<NodeObject>>,
     /// This agent's pods by name.
-    pub(super) own: BTreeMap<String, Arc<PodSeen>>,
+    pub(super) own: BTreeMap<String, Arc<PodObject>>,
     pub(super) foreign: BTreeMap<String, Amount>,
 }
 
-impl Observed {
+impl Observation {
     /// Nothing yet. Pods with this scope are this agent's.
-    pub(super) fn new(scope: String) -> Observed {
-        Observed { scope, nodes: Known::default(), pods: Known::default(), foreign: BTreeMap::new() }
+    pub(super) fn new(scope: String) -> Observation {
+        Observation {
+            scope,
+            nodes: ObjectTable::default(),
+            pods: ObjectTable::default(),
+            foreign: BTreeMap::new(),
+        }
     }
 
     /// Takes what is told of nodes; whether anything changes.
-    pub(super) fn node(&mut self, told: Told<NodeSeen>) -> bool {
-        let ends_list = told == Told::ListEnds && !self.nodes.is_whole;
+    pub(super) fn node(&mut self, told: WatchEvent<NodeObject>) -> bool {
+        let ends_list = told == WatchEvent::ListEnds && !self.nodes.is_whole;
         !self.nodes.take(|node| node.name.clone(), told).is_empty() || ends_list
     }
 
     /// Takes what is told of pods; whether anything changes.
-    pub(super) fn pod(&mut self, told: Told<PodSeen>) -> bool {
-        let ends_list = told == Told::ListEnds && !self.pods.is_whole;
+    pub(super) fn pod(&mut self, told: WatchEvent<PodObject>) -> bool {
+        let ends_list = told == WatchEvent::ListEnds && !self.pods.is_whole;
         let changes = self.pods.take(|pod| format!("{}/{}", pod.namespace, pod.name), told);
         let is_news = !changes.is_empty() || ends_list;
         for (before, after) in changes {
@@ -140,7 +145,7 @@ impl Observed {
     }
 
     /// What a pod takes of a node as somebody else's.
-    fn taken_by(&self, pod: &PodSeen) -> Option<(String, Amount)> {
+    fn taken_by(&self, pod: &PodObject) -> Option<(String, Amount)> {
         let is_foreign = pod.scope.as_deref() != Some(self.scope.as_str());
         let node = pod.node.clone().filter(|_| is_foreign && !pod.phase.is_over())?;
         (!pod.requests.is_nothing()).then(|| (node, pod.requests.clone()))
@@ -151,7 +156,7 @@ impl Observed {
         if !self.nodes.is_whole || !self.pods.is_whole {
             return None;
         }
-        let is_own = |pod: &&Arc<PodSeen>| pod.scope.as_deref() == Some(self.scope.as_str());
+        let is_own = |pod: &&Arc<PodObject>| pod.scope.as_deref() == Some(self.scope.as_str());
         let own = self.pods.by_key.values().filter(is_own);
         Some(Picture {
             nodes: self.nodes.by_key.clone(),
@@ -166,39 +171,39 @@ mod tests {
     use super::*;
     use crate::kubernetes::objects::Phase;
 
-    fn node(name: &str, is_ready: bool) -> NodeSeen {
-        NodeSeen { name: name.to_owned(), is_ready, ..NodeSeen::default() }
+    fn node(name: &str, is_ready: bool) -> NodeObject {
+        NodeObject { name: name.to_owned(), is_ready, ..NodeObject::default() }
     }
 
-    fn pod(name: &str, on: Option<&str>, cpu_milli: u64) -> PodSeen {
-        PodSeen {
+    fn pod(name: &str, on: Option<&str>, cpu_milli: u64) -> PodObject {
+        PodObject {
             namespace: "default".into(),
             name: name.to_owned(),
             node: on.map(str::to_owned),
             requests: Amount { cpu_milli, ..Amount::default() },
             phase: Phase::Running,
-            ..PodSeen::default()
+            ..PodObject::default()
         }
     }
 
-    fn own(name: &str) -> PodSeen {
-        PodSeen { scope: Some("mine".into()), ..pod(name, Some("n1"), 500) }
+    fn own(name: &str) -> PodObject {
+        PodObject { scope: Some("mine".into()), ..pod(name, Some("n1"), 500) }
     }
 
     /// Both lists are whole and have these.
-    fn observed(nodes: Vec<NodeSeen>, pods: Vec<PodSeen>) -> Observed {
-        let mut observed = Observed::new("mine".into());
-        observed.node(Told::ListBegins);
+    fn observed(nodes: Vec<NodeObject>, pods: Vec<PodObject>) -> Observation {
+        let mut observed = Observation::new("mine".into());
+        observed.node(WatchEvent::ListBegins);
         for node in nodes {
-            observed.node(Told::Listed(node));
+            observed.node(WatchEvent::Listed(node));
         }
-        assert!(observed.node(Told::ListEnds));
-        observed.pod(Told::ListBegins);
+        assert!(observed.node(WatchEvent::ListEnds));
+        observed.pod(WatchEvent::ListBegins);
         for pod in pods {
-            observed.pod(Told::Listed(pod));
+            observed.pod(WatchEvent::Listed(pod));
         }
         assert!(observed.picture().is_none(), "the pods are not whole");
-        assert!(observed.pod(Told::ListEnds));
+        assert!(observed.pod(WatchEvent::ListEnds));
         observed
     }
 
@@ -206,21 +211,21 @@ mod tests {
     fn what_others_hold_follows_their_pods() {
         let mut observed = observed(vec![node("n1", true)], vec![pod("a", Some("n1"), 100), own("b")]);
         let cpu =
-            |observed: &Observed| observed.picture().unwrap().foreign.get("n1").map(|sum| sum.cpu_milli);
+            |observed: &Observation| observed.picture().unwrap().foreign.get("n1").map(|sum| sum.cpu_milli);
         assert_eq!(cpu(&observed), Some(100), "its own pods are not among them");
         assert_eq!(observed.picture().unwrap().own.keys().collect::<Vec<_>>(), ["b"]);
         // One that waits for a node holds nothing, and one that was given one does.
-        assert!(observed.pod(Told::Changed(pod("c", None, 30))));
+        assert!(observed.pod(WatchEvent::Changed(pod("c", None, 30))));
         assert_eq!(cpu(&observed), Some(100));
-        observed.pod(Told::Changed(pod("c", Some("n1"), 30)));
+        observed.pod(WatchEvent::Changed(pod("c", Some("n1"), 30)));
         assert_eq!(cpu(&observed), Some(130));
-        assert!(!observed.pod(Told::Changed(pod("c", Some("n1"), 30))), "no news");
+        assert!(!observed.pod(WatchEvent::Changed(pod("c", Some("n1"), 30))), "no news");
         // One that is over holds nothing, although it is still there.
-        observed.pod(Told::Changed(PodSeen { phase: Phase::Succeeded, ..pod("a", Some("n1"), 100) }));
+        observed.pod(WatchEvent::Changed(PodObject { phase: Phase::Succeeded, ..pod("a", Some("n1"), 100) }));
         assert_eq!(cpu(&observed), Some(30));
-        observed.pod(Told::Gone(pod("c", Some("n1"), 30)));
+        observed.pod(WatchEvent::Gone(pod("c", Some("n1"), 30)));
         assert_eq!(cpu(&observed), None);
-        assert!(!observed.pod(Told::Gone(pod("c", Some("n1"), 30))), "it is gone already");
+        assert!(!observed.pod(WatchEvent::Gone(pod("c", Some("n1"), 30))), "it is gone already");
     }
 
     #[test]
@@ -230,28 +235,28 @@ mod tests {
             vec![pod("a", Some("n1"), 100), pod("b", Some("n2"), 7)],
         );
         // As after "410 Gone": half of a list changes nothing.
-        assert!(!observed.pod(Told::ListBegins));
-        assert!(!observed.pod(Told::Listed(pod("b", Some("n2"), 9))));
+        assert!(!observed.pod(WatchEvent::ListBegins));
+        assert!(!observed.pod(WatchEvent::Listed(pod("b", Some("n2"), 9))));
         assert_eq!(observed.picture().unwrap().foreign["n1"].cpu_milli, 100);
-        assert!(observed.pod(Told::ListEnds));
+        assert!(observed.pod(WatchEvent::ListEnds));
         let picture = observed.picture().unwrap();
         assert!(!picture.foreign.contains_key("n1"), "what the list does not name is gone");
         assert_eq!(picture.foreign["n2"].cpu_milli, 9);
         // A list that is broken off is forgotten when the next one begins.
-        observed.node(Told::ListBegins);
-        observed.node(Told::Listed(node("n3", true)));
-        observed.node(Told::ListBegins);
-        observed.node(Told::Listed(node("n1", true)));
-        observed.node(Told::Listed(node("n2", false)));
-        assert!(observed.node(Told::ListEnds));
+        observed.node(WatchEvent::ListBegins);
+        observed.node(WatchEvent::Listed(node("n3", true)));
+        observed.node(WatchEvent::ListBegins);
+        observed.node(WatchEvent::Listed(node("n1", true)));
+        observed.node(WatchEvent::Listed(node("n2", false)));
+        assert!(observed.node(WatchEvent::ListEnds));
         let picture = observed.picture().unwrap();
         assert_eq!(picture.nodes.keys().collect::<Vec<_>>(), ["n1", "n2"]);
         assert!(!picture.nodes["n2"].is_ready);
         // The same list again is no news, and an end without a beginning is none.
-        observed.node(Told::ListBegins);
-        observed.node(Told::Listed(node("n1", true)));
-        observed.node(Told::Listed(node("n2", false)));
-        assert!(!observed.node(Told::ListEnds) && !observed.node(Told::ListEnds));
+        observed.node(WatchEvent::ListBegins);
+        observed.node(WatchEvent::Listed(node("n1", true)));
+        observed.node(WatchEvent::Listed(node("n2", false)));
+        assert!(!observed.node(WatchEvent::ListEnds) && !observed.node(WatchEvent::ListEnds));
     }
 
     /// Numbers that follow from a seed.
@@ -263,17 +268,17 @@ mod tests {
             (self.0 >> 33) % end
         }
 
-        fn told(&mut self) -> Told<PodSeen> {
+        fn told(&mut self) -> WatchEvent<PodObject> {
             let on = Some(format!("n{}", self.below(3))).filter(|_| self.below(3) > 0);
             let mut made = pod(&format!("p{}", self.below(4)), on.as_deref(), self.below(5));
             made.scope = (self.below(3) == 0).then(|| "mine".to_owned());
             made.phase = if self.below(3) == 0 { Phase::Failed } else { Phase::Running };
             match self.below(7) {
-                0 => Told::ListBegins,
-                1 => Told::ListEnds,
-                2 | 3 => Told::Listed(made),
-                4 | 5 => Told::Changed(made),
-                _ => Told::Gone(made),
+                0 => WatchEvent::ListBegins,
+                1 => WatchEvent::ListEnds,
+                2 | 3 => WatchEvent::Listed(made),
+                4 | 5 => WatchEvent::Changed(made),
+                _ => WatchEvent::Gone(made),
             }
         }
     }

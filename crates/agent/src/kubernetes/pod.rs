@@ -6,7 +6,7 @@
 //! **Invariant:** the same placement makes the same pod; nothing of a job's environment or command is in it.
 
 use super::config::Settings;
-use super::describe::Offered;
+use super::describe::NodeAccelerators;
 use super::names::{SHIM_CONTAINER, TICKET_KEY, WORKERS_CONTAINER, label};
 use crate::own_program;
 use crate::remote::runner::{POD_NODE_VARIABLE, POD_VARIABLE, TICKET_VARIABLE};
@@ -72,7 +72,7 @@ fn labels(scope: &str, placement: &Placement) -> Value {
 }
 
 /// What is requested for all workers of a share, and limited.
-fn resources(placement: &Placement, offered: Option<&Offered>) -> Result<(Value, Value), String> {
+fn resources(placement: &Placement, offered: Option<&NodeAccelerators>) -> Result<(Value, Value), String> {
     let mut devices = DeviceSet::EMPTY;
     let (mut cpu_milli, mut memory_bytes) = (0u64, 0u64);
     for worker in &placement.workers {
@@ -80,8 +80,15 @@ fn resources(placement: &Placement, offered: Option<&Offered>) -> Result<(Value,
         cpu_milli = cpu_milli.saturating_add(worker.cpu_milli);
         memory_bytes = memory_bytes.saturating_add(worker.memory_bytes);
     }
-    let (cpu, memory) = (format!("{cpu_milli}m"), memory_bytes.to_string());
-    let before = json!({"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": memory}});
+    let mut before = json!({"requests": {}, "limits": {}});
+    if cpu_milli > 0 {
+        before["requests"]["cpu"] = format!("{cpu_milli}m").into();
+    }
+    // No promise is no limit.
+    if memory_bytes > 0 {
+        before["requests"]["memory"] = memory_bytes.to_string().into();
+        before["limits"]["memory"] = memory_bytes.to_string().into();
+    }
     let mut own = before.clone();
     if !devices.is_empty() {
         let offered = offered.ok_or("the node has no accelerators any more")?;
@@ -102,7 +109,7 @@ pub(super) fn pod(
     name: &str,
     placement: &Placement,
     node: &str,
-    offered: Option<&Offered>,
+    offered: Option<&NodeAccelerators>,
 ) -> Result<Pod, String> {
     check(settings, placement)?;
     let written = &settings.written;
@@ -289,7 +296,7 @@ mod tests {
     fn made(config: &KubernetesConfig, placement: &Placement) -> Result<Value, String> {
         let settings = config.check().unwrap();
         let name = crate::kubernetes::names::pod_name(SCOPE, placement);
-        let offered = Offered { resource: "nvidia.com/gpu".into(), kind: "h100".into(), count: 8 };
+        let offered = NodeAccelerators { resource: "nvidia.com/gpu".into(), kind: "h100".into(), count: 8 };
         let pod = pod(&settings, SCOPE, &name, placement, "gpu-1.example.org", Some(&offered))?;
         Ok(serde_json::to_value(pod).unwrap())
     }

@@ -3,7 +3,7 @@
 //!
 //! **Invariant:** what is over stays over; what is seen of the pod later changes only how its end is told.
 
-use super::objects::PodSeen;
+use super::objects::PodObject;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -38,14 +38,14 @@ pub(super) enum Progress {
     /// It has not been seen.
     Unseen,
     /// It is there.
-    Live { pod: Arc<PodSeen>, times: Times },
+    Live { pod: Arc<PodObject>, times: Times },
     /// Nothing more comes of it.
-    Over { pod: Option<Arc<PodSeen>>, since: Instant, cause: Cause },
+    Over { pod: Option<Arc<PodObject>>, since: Instant, cause: Cause },
 }
 
 impl Progress {
     /// The pod as it was last seen.
-    pub(super) fn pod(&self) -> Option<&Arc<PodSeen>> {
+    pub(super) fn pod(&self) -> Option<&Arc<PodObject>> {
         match self {
             Progress::Unseen => None,
             Progress::Live { pod, .. } => Some(pod),
@@ -58,7 +58,7 @@ impl Progress {
     }
 
     /// The pod is seen; `is_hindered` where something keeps it from starting.
-    pub(super) fn seen(&mut self, seen: &Arc<PodSeen>, is_hindered: bool, now: Instant) {
+    pub(super) fn seen(&mut self, seen: &Arc<PodObject>, is_hindered: bool, now: Instant) {
         if let Progress::Over { pod, .. } = self {
             *pod = Some(Arc::clone(seen));
             return;
@@ -132,10 +132,10 @@ impl Deletion {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kubernetes::objects::{Phase, Terminated};
+    use crate::kubernetes::objects::{ContainerEnd, Phase};
 
-    fn pod(change: impl FnOnce(&mut PodSeen)) -> Arc<PodSeen> {
-        let mut pod = PodSeen { name: "p".into(), ..PodSeen::default() };
+    fn pod(change: impl FnOnce(&mut PodObject)) -> Arc<PodObject> {
+        let mut pod = PodObject { name: "p".into(), ..PodObject::default() };
         change(&mut pod);
         Arc::new(pod)
     }
@@ -151,12 +151,12 @@ mod tests {
         };
         progress.seen(&pod(|_| ()), false, after(1));
         assert_eq!(times(&progress), Times::default());
-        let placed = |pod: &mut PodSeen| pod.node = Some("n1".into());
+        let placed = |pod: &mut PodObject| pod.node = Some("n1".into());
         progress.seen(&pod(placed), true, after(2));
         progress.seen(&pod(placed), true, after(3));
         let expected = Times { placed: Some(after(2)), runs: None, hindered: Some(after(2)) };
         assert_eq!(times(&progress), expected);
-        let runs = |pod: &mut PodSeen| {
+        let runs = |pod: &mut PodObject| {
             placed(pod);
             pod.is_running = true;
         };
@@ -170,11 +170,11 @@ mod tests {
     fn what_is_over_stays_over() {
         let begun = Instant::now();
         let late = begun + Duration::from_secs(9);
-        let ended = |pod: &mut PodSeen| pod.terminated = Some(Terminated::default());
-        let failed = |pod: &mut PodSeen| pod.phase = Phase::Failed;
+        let ended = |pod: &mut PodObject| pod.terminated = Some(ContainerEnd::default());
+        let failed = |pod: &mut PodObject| pod.phase = Phase::Failed;
         for end in [
-            |progress: &mut Progress, seen: Arc<PodSeen>, at: Instant| progress.seen(&seen, false, at),
-            |progress: &mut Progress, _: Arc<PodSeen>, at: Instant| progress.end(Cause::Gone, at),
+            |progress: &mut Progress, seen: Arc<PodObject>, at: Instant| progress.seen(&seen, false, at),
+            |progress: &mut Progress, _: Arc<PodObject>, at: Instant| progress.end(Cause::Gone, at),
         ] {
             for seen in [pod(ended), pod(failed)] {
                 let mut progress = Progress::Unseen;

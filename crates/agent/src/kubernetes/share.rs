@@ -11,7 +11,7 @@
 
 use super::backend::{Backend, Call, View};
 use super::client::CallError;
-use super::objects::PodSeen;
+use super::objects::PodObject;
 use super::pod::WORK_DIRECTORY;
 use super::progress::{Cause, Deletion, Progress, Times};
 use super::stage::Stage;
@@ -68,7 +68,7 @@ struct Work {
     wait: Duration,
     /// What the last call said that failed.
     said: String,
-    /// Nothing is promised to its runner any more, and it is not connected, since.
+    /// What its runner was promised has been over since.
     unheard_since: Option<Instant>,
     /// All ends are told since.
     ended_since: Option<Instant>,
@@ -160,10 +160,10 @@ impl Work {
         if self.is_gone || *self.stage() == (Stage::Wanted { tried: false }) {
             return true;
         }
-        let name = &self.workers.share.name;
-        let Some(pod) = self.workers.share.backend.view().picture.own.get(name).cloned() else {
+        let view = self.workers.share.backend.view();
+        let Some(pod) = view.picture.own.get(&self.workers.share.name).cloned() else {
             // The watch may be behind.
-            self.look_up(Duration::from_secs(1));
+            self.look_up(if view.number == 0 { LOOK_UP_WAIT } else { Duration::from_secs(1) });
             return false;
         };
         let ended = self.ended_since.map_or(Duration::ZERO, |since| since.elapsed());
@@ -171,7 +171,7 @@ impl Work {
         if self.workers.linked.is_some() && ended < DELETE_WAIT {
             return false;
         }
-        let node = self.workers.share.backend.view().picture.nodes.get(&self.workers.share.place).cloned();
+        let node = view.picture.nodes.get(&self.workers.share.place);
         let is_lost = node.is_none_or(|node| !node.is_ready) && ended > FORCE_WAIT;
         let has_ended = pod.terminated.is_some() || pod.node.is_none();
         // No node is waited for that has nothing to end, or whose lease ended long ago.
@@ -182,7 +182,7 @@ impl Work {
         false
     }
 
-    fn delete(&mut self, pod: &PodSeen, grace: Duration) {
+    fn delete(&mut self, pod: &PodObject, grace: Duration) {
         let Some(inbox) = self.workers.share.own_inbox.upgrade() else { return };
         if !self.deletion.begin(Instant::now(), DELETE_WAIT) {
             return;
@@ -327,11 +327,11 @@ impl Work {
         self.workers.give_up(&status).await;
     }
 
-    /// A runner that is not connected counts on what it was promised last. When that is over, its workers are.
+    /// A runner that has not asked for its lease counts on what it was promised last, connected or not. When that is over, its
+    /// workers are.
     fn check_heard(&mut self) {
         let rest = self.workers.share.promise.rest();
-        let is_heard = self.workers.linked.is_some() || rest.is_none_or(|rest| !rest.is_zero());
-        if !self.workers.is_granted() || is_heard {
+        if !self.workers.is_granted() || rest.is_none_or(|rest| !rest.is_zero()) {
             self.unheard_since = None;
             return;
         }
@@ -343,6 +343,8 @@ impl Work {
                 "nothing was heard of a runner for as long as its lease stood"
             );
             self.progress.end(Cause::Unheard, Instant::now());
+            self.workers.share.promise.end();
+            self.workers.tell(ToRunner::Lapsed);
         }
     }
 

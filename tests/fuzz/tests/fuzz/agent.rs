@@ -94,6 +94,23 @@ fn nothing_that_slurm_prints_makes_an_agent_panic() {
     });
 }
 
+#[test]
+fn no_object_of_kubernetes_makes_an_agent_panic() {
+    let node = br#"{"metadata":{"name":"n1","labels":{"nvidia.com/gpu.product":"NVIDIA-H100-80GB-HBM3","topology.kubernetes.io/zone":"Z/1"}},
+        "spec":{"taints":[{"key":"k","effect":"NoSchedule"}]},"status":{"addresses":[{"type":"InternalIP","address":"10.0.0.1"}],
+        "conditions":[{"type":"Ready","status":"True"}],"allocatable":{"cpu":"95500m","memory":"1.5Gi","nvidia.com/gpu":"8"}}}"#;
+    let pod = br#"{"metadata":{"name":"p","namespace":"w","uid":"u","labels":{"muster.dev/agent":"a"}},"spec":{"nodeName":"n1",
+        "containers":[{"name":"workers","resources":{"requests":{"cpu":"1e3","memory":"12Mi"}}}]},"status":{"phase":"Failed","reason":"Evicted",
+        "containerStatuses":[{"name":"workers","image":"","imageID":"","ready":false,"restartCount":0,
+        "state":{"terminated":{"exitCode":137,"reason":"OOMKilled"}}}]}}"#;
+    muster_fuzz::run(
+        "agent-kubernetes",
+        &[node.to_vec(), pod.to_vec()],
+        nothing,
+        decoders::kubernetes_object,
+    );
+}
+
 /// Makes lengths and checksums of fencing records hold again, as far as there are whole ones.
 fn repair_fences(input: &mut Vec<u8>) {
     let mut at = 0;
