@@ -10,7 +10,8 @@ use k8s_openapi::api::core::v1::{Node, Pod, Secret};
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher::{self, Event, ExponentialBackoff, watcher};
+use kube::runtime::utils::Backoff;
+use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Config};
 use std::future::Future;
 use std::path::Path;
@@ -232,6 +233,33 @@ impl Server {
     }
 }
 
+/// Waits of a watch, each twice as long as the one before it, until something arrives.
+#[derive(Debug)]
+struct WatchBackoff {
+    next: Duration,
+}
+
+impl Default for WatchBackoff {
+    fn default() -> WatchBackoff {
+        WatchBackoff { next: WATCH_WAIT.0 }
+    }
+}
+
+impl Iterator for WatchBackoff {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        let doubled = (self.next * 2).min(WATCH_WAIT.1);
+        Some(std::mem::replace(&mut self.next, doubled))
+    }
+}
+
+impl Backoff for WatchBackoff {
+    fn reset(&mut self) {
+        *self = WatchBackoff::default();
+    }
+}
+
 /// A list and what changes after it. The client asks for bookmarks, lists again where the server has forgotten the place
 /// of a watch, and waits longer from one failure to the next.
 fn watch<K, T: Send + 'static>(
@@ -242,8 +270,7 @@ fn watch<K, T: Send + 'static>(
 where
     K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
-    let backoff = ExponentialBackoff::new(WATCH_WAIT.0, WATCH_WAIT.1, 2.0, true);
-    watcher(api, config).backoff(backoff).filter_map(move |event| {
+    watcher(api, config).backoff(WatchBackoff::default()).filter_map(move |event| {
         let told = match event {
             Ok(Event::Init) => Some(Ok(WatchEvent::ListBegins)),
             Ok(Event::InitApply(object)) => seen(&object).map(|found| Ok(WatchEvent::Listed(found))),
@@ -265,6 +292,15 @@ mod tests {
         let status = json!({"status": "Failure", "code": code, "reason": reason, "message": message,
             "details": {"retryAfterSeconds": seconds}});
         kube::Error::Api(Box::new(serde_json::from_value(status).unwrap()))
+    }
+
+    #[test]
+    fn a_watch_waits_longer_up_to_a_bound_and_begins_again_when_something_arrives() {
+        let mut backoff = WatchBackoff::default();
+        let waits: Vec<u128> = backoff.by_ref().take(8).map(|wait| wait.as_millis()).collect();
+        assert_eq!(waits, [300, 600, 1_200, 2_400, 4_800, 9_600, 10_000, 10_000]);
+        backoff.reset();
+        assert_eq!(backoff.next(), Some(WATCH_WAIT.0));
     }
 
     #[test]

@@ -58,6 +58,10 @@ pub(super) fn after_launch(pod: &PodObject, asked: bool) -> ExitStatus {
             ExitStatus::NodeFault(detail(&text("its node went away")))
         }
         _ if pod.is_deleting => lost(&text("somebody deleted it")),
+        // What a node that was restarted finds of the containers that it had.
+        (_, Some(ended)) if ended.reason == "Unknown" => {
+            ExitStatus::NodeFault(detail(&text("its node was restarted, and does not know how")))
+        }
         (_, Some(ended)) if ended.code == KILLED => lost(&text("its runner was ended by signal 9")),
         (_, Some(ended)) if ended.reason == "ContainerStatusUnknown" => {
             lost(&text("its node does not know how"))
@@ -162,6 +166,8 @@ mod tests {
         let text = |pod: &PodObject| after_launch(pod, false).to_string();
         assert!(text(&ended(137, "Error")).contains("ended by signal 9"));
         assert!(text(&ended(137, "ContainerStatusUnknown")).contains("signal 9"));
+        let restarted = after_launch(&ended(255, "Unknown"), false);
+        assert!(matches!(restarted, ExitStatus::NodeFault(_)), "{restarted}");
         let evicted =
             PodObject { reason: "Evicted".into(), message: "low on memory".into(), ..ended(137, "Error") };
         assert!(matches!(after_launch(&evicted, false), ExitStatus::BackendLost(_)));
