@@ -9,6 +9,7 @@ use std::fs::Permissions;
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The names in the directory of an installed program.
 const LOADER: &str = "loader";
@@ -34,6 +35,16 @@ pub(crate) fn command() -> io::Result<Vec<String>> {
         Some(directory) if directory.join(PROGRAM).exists() => installed_in(directory),
         _ => vec![own.display().to_string()],
     })
+}
+
+/// A command that starts this program again, whatever has become of its file and of the root directory.
+pub(crate) fn again() -> Command {
+    let mut again = Command::new("/proc/self/exe");
+    // Of an installed program that is its loader.
+    if let Ok(words) = command() {
+        again.args(words.iter().skip(1));
+    }
+    again
 }
 
 /// What a program is made of on disk.
@@ -94,7 +105,6 @@ fn copy(from: &Path, to: &Path) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::Command;
 
     #[test]
     fn what_the_kernel_lists_is_sorted() {

@@ -12,6 +12,7 @@
 use super::init_report::{InitReport, STOP};
 use super::namespaces::{enter_user_namespace, failed};
 use super::stage;
+use crate::own_program;
 use crate::process::cgroup;
 use crate::process::isolation::Namespaces;
 use crate::process::processes;
@@ -30,7 +31,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 /// The socket, which is this process's standard input.
 fn socket() -> io::Result<UnixStream> {
@@ -58,7 +59,7 @@ pub(super) fn main(
         }
         make(namespaces)?;
         let before = super::before_own_arguments();
-        let mut init = Command::new("/proc/self/exe");
+        let mut init = own_program::again();
         init.args(before).arg(super::INIT).arg(directory).arg(namespaces.word()).arg(oom_score).env_clear();
         // All three are handed on: `init` hands the other two to the worker.
         let child = init.spawn().map_err(|e| format!("start the first process: {e}"))?;
@@ -131,7 +132,7 @@ impl Init {
         }
         let mut socket = socket().map_err(|e| format!("keep the shim's socket: {e}"))?;
         let before = super::before_own_arguments();
-        let mut worker = Command::new("/proc/self/exe");
+        let mut worker = own_program::again();
         worker
             .args(before)
             .arg(super::STAGE)

@@ -11,6 +11,7 @@
 
 use super::{confine, namespaces::failed, stage};
 use crate::limits;
+use crate::own_program;
 use crate::process::cgroup;
 use crate::process::exec::{FRAME_HEAD_BYTES, Frame, Request};
 use crate::process::isolation::Namespaces;
@@ -235,7 +236,7 @@ impl Joined {
     fn start(socket: UnixStream, prepared: Prepared) -> Result<Joined, String> {
         let Prepared { request, location, terminal } = prepared;
         let parent = std::process::id().to_string();
-        let mut command = Command::new("/proc/self/exe");
+        let mut command = own_program::again();
         command.args(super::before_own_arguments()).arg(super::BECOME).arg(&location.directory).arg(parent);
         let numbers = match &location.namespaces {
             Some((mounts, users)) => [number_of(mounts)?, number_of(users)?],

@@ -10,6 +10,7 @@
 
 use super::init_report::{InitReport, REPORT_BYTES};
 use crate::limits;
+use crate::own_program;
 use crate::process::cgroup;
 use crate::process::isolation::Namespaces;
 use crate::process::task::TaskDir;
@@ -76,7 +77,7 @@ impl Stage {
     pub(super) fn start(manner: &Manner, directory: &Path, cgroup: Option<&Path>) -> Result<Stage, String> {
         let oom_score = if manner.oom_score.is_empty() { "0" } else { &manner.oom_score };
         let (socket, theirs) = UnixStream::pair().map_err(|e| format!("make a socket: {e}"))?;
-        let mut child = Command::new("/proc/self/exe")
+        let mut child = own_program::again()
             .args(&manner.before)
             .arg(super::ENTER)
             .arg(directory)
