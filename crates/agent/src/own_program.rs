@@ -15,13 +15,21 @@ use std::process::Command;
 const LOADER: &str = "loader";
 const PROGRAM: &str = "program";
 const LIBRARIES: &str = "lib";
+/// What a loader is told where libraries are by.
+const LIBRARY_PATH: &str = "--library-path";
 /// How names of loaders begin: glibc's, its earlier ones, those of other machines, and musl's.
 const LOADERS: [&str; 4] = ["ld-linux", "ld-2.", "ld64.", "ld-musl"];
 
 /// The words that start the program of this directory.
 pub(crate) fn installed_in(directory: &Path) -> Vec<String> {
     let at = |name: &str| directory.join(name).display().to_string();
-    vec![at(LOADER), "--library-path".to_owned(), at(LIBRARIES), at(PROGRAM)]
+    vec![at(LOADER), LIBRARY_PATH.to_owned(), at(LIBRARIES), at(PROGRAM)]
+}
+
+/// What a command of a program has behind the words that start it: its own arguments.
+pub(crate) fn arguments_of(command: &[String]) -> &[String] {
+    let is_installed = command.get(1).is_some_and(|word| word == LIBRARY_PATH);
+    command.get(if is_installed { 4 } else { 1 }..).unwrap_or_default()
 }
 
 /// The words that start this program again.
@@ -122,6 +130,17 @@ mod tests {
         assert_eq!(found.libraries, [library("libc.so.6"), library("ld-linux-x86-64.so.2")]);
         assert_eq!(parts("5582-5583 r-xp 0 fe:00 11 /bin/static\n", Path::new("/bin/static")), None);
         assert_eq!(parts("", Path::new("/bin/x")), None);
+    }
+
+    #[test]
+    fn arguments_stand_behind_the_words_that_start_a_program() {
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(arguments_of(&words("/usr/bin/muster shim")), ["shim"]);
+        let mut installed = installed_in(Path::new("/muster"));
+        assert!(arguments_of(&installed).is_empty());
+        installed.push("shim".to_owned());
+        assert_eq!(arguments_of(&installed), ["shim"]);
+        assert!(arguments_of(&[]).is_empty());
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::executor::{
 };
 use crate::limits;
 use crate::offload::blocking;
+use crate::own_program;
 use crate::process::cgroup::{self, Cgroup};
 use crate::process::ended_workers::{self, EndedWorkers};
 use crate::process::exec;
@@ -237,7 +238,7 @@ impl ProcessExecutor {
             holder: settings.holder,
             epoch,
             stop_grace_ms: u64::try_from(placement.stop_grace.as_millis()).unwrap_or(u64::MAX),
-            shim_arguments: settings.guard_command.iter().skip(1).cloned().collect(),
+            shim_arguments: own_program::arguments_of(&settings.guard_command).to_vec(),
             log_bytes_max: settings.logs.worker_bytes_max,
             log_free_min: settings.logs.free_bytes_min,
             cgroup_parent: self.shared.cgroup_parent.clone(),
