@@ -163,7 +163,7 @@ impl Lab {
 
     /// A pod of somebody else.
     pub fn foreign(&self, name: &str, node: &str, devices: u32) -> Value {
-        let amount = json!({ "cpu": "2", "memory": "64Mi", "nvidia.com/gpu": devices.to_string() });
+        let amount = json!({ "cpu": "500m", "memory": "64Mi", "nvidia.com/gpu": devices.to_string() });
         json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": { "name": name },

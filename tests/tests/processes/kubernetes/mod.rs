@@ -20,6 +20,13 @@ use lab::{DEVICES, LONG, Lab, PodAgent, Stopped, Witness, holds_for, in_muster, 
 /// Until it is told to stop.
 const HOLD: &str = "trap 'exit 0' TERM; sleep 100000 & wait";
 
+/// A job of one worker, with memory in which a container can be started.
+fn plain(name: &str, command: &[&str]) -> v1::Job {
+    let mut wanted = job(name, command);
+    wanted.spec_mut().groups[0].resources_mut().memory_bytes = 64 << 20;
+    wanted
+}
+
 fn is_running(job: &v1::Job) -> bool {
     job.phase() == JobPhase::Running
 }
@@ -77,11 +84,11 @@ async fn gangs_run_as_pods_to_their_ends() {
     assert_eq!((ended.phase(), failure_of(&ended)), (JobPhase::Failed, Some(FailureClass::Application)));
     assert!(ended.status().message.contains("exit code 3"), "{}", ended.status().message);
     let id =
-        submit(&client, job("speaks", &["/bin/sh", "-c", "echo rank $MUSTER_RANK on $MUSTER_NODE"])).await;
+        submit(&client, plain("speaks", &["/bin/sh", "-c", "echo rank $MUSTER_RANK on $MUSTER_NODE"])).await;
     wait_for_job(&client, &id, is_finished).await;
     let said = output(&client, &id).await;
     assert!(said.starts_with("rank 0 on pods."), "{said:?}");
-    let id = submit(&client, job("missing", &["/no/such/program"])).await;
+    let id = submit(&client, plain("missing", &["/no/such/program"])).await;
     let ended = wait_for_job(&client, &id, is_finished).await;
     assert_eq!(failure_of(&ended), Some(FailureClass::LaunchFailed), "{ended:#?}");
     let mut greedy = witness.job("greedy", "tail /dev/zero", (1, 1));
@@ -403,7 +410,7 @@ async fn what_pods_of_others_hold_is_not_free() {
     let seen = free_on(&client, node, DEVICES - 3).await;
     let load = seen.foreign_load.expect("the reason is reported");
     assert_eq!((load.devices.len(), load.closed), (3, false), "{load:?}");
-    assert!(load.cpu_milli >= 2_000, "{load:?}");
+    assert!(load.cpu_milli >= 500, "{load:?}");
 
     // What fits next to it runs, and what does not waits until it is gone.
     let workers = lab.nodes.len() as u32;
