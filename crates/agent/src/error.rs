@@ -27,7 +27,7 @@ pub enum AgentError {
     Listen(#[source] std::io::Error),
     /// There is no client for the API server of Kubernetes.
     #[error("configuration key kubernetes.kubeconfig")]
-    Kubernetes(#[source] crate::kubernetes::ClientError),
+    Kubernetes(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The address for monitoring systems cannot be used.
     #[error("http_listen: listening on {address} failed; is the port in use?")]
     ListenHttp {

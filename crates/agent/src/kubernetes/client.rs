@@ -48,7 +48,7 @@ pub enum CallError {
 
 /// Why there is no client.
 #[derive(Debug, thiserror::Error)]
-pub enum ClientError {
+pub(super) enum ClientError {
     /// The file cannot be read or used.
     #[error("use {path}")]
     Kubeconfig {

@@ -62,7 +62,8 @@ pub struct KubernetesConfig {
     /// Taints of Kubernetes that pods of workers tolerate. A node with another one that keeps pods away gets no work.
     #[serde(default = "tolerations")]
     pub tolerations: Vec<TolerationConfig>,
-    /// Where this agent waits for the runners in its pods.
+    /// Where this agent waits for the runners in its pods, which dial the same address again after a restart of the agent: a port
+    /// that stays.
     pub listen: SocketAddr,
     /// `host:port` at which pods reach that; `listen` itself when absent.
     #[serde(default)]

@@ -34,7 +34,6 @@ mod scheduler;
 mod share;
 mod stage;
 
-pub use client::ClientError;
 pub use config::{KubernetesConfig, TolerationConfig};
 
 use crate::disk::lease::Lease;
@@ -121,7 +120,7 @@ impl KubernetesCluster {
         let scope = scope(state_dir)?;
         let (file, timeout) = (kubernetes.kubeconfig.as_deref(), settings.call_timeout);
         let client = client::Server::open(file, &kubernetes.namespace, timeout).await;
-        let client = client.map_err(AgentError::Kubernetes)?;
+        let client = client.map_err(|error| AgentError::Kubernetes(Box::new(error)))?;
         let listener = tokio::net::TcpListener::bind(kubernetes.listen).await.map_err(AgentError::Listen)?;
         if kubernetes.advertise.is_none() {
             // Port 0 is any.

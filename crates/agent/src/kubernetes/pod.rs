@@ -23,6 +23,9 @@ use std::time::Duration;
 const PROGRAM_DIRECTORY: &str = "/muster";
 /// Where it keeps its files: a volume of the pod.
 pub(super) const WORK_DIRECTORY: &str = "/muster-work";
+/// What the runner and the shims may use of memory beyond what workers were promised. It is not requested: workers are held to
+/// their promise by their shims.
+const RUNNER_MEMORY_BYTES: u64 = 64 << 20;
 /// What a pod that is told to end has beyond the grace of its workers.
 const GRACE_BEYOND: Duration = Duration::from_secs(15);
 
@@ -87,7 +90,8 @@ fn resources(placement: &Placement, offered: Option<&NodeAccelerators>) -> Resul
     // No promise is no limit.
     if memory_bytes > 0 {
         before["requests"]["memory"] = memory_bytes.to_string().into();
-        before["limits"]["memory"] = memory_bytes.to_string().into();
+        let limit = memory_bytes.saturating_add(RUNNER_MEMORY_BYTES);
+        before["limits"]["memory"] = limit.to_string().into();
     }
     let mut own = before.clone();
     if !devices.is_empty() {

@@ -167,13 +167,13 @@ impl Work {
             return false;
         };
         let ended = self.ended_since.map_or(Duration::ZERO, |since| since.elapsed());
-        // A runner that is connected is about to exit by itself.
-        if self.workers.linked.is_some() && ended < DELETE_WAIT {
+        let has_ended = pod.terminated.is_some() || pod.phase.is_over() || pod.node.is_none();
+        // A runner that was there exits by itself. Its node tells that sooner than it carries a deletion out.
+        if self.workers.is_granted() && !has_ended && ended < DELETE_WAIT {
             return false;
         }
         let node = view.picture.nodes.get(&self.workers.share.place);
         let is_lost = node.is_none_or(|node| !node.is_ready) && ended > FORCE_WAIT;
-        let has_ended = pod.terminated.is_some() || pod.node.is_none();
         // No node is waited for that has nothing to end, or whose lease ended long ago.
         let grace = if has_ended || is_lost { Duration::ZERO } else { Duration::from_secs(1) };
         if !pod.is_deleting || is_lost || self.deletion.is_asked() {
