@@ -65,7 +65,7 @@ impl Shared {
         } else {
             let at = self.requests.fetch_add(1, Ordering::Relaxed);
             let of_write = [Fate::LostAfter, Fate::Refused(409), Fate::Refused(429), Fate::LostBefore];
-            let of_read = [Fate::Refused(500), Fate::LostBefore, Fate::Refused(429), Fate::Refused(410)];
+            let of_read = [Fate::Refused(500), Fate::LostBefore, Fate::Refused(429), Fate::Refused(503)];
             let fates = if line.starts_with("GET") { of_read } else { of_write };
             if at.is_multiple_of(3) { fates[(at / 3 % 4) as usize] } else { Fate::Passed }
         };
@@ -144,6 +144,7 @@ fn status(code: u16) -> serde_json::Value {
         409 => "Conflict",
         410 => "Expired",
         429 => "TooManyRequests",
+        503 => "ServiceUnavailable",
         _ => "InternalError",
     };
     json!({
