@@ -272,6 +272,13 @@ pub(crate) fn remove_unused(parent: &Path, is_left: impl Fn(&str) -> bool) {
     }
 }
 
+/// Of the group that a container sees as its own, in both versions of hierarchies: 0 where that is not said.
+pub(crate) fn container_oom_kills(root: &Path) -> u64 {
+    let files = ["memory.events", "memory/memory.oom_control"];
+    let told = files.iter().find_map(|file| fs::read_to_string(root.join(file)).ok());
+    told.map_or(0, |text| oom_kills(&text))
+}
+
 fn oom_kills(events: &str) -> u64 {
     let count = |line: &str| line.strip_prefix("oom_kill ")?.trim().parse().ok();
     events.lines().find_map(count).unwrap_or(0)
@@ -307,6 +314,13 @@ mod tests {
         assert_eq!(oom_kills("low 0\nhigh 3\nmax 7\noom 2\noom_kill 2\noom_group_kill 1\n"), 2);
         assert_eq!(oom_kills("oom 9\noom_kill 0\n"), 0);
         assert_eq!(oom_kills(""), 0);
+        // As version 1 has it, in a container.
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(container_oom_kills(root.path()), 0);
+        fs::create_dir(root.path().join("memory")).unwrap();
+        let text = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n";
+        fs::write(root.path().join("memory/memory.oom_control"), text).unwrap();
+        assert_eq!(container_oom_kills(root.path()), 3);
     }
 
     #[test]

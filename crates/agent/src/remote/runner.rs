@@ -14,6 +14,7 @@ use crate::disk::lease::Lease;
 use crate::executor::{Executor, ExecutorEvent, OutputChunk, OutputRequest, StopRequest};
 use crate::limits;
 use crate::own_program;
+use crate::process::cgroup;
 use crate::process::socket::{self, WorkerReport};
 use crate::process::task::{self, TaskDir};
 use crate::process::transcript::OutputStream;
@@ -234,6 +235,14 @@ impl Within {
         }
     }
 
+    /// How many processes of the container the kernel has ended for want of memory; 0 where the job has no container.
+    fn memory_ends(self) -> u64 {
+        match self {
+            Within::Slurm => 0,
+            Within::Kubernetes => cgroup::container_oom_kills(Path::new("/sys/fs/cgroup")),
+        }
+    }
+
     /// Why a worker ended whose job was told to end by somebody else.
     fn evicted(self) -> &'static str {
         match self {
@@ -371,6 +380,8 @@ struct Running {
     stops: BTreeMap<u32, StopRequest>,
     /// The other scheduler has told the job to end, and nobody else these workers.
     evicted: BTreeSet<u32>,
+    /// How many processes of the container the kernel had ended for want of memory when that was last looked at.
+    memory_ends: u64,
     ends: BTreeMap<u32, ExitStatus>,
     number: u64,
     unacknowledged: VecDeque<(u64, Vec<u8>)>,
@@ -465,6 +476,7 @@ impl Running {
             alive,
             stops: BTreeMap::new(),
             evicted: BTreeSet::new(),
+            memory_ends: within.memory_ends(),
             ends: BTreeMap::new(),
             number: 0,
             unacknowledged: VecDeque::new(),
@@ -660,6 +672,12 @@ impl Running {
         self.stop_all(grace).await;
     }
 
+    /// Whether the kernel has ended more of the container's processes for want of memory.
+    fn lacked_memory(&mut self) -> bool {
+        let ends = self.within.memory_ends();
+        ends > std::mem::replace(&mut self.memory_ends, ends)
+    }
+
     async fn stop_all(&mut self, grace: Duration) {
         for rank in self.alive.clone() {
             self.stop(rank, grace.into()).await;
@@ -696,6 +714,9 @@ impl Running {
                 let status = match status {
                     ExitStatus::Code(_) | ExitStatus::Signal(_) if self.evicted.contains(&key.rank) => {
                         ExitStatus::BackendLost(self.within.evicted().to_owned())
+                    }
+                    ExitStatus::Signal(9) if !self.stops.contains_key(&key.rank) && self.lacked_memory() => {
+                        ExitStatus::OutOfMemory
                     }
                     status => status,
                 };
