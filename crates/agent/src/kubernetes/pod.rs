@@ -12,8 +12,8 @@ use crate::own_program;
 use crate::remote::runner::{POD_NODE_VARIABLE, POD_VARIABLE, TICKET_VARIABLE};
 use crate::rules::{DEVICE_MILLI, Placement};
 use k8s_openapi::api::core::v1::{Pod, Secret};
-use muster_types::DeviceSet;
 use muster_types::container::PullRule;
+use muster_types::{Container, DeviceSet};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -103,6 +103,27 @@ fn resources(placement: &Placement, offered: Option<&NodeAccelerators>) -> Resul
     Ok((before, own))
 }
 
+/// The volumes of a pod, and where the container of the workers has them.
+fn volumes(container: Option<&Container>) -> (Vec<Value>, Vec<Value>) {
+    let mut volumes = vec![
+        json!({"name": "muster", "emptyDir": {}}),
+        json!({"name": "work", "emptyDir": {}}),
+        // The usual 64 MiB of a container are too small for frameworks.
+        json!({"name": "shared-memory", "emptyDir": {"medium": "Memory"}}),
+    ];
+    let mut mounts = vec![
+        json!({"name": "muster", "mountPath": PROGRAM_DIRECTORY, "readOnly": true}),
+        json!({"name": "work", "mountPath": WORK_DIRECTORY}),
+        json!({"name": "shared-memory", "mountPath": "/dev/shm"}),
+    ];
+    for (number, mount) in container.map(|own| own.mounts.as_slice()).unwrap_or_default().iter().enumerate() {
+        let volume = format!("host-{number}");
+        volumes.push(json!({"name": volume, "hostPath": {"path": mount.source}}));
+        mounts.push(json!({"name": volume, "mountPath": mount.target, "readOnly": mount.read_only}));
+    }
+    (volumes, mounts)
+}
+
 /// The pod of a share.
 ///
 /// # Errors
@@ -125,22 +146,7 @@ pub(super) fn pod(
         PullRule::Never => "Never",
     };
     let (before, own) = resources(placement, offered)?;
-    let mut volumes = vec![
-        json!({"name": "muster", "emptyDir": {}}),
-        json!({"name": "work", "emptyDir": {}}),
-        // The usual 64 MiB of a container are too small for frameworks.
-        json!({"name": "shared-memory", "emptyDir": {"medium": "Memory"}}),
-    ];
-    let mut mounts = vec![
-        json!({"name": "muster", "mountPath": PROGRAM_DIRECTORY, "readOnly": true}),
-        json!({"name": "work", "mountPath": WORK_DIRECTORY}),
-        json!({"name": "shared-memory", "mountPath": "/dev/shm"}),
-    ];
-    for (number, mount) in container.map(|own| own.mounts.as_slice()).unwrap_or_default().iter().enumerate() {
-        let volume = format!("host-{number}");
-        volumes.push(json!({"name": volume, "hostPath": {"path": mount.source}}));
-        mounts.push(json!({"name": volume, "mountPath": mount.target, "readOnly": mount.read_only}));
-    }
+    let (volumes, mounts) = volumes(container);
     let installed = Path::new(PROGRAM_DIRECTORY);
     let mut command = own_program::installed_in(installed);
     command.extend(["shim".to_owned(), "kubernetes".to_owned()]);
