@@ -27,6 +27,7 @@ mod guide_session;
 mod guide_slurm;
 mod history;
 mod hostile_workers;
+mod kubernetes;
 mod leases;
 mod lost_logs;
 mod members;
