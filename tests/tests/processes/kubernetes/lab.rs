@@ -45,7 +45,7 @@ impl Lab {
             ));
             return None;
         };
-        let image = named("MUSTER_TEST_IMAGE").map_or_else(|| "localhost/muster:test".into(), |text| text);
+        let image = named("MUSTER_TEST_IMAGE").unwrap_or_else(|| "localhost/muster:test".into());
         let image = image.into_string().expect("the name of an image is text");
         let namespace = format!("muster-{}", &uuid::Uuid::new_v4().simple().to_string()[..12]);
         let mut lab = Lab { kubeconfig: kubeconfig.into(), image, namespace, nodes: Vec::new() };
