@@ -195,7 +195,7 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.v1beta1.QuotaService/GrantQuota", Class::Call, QUOTA_GIVERS),
     rule("/muster.v1beta1.QuotaService/ListQuotaGrants", Class::Call, USERS),
     rule("/muster.v1beta1.QuotaService/RequestQuota", Class::Call, WRITERS),
-    // They have commands and environments in them: whoever acts for no tenant is shown none.
+    // They have commands and environments in them: a caller that acts for no tenant is shown none.
     rule("/muster.v1beta1.ScheduleService/CreateSchedule", Class::Call, WRITERS),
     rule("/muster.v1beta1.ScheduleService/DeleteSchedule", Class::Call, WRITERS),
     rule("/muster.v1beta1.ScheduleService/GetSchedule", Class::Call, WRITERS),

@@ -120,7 +120,7 @@ async fn set_roles(
     guarded("a policy", policies.update_policy(update)).await.map(drop)
 }
 
-/// Who calls, and with what.
+/// Who calls, and what it shows.
 struct Caller {
     label: String,
     bearer: String,

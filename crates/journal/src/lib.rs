@@ -19,6 +19,7 @@ extern crate alloc;
 pub mod codec;
 pub mod decision;
 pub mod frame;
+pub mod names;
 
 pub use codec::{
     DecodeError, EncodedDecisions, ROUND_BYTES_MAX, canonical, decode_round, encode_round, from_canonical,
@@ -27,6 +28,7 @@ pub use codec::{
 #[cfg(feature = "test-format")]
 pub use decision::TEST_FORMAT_REASON;
 pub use decision::{
-    CapacityHold, Decision, Estimate, FORMAT_MAX, FORMAT_MIN, NodeLostCause, Outcome, REQUESTED_DECISIONS,
-    RankUpdate, RearrangeCause, RequestKey, Round, Stop, StopCause, SubmittedPart, WorkerSlot,
+    CapacityHold, Decision, Estimate, FORMAT_MAX, FORMAT_MIN, NodeLostCause, Outcome, RankUpdate,
+    RearrangeCause, RequestKey, Round, Stop, StopCause, SubmittedPart, WorkerSlot,
 };
+pub use names::REQUESTED_DECISIONS;

@@ -23,6 +23,24 @@ fn blocks(text: &str) -> Vec<(&str, &str)> {
     parts.filter_map(|part| part.split_once('\n')).collect()
 }
 
+/// As a shell splits a line: what is between single quotes is one word, or part of one.
+fn split(command: &str) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    let mut is_part = false;
+    for (at, piece) in command.split('\'').enumerate() {
+        if at % 2 == 0 {
+            words.extend(piece.split_whitespace().map(str::to_owned));
+            is_part = !piece.is_empty() && !piece.ends_with(' ');
+            continue;
+        }
+        match words.last_mut().filter(|_| is_part) {
+            Some(word) => word.push_str(piece),
+            None => words.push(piece.to_owned()),
+        }
+    }
+    words
+}
+
 /// The words of a command line without comments, or none for what is no command of ours.
 fn words(line: &str) -> Option<Vec<String>> {
     let line = line.trim().trim_start_matches("$ ");
@@ -31,7 +49,7 @@ fn words(line: &str) -> Option<Vec<String>> {
     let command = command.split(" > ").next().unwrap_or_default();
     let command = command.split(" | ").next().unwrap_or_default().trim();
     let command = command.replace(['[', ']'], "");
-    let mut words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
+    let mut words = split(&command);
     (words.first().is_some_and(|first| first == "muster")).then(|| {
         // `show|set`: the first of several.
         for word in &mut words {

@@ -135,7 +135,7 @@ impl TurnCheck {
             let explained = explain_job(state, now, other, &KeptReservations::default());
             explained.is_some_and(|explained| explained.reason == WaitReason::InLine)
         };
-        // The first of its own request was before it too.
+        // The first of the same request was before it too.
         let count = place.map_or(REQUESTS_MAX, |place| place + usize::from(!is_first));
         let mut earlier = front.requests.iter().take(count);
         let Some(passed_over) = earlier.find(|request| fits(request.job)) else {

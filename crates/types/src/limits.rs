@@ -201,7 +201,7 @@ pub const NOTICE_PATH_BYTES_MAX: usize = 256;
 pub const SPARES_MAX: u32 = 64;
 /// Fewest open files that a job may leave each of its processes: a shell with less cannot do much.
 pub const ULIMIT_OPEN_FILES_MIN: u64 = 64;
-/// The most that it may ask for; the kernel has a bound of its own.
+/// The most that it may ask for; the kernel has another bound.
 pub const ULIMIT_OPEN_FILES_MAX: u64 = 1 << 30;
 /// The smallest stack that a job may ask for.
 pub const ULIMIT_STACK_BYTES_MIN: u64 = 64 << 10;

@@ -604,6 +604,7 @@ fn policy() -> v1::Policy {
             tier_max: v1::Tier::Critical.into(),
             non_preemptible: v1::NonPreemptible::Always.into(),
             deadlines: Some(true),
+            bookings: None,
         }),
         limits: Some(limits()),
     };

@@ -52,6 +52,7 @@ const LISTS: [List; 14] = [
             ("TIERS UP TO", "{rights.tierMax}", ""),
             ("NON-PREEMPTIBLE", "{rights.nonPreemptible}", ""),
             ("DEADLINES", "{rights.deadlines}", ""),
+            ("BOOKINGS", "{rights.bookings}", ""),
         ],
     ),
     (

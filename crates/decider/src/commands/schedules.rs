@@ -1,6 +1,6 @@
 //! Schedules: made, changed, controlled, and carried out at their moments.
 //!
-//! Which moments there are is found by whoever knows time zones, and comes with the command. What is decided here is whether a job is
+//! Which moments there are is found by the engine, which knows time zones, and comes with the command. What is decided here is whether a job is
 //! made, from the state alone: the rights of the owner are looked at each time, and so is what has become of earlier jobs.
 //!
 //! **Invariant:** every moment has one record, and at most one job. Of several that were missed the last has one, and no other.

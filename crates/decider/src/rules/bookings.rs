@@ -332,6 +332,12 @@ fn check_reach(state: &State, acts_for: Option<&Name>, spec: &BookingSpec) -> Re
             "who acts for tenant {own} books for it and those below it, and for no others"
         ));
     }
+    if !state.policy().policy.rights(own).bookings {
+        return denied(format!(
+            "tenant {own} may not book nodes by itself: an operator may, and the policy can give that right \
+             (`rights.bookings`)"
+        ));
+    }
     if spec.clearing != BookingClearing::Finish {
         return denied(format!(
             "who acts for tenant {own} stops no work of others: others have to be left to finish"

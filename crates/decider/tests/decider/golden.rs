@@ -36,6 +36,10 @@ use crate::support::{
     request, with_all_rights,
 };
 
+mod asked;
+
+use asked::{book, grant_quota, grant_tokens};
+
 /// The highest format that is in people's logs: its files and those below are never written again. None is released.
 const RELEASED: u16 = 0;
 
@@ -372,156 +376,6 @@ fn admit(run: &mut Run) {
     grant_tokens(run);
     grant_quota(run);
     book(run);
-}
-
-/// A booking whose nodes the leader chose, and chose again, with its first window over; and one of a node, which is deleted.
-fn book(run: &mut Run) {
-    let mut policy = (*run.speculation.state().policy().policy).clone().into_draft();
-    policy.tenants.insert(name("lab"), TenantPolicy::default());
-    run.set_policy(policy);
-    for (text, holder) in [("book-a", 60), ("book-b", 61)] {
-        run.register(node_spec(text, "eu", "booked", Some(accelerators("b200", 8))), holder);
-    }
-    let chosen = BookingShape::Chosen {
-        amount: BookingAmount::Devices(8),
-        kind: Some(name("b200")),
-        region: Some(name("eu")),
-        cluster: None,
-        labels: Default::default(),
-    };
-    let start = run.speculation.now().plus_ms(60_000);
-    let nightly = BookingTimes { start, length_ms: 60_000, every_days: 1, windows: 2 };
-    let once = BookingTimes { every_days: 0, windows: 1, ..nightly };
-    let by = Requester { name: "admin/ops".into(), is_operator: true };
-    for (text, shape, times) in
-        [("nightly", chosen, nightly), ("named", BookingShape::Nodes(vec![name("book-b")]), once)]
-    {
-        let spec = BookingSpec {
-            tenant: name("lab"),
-            user: (text == "nightly").then(|| "tenant/lab/ada".to_owned()),
-            jobs: vec![name("evaluate")],
-            is_shared: false,
-            shape,
-            times,
-            notice_ms: 30_000,
-            clearing: if text == "nightly" { BookingClearing::Stop } else { BookingClearing::Finish },
-            reason: "evaluation".to_owned(),
-        };
-        let request = run.next_request();
-        let order = BookingOrder { request, by: by.clone(), acts_for: None, name: name(text), spec };
-        handle(&mut run.speculation, &Command::CreateBooking(Box::new(order))).unwrap();
-    }
-    let request = run.next_request();
-    let delete = Command::DeleteBooking { request, by, acts_for: None, name: name("named") };
-    handle(&mut run.speculation, &delete).unwrap();
-    run.end_round(60_000);
-    run.speculation.push(Decision::BookingOpened { name: name("nightly") });
-    run.speculation.push(Decision::BookingMoved { name: name("nightly"), nodes: vec![name("book-b")] });
-    run.end_round(60_000);
-    let cause = BookingEnd::WindowOver;
-    run.speculation.push(Decision::BookingEnded { name: name("nightly"), cause });
-    run.end_round(10);
-}
-
-/// Bearer tokens of two roles, one of them revoked.
-fn grant_tokens(run: &mut Run) {
-    let by = Requester { name: "admin/ops".into(), is_operator: true };
-    for (id, role) in [(7, TokenRole::Viewer), (u64::MAX, TokenRole::Admin)] {
-        let request = run.next_request();
-        let text = role.name();
-        let grant = TokenGrant {
-            name: name(text),
-            user: name("ada"),
-            role,
-            tenant: None,
-            secret_sha256: std::array::from_fn(|at| at as u8),
-            own_role: None,
-        };
-        let order = TokenOrder {
-            request,
-            by: by.clone(),
-            acts_for: None,
-            token: TokenId(id),
-            grant,
-            lifetime_ms: 366 * 24 * 3_600_000,
-        };
-        handle(&mut run.speculation, &Command::CreateToken(Box::new(order))).unwrap();
-    }
-    let request = run.next_request();
-    let revoke = Command::RevokeToken { request, by, acts_for: None, token: TokenId(7) };
-    handle(&mut run.speculation, &revoke).unwrap();
-    run.end_round(10);
-    keep_schedules(run);
-}
-
-/// Schedules: one that makes a job and is suspended, and one that is deleted.
-fn keep_schedules(run: &mut Run) {
-    let by = Requester { name: "admin/ops".into(), is_operator: true };
-    let key = |text: &str| ScheduleKey { tenant: name("research"), name: name(text) };
-    for text in ["nightly", "weekly"] {
-        let schedule = Schedule {
-            key: key(text),
-            cron: "0 6 * * 1-5".parse().unwrap(),
-            zone: "Europe/Berlin".into(),
-            template: ScheduleTemplate::of(job(text, 1, None).into()).unwrap(),
-            overlap: OverlapRule::Forbid,
-            starting_deadline_ms: 600_000,
-            runs_max: 10,
-        };
-        let request = run.next_request();
-        let order = ScheduleOrder { request, by: by.clone(), acts_for: None, schedule, is_new: true };
-        handle(&mut run.speculation, &Command::SetSchedule(Box::new(order))).unwrap();
-    }
-    let set_index = run.speculation.state().schedule(&key("nightly")).unwrap().set_index;
-    let (schedule, due) = (key("nightly"), run.speculation.now());
-    let plan = Command::PlanSchedule { schedule: schedule.clone(), set_index, next: Some(due) };
-    let fire = Command::FireSchedule { schedule, set_index, due, next: Some(due.plus_ms(1_000_000_000)) };
-    for command in [plan, fire] {
-        handle(&mut run.speculation, &command).unwrap();
-    }
-    let suspend = ScheduleAction::Suspend { reason: "until the data set is whole".into() };
-    for (text, action) in [("nightly", suspend), ("weekly", ScheduleAction::Delete)] {
-        let (request, schedule) = (run.next_request(), key(text));
-        let order = ScheduleControl { request, by: by.clone(), acts_for: None, schedule, action };
-        handle(&mut run.speculation, &Command::ControlSchedule(Box::new(order))).unwrap();
-    }
-    run.end_round(10);
-}
-
-/// Requests for quota that are approved, denied and left, and a grant that ends.
-fn grant_quota(run: &mut Run) {
-    let by = Requester { name: "admin/ops".into(), is_operator: true };
-    let now = run.speculation.now();
-    let grant = |milli, ms| QuotaGrant {
-        tenant: name("research"),
-        kind: name("h100"),
-        region: None,
-        amount_milli: milli,
-        until: now.plus_ms(ms),
-        reason: "a deadline".into(),
-    };
-    let mut asked = Vec::new();
-    for milli in [1_000, 2_000, 500] {
-        let order = QuotaOrder {
-            request: run.next_request(),
-            by: by.clone(),
-            acts_for: None,
-            grant: grant(milli, 86_400_000),
-        };
-        let command = Command::RequestQuota(Box::new(order));
-        asked.push(handle(&mut run.speculation, &command).unwrap().at());
-    }
-    for (id, approved) in [(asked[0], true), (asked[1], false)] {
-        let (request, reason) = (run.next_request(), "as agreed".into());
-        let order = QuotaAnswerOrder { request, by: by.clone(), acts_for: None, id, approved, reason };
-        handle(&mut run.speculation, &Command::AnswerQuota(Box::new(order))).unwrap();
-    }
-    let request = run.next_request();
-    let order = QuotaOrder { request, by, acts_for: None, grant: grant(4_000, 5) };
-    handle(&mut run.speculation, &Command::GrantQuota(Box::new(order))).unwrap();
-    run.end_round(10);
-    tick(&mut run.speculation);
-    run.end_round(10);
 }
 
 /// Jobs with labels, annotations and a creator, and a job that has a creator alone.

@@ -487,7 +487,7 @@ fn world(seed: u64, overlap: OverlapRule) -> (Vec<(LogTime, ScheduleRun)>, u64) 
                 let now = speculation.now();
                 speculation = Speculation::begin(state.clone(), leadership(term, 1), now, BOOTSTRAP);
             }
-            // What was decided is decided again, by whoever has not heard of it.
+            // What was decided is decided again, by a leader that has not heard of it.
             3 => {
                 for command in &stale {
                     handle(&mut speculation, command).unwrap();

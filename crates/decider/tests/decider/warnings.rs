@@ -139,7 +139,12 @@ fn tenants_that_may_only_borrow_what_others_are_promised_are_named() {
 
 #[test]
 fn rights_that_surprise_are_named() {
-    let rights = |tier_max, non_preemptible| TenantRights { tier_max, non_preemptible, deadlines: None };
+    let rights = |tier_max, non_preemptible| TenantRights {
+        tier_max,
+        non_preemptible,
+        deadlines: None,
+        bookings: None,
+    };
     let mut low = with(vec![quota("h100", None, 4, Some(0), None)]);
     low.rights = rights(Some(PriorityTier::Batch), None);
     let holds =

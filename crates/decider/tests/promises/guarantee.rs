@@ -42,6 +42,7 @@ pub fn owners_and_guests(seed: u64) -> World {
             tier_max: Some(PriorityTier::Critical),
             non_preemptible: Some(NonPreemptible::WithinNominal),
             deadlines: Some(true),
+            bookings: None,
         };
         for guest in ["guest", "a-guest", UNLISTED_TENANT] {
             policy.tenants.entry(name(guest)).or_default().rights = rights;

@@ -15,6 +15,7 @@ fn random_rights(random: &mut Random) -> TenantRights {
         tier_max: random.once_in(2).then(|| PriorityTier::ALL[random.below(5) as usize]),
         non_preemptible: random.once_in(2).then(|| NonPreemptible::ALL[random.below(3) as usize]),
         deadlines: random.once_in(2).then(|| random.once_in(2)),
+        bookings: None,
     }
 }
 

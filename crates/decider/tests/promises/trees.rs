@@ -53,6 +53,7 @@ fn small_tree(seed: u64) -> World {
         tier_max: Some(PriorityTier::Production),
         non_preemptible: Some(NonPreemptible::WithinNominal),
         deadlines: None,
+        bookings: None,
     };
     policy.tenants.entry(name(UNLISTED_TENANT)).or_default();
     policy.tenants.values_mut().for_each(|tenant| tenant.rights = rights);

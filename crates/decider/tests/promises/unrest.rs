@@ -33,6 +33,7 @@ fn peace(random: &mut Random) -> PolicyDraft {
         tier_max: Some(PriorityTier::Critical),
         non_preemptible: Some(NonPreemptible::WithinNominal),
         deadlines: Some(true),
+        bookings: None,
     };
     for (lab, parent, nominal) in [
         ("lab-a", None, half),

@@ -47,6 +47,7 @@ group! {
         tier_max "tierMax": Word<PriorityTier>,
         non_preemptible "nonPreemptible": Word<policy::NonPreemptible>,
         deadlines "deadlines": Flag,
+        bookings "bookings": Flag,
     }
 }
 

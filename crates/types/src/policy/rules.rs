@@ -60,6 +60,9 @@ pub struct TenantRights {
     pub non_preemptible: Option<NonPreemptible>,
     /// Whether a deadline moves a job ahead of the tenant's others as it draws near.
     pub deadlines: Option<bool>,
+    /// Whether an administrator of the tenant may book nodes. What is booked is kept free also when nobody uses it, so that
+    /// others wait for it as they do not wait for lent quota.
+    pub bookings: Option<bool>,
 }
 
 impl TenantRights {
@@ -68,6 +71,7 @@ impl TenantRights {
         tier_max: Some(PriorityTier::Critical),
         non_preemptible: Some(NonPreemptible::Always),
         deadlines: Some(true),
+        bookings: Some(true),
     };
 }
 
@@ -250,16 +254,26 @@ pub struct Rights {
     pub non_preemptible: NonPreemptible,
     /// Whether a deadline moves a job ahead of the tenant's others.
     pub deadlines: bool,
+    /// Whether an administrator of the tenant may book nodes.
+    pub bookings: bool,
 }
 
 impl Rights {
     /// What everybody may do.
-    pub const LEAST: Rights =
-        Rights { tier_max: PriorityTier::Standard, non_preemptible: NonPreemptible::Never, deadlines: false };
+    pub const LEAST: Rights = Rights {
+        tier_max: PriorityTier::Standard,
+        non_preemptible: NonPreemptible::Never,
+        deadlines: false,
+        bookings: false,
+    };
 
     /// Everything.
-    pub const ALL: Rights =
-        Rights { tier_max: PriorityTier::Critical, non_preemptible: NonPreemptible::Always, deadlines: true };
+    pub const ALL: Rights = Rights {
+        tier_max: PriorityTier::Critical,
+        non_preemptible: NonPreemptible::Always,
+        deadlines: true,
+        bookings: true,
+    };
 }
 
 impl Policy {
@@ -316,7 +330,7 @@ impl Policy {
         })
     }
 
-    /// What a tenant's jobs may ask for.
+    /// What a tenant's jobs may ask for, and its administrators.
     #[must_use]
     pub fn rights(&self, tenant: &Name) -> Rights {
         let stated = || self.ancestry(tenant).filter_map(|name| self.tenants.get(name)).map(|t| t.rights);
@@ -326,6 +340,7 @@ impl Policy {
                 .find_map(|rights| rights.non_preemptible)
                 .unwrap_or(Rights::LEAST.non_preemptible),
             deadlines: stated().find_map(|rights| rights.deadlines).unwrap_or(Rights::LEAST.deadlines),
+            bookings: stated().find_map(|rights| rights.bookings).unwrap_or(Rights::LEAST.bookings),
         }
     }
 }

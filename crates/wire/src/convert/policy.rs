@@ -319,6 +319,7 @@ fn rights(at: &str, message: &v1::TenantRights, found: &mut Found) -> TenantRigh
         tier_max: found.take(tier_max).flatten(),
         non_preemptible: found.take(non_preemptible).flatten(),
         deadlines: message.deadlines,
+        bookings: message.bookings,
     }
 }
 
@@ -327,6 +328,7 @@ fn rights_to_proto(rights: &TenantRights) -> Option<v1::TenantRights> {
         tier_max: number_or_zero(rights.tier_max),
         non_preemptible: number_or_zero(rights.non_preemptible),
         deadlines: rights.deadlines,
+        bookings: rights.bookings,
     })
 }
 

@@ -13,7 +13,7 @@ use crate::support::{self, name};
 impl World {
     /// `policy` and any of: `preemption=off`, `order=submission|predicted`, `fair-share=off`,
     /// `reservations=N`, `reserve-after=D`, `minimum-run=D`, `defragment-after=D`, `victims-max=N`, `price=KIND,N[,REGION]`,
-    /// `tenant=NAME,parent=P,weight=N,KIND=NOMINAL/BORROWING/LENDING,tier-max=T,non-preemptible=R,deadlines=on|off,pending-jobs=N,budget=HOURS:WINDOW`
+    /// `tenant=NAME,parent=P,weight=N,KIND=NOMINAL/BORROWING/LENDING,tier-max=T,non-preemptible=R,deadlines=on|off,bookings=on|off,pending-jobs=N,budget=HOURS:WINDOW`
     /// (a tenant of the first level that states no right has all of them), `backoff=D`, `stopping-deadline=D`,
     /// `starting-deadline=D`, `end-overrunners=on|off`, `isolation=devices,pid,tmp,user`, `receiver=NAME,[TENANT],EVENT…`,
     /// `maintenance=NODE,+FROM,+UNTIL`, `reserved=NODE,TENANT,+FROM,+UNTIL`. Settings that are left out take their defaults.
@@ -98,6 +98,7 @@ impl World {
                             "budget" => tenant.limits.accelerator_hours = Some(budget(value)),
                             "user-budget" => tenant.limits.user.accelerator_hours = Some(budget(value)),
                             "deadlines" => tenant.rights.deadlines = Some(value == "on"),
+                            "bookings" => tenant.rights.bookings = Some(value == "on"),
                             kind => tenant.quotas.push(quota(kind, value)),
                         }
                     }

@@ -32,6 +32,7 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
                 tier_max: (weight_milli % 3 == 0).then_some(PriorityTier::Production),
                 non_preemptible: (weight_milli % 5 == 0).then_some(NonPreemptible::WithinNominal),
                 deadlines: (weight_milli % 2 == 0).then_some(weight_milli % 4 == 0),
+                bookings: (weight_milli % 13 == 0).then_some(weight_milli % 4 == 0),
             };
             let limits = TenantLimits {
                 pending_jobs: (weight_milli % 7 == 0).then_some(weight_milli),
@@ -205,7 +206,7 @@ fn every_mistake_in_a_policy_is_named_by_its_path() {
         parent: "No".into(),
         weight_milli: u32::MAX,
         quotas: vec![quota("h100"), quota("H100"), quota("h100")],
-        rights: Some(v1::TenantRights { tier_max: 17, non_preemptible: 17, deadlines: None }),
+        rights: Some(v1::TenantRights { tier_max: 17, non_preemptible: 17, deadlines: None, bookings: None }),
         limits: None,
     };
     let window = v1::Window {
