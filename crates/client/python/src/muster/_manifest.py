@@ -30,6 +30,8 @@ from .v1beta1 import common_pb2, job_pb2
 
 API_VERSION = "muster.dev/v1"
 FILE_BYTES_MAX = 4 << 20
+# A label of nodes that have the store of files.
+_STORE_LABEL = "files.store"
 _PROBLEMS_MAX = 100
 # Aliases let a small file stand for a document without end. The API takes far fewer values than this.
 _VALUES_MAX = 1_000_000
@@ -398,18 +400,25 @@ class Reader:
             rules = self.fields(at["artifacts"], "spec.artifacts", ("paths", "required"))
             spec.artifacts.paths.extend(self.texts(rules.get("paths"), "spec.artifacts.paths"))
             spec.artifacts.required = bool(self.value(rules, "spec.artifacts.required", quantity.flag))
+            # Other nodes could not keep any, as `muster submit` sees to it as well.
+            if _STORE_LABEL not in spec.node_selector:
+                spec.node_selector[_STORE_LABEL].values.append("yes")
         if "ulimits" in at:
             spec.ulimits.SetInParent()
-            path = "spec.ulimits"
-            asked = self.fields(at["ulimits"], path, ("openFiles", "coreSize", "lockedMemory", "stackSize"))
-            files = self.value(asked, f"{path}.openFiles", quantity.count)
-            if files is not None:
-                spec.ulimits.open_files = files
-            sizes = (("coreSize", "core_bytes"), ("lockedMemory", "locked_bytes"), ("stackSize", "stack_bytes"))
-            for field, target in sizes:
-                size = self.value(asked, f"{path}.{field}", quantity.memory_bytes)
-                if size is not None:
-                    setattr(spec.ulimits, target, size)
+            self.ulimits(at["ulimits"], spec.ulimits)
+
+    def ulimits(self, at: Node, ulimits: job_pb2.Ulimits) -> None:
+        """Reads what the processes of workers may take."""
+        path = "spec.ulimits"
+        asked = self.fields(at, path, ("openFiles", "coreSize", "lockedMemory", "stackSize"))
+        open_files = self.value(asked, f"{path}.openFiles", quantity.count)
+        if open_files is not None:
+            ulimits.open_files = open_files
+        sizes = (("coreSize", "core_bytes"), ("lockedMemory", "locked_bytes"), ("stackSize", "stack_bytes"))
+        for name, attribute in sizes:
+            size = self.value(asked, f"{path}.{name}", quantity.memory_bytes)
+            if size is not None:
+                setattr(ulimits, attribute, size)
 
     @staticmethod
     def span(target: Duration, ms: int) -> None:
