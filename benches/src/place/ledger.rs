@@ -20,7 +20,7 @@ const NODES: u64 = 512;
 const TENANTS: u64 = 40;
 /// When the log begins: midnight of day 20,000.
 const START_MS: u64 = 20_000 * 86_400_000;
-/// Between two records.
+/// Log time from one record to the next.
 const STEP_MS: u64 = 100;
 /// Records between two looks at the memory.
 const LOOK_EVERY: u64 = 100_000;

@@ -26,8 +26,9 @@ Examples:
 Nodes are whole hosts of one cluster; the leader chooses them, and chooses again when one is lost. A job uses them during a window if it
 names the booking (booking: NAME in its file), or with --shared if it is of the tenant. A start has an offset from UTC, and windows repeat
 after whole days of 24 hours: summer time moves none. During --notice nothing is placed there whose run-time limit passes the start.
---others says what becomes of what is still there then: finish lets it run to its end, stop and fill stop it with its grace, and fill lets
-jobs without a limit begin there until the start. Who acts for a tenant books within its nominal quota and lets others finish.")]
+--others decides about work that is still there then: finish lets it run to its end, stop and fill stop it with its grace, and fill lets
+jobs without a limit begin there until the start. An administrator of a tenant books where the policy gives that right (rights.bookings),
+names --type, stays within the nominal quota, and lets others finish.")]
     Create(Box<CreateArgs>),
     /// List the bookings that are not over
     #[command(after_help = "\
@@ -107,7 +108,7 @@ pub struct CreateArgs {
     /// How long ahead of each window the nodes are cleared, up to 30d
     #[arg(long, value_name = "DURATION", value_parser = duration_ms)]
     notice: Option<u64>,
-    /// What becomes of others' work on the nodes: finish, stop or fill
+    /// How others' work on the nodes is treated: finish, stop or fill
     #[arg(long, value_name = "HOW", default_value = "finish", value_parser = others)]
     others: BookingClearing,
     /// Why, for people

@@ -132,7 +132,7 @@ pub struct RuleArgs {
     /// Where the local time is, like Europe/Berlin [default: UTC]
     #[arg(long, value_name = "ZONE")]
     zone: Option<String>,
-    /// What becomes of a run while an earlier one is not over: allow, forbid or replace [default: forbid]
+    /// How a run is treated while an earlier one is not over: allow, forbid or replace [default: forbid]
     #[arg(long, value_name = "RULE", value_parser = overlap)]
     overlap: Option<OverlapRule>,
     /// How long after its moment a run may still be made [default: 10m]

@@ -187,7 +187,7 @@ impl BookingShape {
     }
 }
 
-/// What becomes of others' work on a booking's nodes. In every case nothing of others is placed there during a window, and
+/// How others' work on a booking's nodes is treated. In every case nothing of others is placed there during a window, and
 /// ahead of one, for as long as the notice says, nothing whose run-time limit passes its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum BookingClearing {

@@ -82,7 +82,7 @@ impl Backend {
         Arc::clone(&self.view.borrow())
     }
 
-    /// Watches for ever.
+    /// Watches nodes and pods, and asks whether the server answers. Never ends.
     pub(super) async fn poll_for_ever(self: Arc<Self>) {
         tokio::join!(self.probe(), self.watch());
     }
@@ -174,7 +174,7 @@ impl Backend {
         Some(describe::foreign(&self.settings, node.map(|node| &**node), taken))
     }
 
-    /// Keeps the report of a node up to date, for ever.
+    /// Keeps the report of a node up to date. Never ends.
     pub(super) async fn follow_node(self: Arc<Self>, place: String, said: watch::Sender<Foreign>) {
         let mut views = self.views();
         loop {

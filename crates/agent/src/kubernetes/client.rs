@@ -18,7 +18,7 @@ use std::path::Path;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// Calls at once.
+/// Calls to the server that may be open at the same time.
 const CALLS_MAX: usize = 16;
 /// Objects of one page of a list.
 const PAGE_OBJECTS: u32 = 500;
@@ -33,12 +33,12 @@ pub enum CallError {
     /// The server cannot be reached, or did not answer in time: what was asked for may have happened.
     #[error("Kubernetes cannot be reached: {0}")]
     Unreachable(String),
-    /// It takes no more for now.
-    #[error("Kubernetes takes no more for now: {why}")]
+    /// It is overloaded, or a quota is used up: the same call may succeed later.
+    #[error("Kubernetes is busy: {why}")]
     Busy {
-        /// What it says.
+        /// The message of the server.
         why: String,
-        /// How long it asks to be left alone.
+        /// How long to wait before the next call, as the server asks.
         wait: Duration,
     },
     /// It understood and declined.
@@ -52,7 +52,7 @@ pub(super) enum ClientError {
     /// The file cannot be read or used.
     #[error("use {path}")]
     Kubeconfig {
-        /// Which file.
+        /// The path of the kubeconfig file.
         path: String,
         /// What is wrong with it.
         #[source]
@@ -88,7 +88,7 @@ fn is_there_already(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 409 && status.reason == "AlreadyExists")
 }
 
-/// The server.
+/// A client of one API server, for pods in one namespace.
 pub(super) struct Server {
     client: Client,
     namespace: String,
@@ -214,7 +214,7 @@ impl Server {
         matches!(self.call(self.client.apiserver_version()).await, Ok(Ok(_)))
     }
 
-    /// The nodes that a selector chooses, and what becomes of them, for ever.
+    /// The nodes that a selector chooses, then each change to one of them. The stream never ends.
     pub(super) fn nodes(
         &self,
         selector: &str,
@@ -226,7 +226,7 @@ impl Server {
         watch(Api::<Node>::all(self.client.clone()), config, NodeObject::of)
     }
 
-    /// All pods of the cluster, and what becomes of them, for ever.
+    /// All pods of the cluster, then each change to one of them. The stream never ends.
     pub(super) fn pods(&self) -> impl Stream<Item = Result<WatchEvent<PodObject>, String>> + Send + use<> {
         let config = watcher::Config::default().page_size(PAGE_OBJECTS);
         watch(Api::<Pod>::all(self.client.clone()), config, PodObject::of)

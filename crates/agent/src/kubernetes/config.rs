@@ -204,7 +204,7 @@ impl KubernetesConfig {
         serde_json::from_str(text).ok()
     }
 
-    /// What is wrong with it, as a sentence; none when every key keeps its rule.
+    /// The first key with an invalid value, and its rule, as a sentence; none when all values are valid.
     #[must_use]
     pub fn rule_broken(&self) -> Option<String> {
         self.violation().map(|error| error.to_string())
@@ -215,7 +215,7 @@ impl KubernetesConfig {
         self.check().err()
     }
 
-    /// Checks every key.
+    /// Parses and checks all values.
     ///
     /// # Errors
     /// The first that breaks its rule.

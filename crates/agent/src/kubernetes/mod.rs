@@ -91,7 +91,7 @@ pub(crate) fn takes_object(bytes: &[u8]) -> bool {
 #[derive(Debug)]
 pub struct KubernetesCluster {
     backend: Arc<Backend>,
-    /// Ends with it.
+    /// Tasks that serve runners; they end when this is dropped.
     _server: JoinSet<()>,
     /// One agent per directory.
     _lock: std::fs::File,

@@ -54,7 +54,7 @@ impl RunnerLease {
     }
 
     /// How long until nothing that was launched under it can be running, if nothing more is promised.
-    /// None when there is no telling yet.
+    /// None as long as that is not known.
     pub(crate) fn rest(&self) -> Option<Duration> {
         let mut state = self.state.lock();
         let now = BootTime::now();

@@ -125,7 +125,7 @@ pub trait Scheduler: Debug + Send + Sync + Sized + 'static {
     /// Runs a share until nothing of it is left.
     fn run(share: Allocation<Self>) -> impl Future<Output = ()> + Send;
 
-    /// Looks at the other scheduler, for ever.
+    /// Polls or watches the other scheduler. Never ends.
     fn poll(self: Arc<Self>) -> impl Future<Output = ()> + Send;
 
     /// What the looks show.
@@ -134,7 +134,7 @@ pub trait Scheduler: Debug + Send + Sync + Sized + 'static {
     /// The nodes that one of them shows; none while nothing is known.
     fn candidates(&self, view: &Self::View) -> Option<Vec<Candidate>>;
 
-    /// Keeps what others hold of a node up to date, for ever.
+    /// Keeps what others hold of a node up to date. Never ends.
     fn follow(
         self: Arc<Self>,
         place: String,

@@ -22,7 +22,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(120);
 /// Messages on their way to one runner.
 const OUTGOING_QUEUED_MAX: usize = 64;
 
-/// Accepts for ever.
+/// Accepts connections. Never ends.
 pub(crate) async fn serve<S: Scheduler>(backend: Arc<S>, listener: TcpListener) {
     static NUMBERS: AtomicU64 = AtomicU64::new(1);
     let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));

@@ -81,7 +81,7 @@ impl Drop for SlurmCluster {
 #[derive(Debug)]
 pub struct SlurmCluster {
     backend: Arc<Backend>,
-    /// Ends with it.
+    /// Tasks that serve runners; they end when this is dropped.
     _server: JoinSet<()>,
     /// One agent per directory.
     _lock: std::fs::File,

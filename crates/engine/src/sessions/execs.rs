@@ -65,11 +65,11 @@ pub enum ExecInput {
 pub struct ForwardedPiece {
     /// Which connection, by the number that the caller gave it.
     pub connection: u32,
-    /// What it says.
+    /// Its data, or a change of the connection.
     pub content: ForwardedContent,
 }
 
-/// What a piece of a connection says.
+/// Data of a connection, or a change of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ForwardedContent {
     /// The caller opens it.
@@ -84,7 +84,7 @@ pub enum ForwardedContent {
     Taken(u32),
 }
 
-/// What becomes of the command, or of the connections.
+/// Progress and end of a command, or of connections to a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExecOutput {
     /// Its process is there, or the worker listens on the port.
