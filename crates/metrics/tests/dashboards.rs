@@ -398,6 +398,22 @@ const DASHBOARDS: &[Dashboard] = &[
             Panel("Silence of the leader", "s", &[("{{instance}}", "muster_raft_leader_silent_seconds")]),
         ],
     },
+    Dashboard {
+        file: "notifications",
+        title: "Muster: notifications",
+        panels: &[
+            Panel(
+                "Records that the last receiver lacks",
+                "short",
+                &[("records", "max(muster_notification_lag_records)")],
+            ),
+            Panel(
+                "Events per minute",
+                "short",
+                &[("{{result}}", "60 * max by (result) (rate(muster_notifications_total[5m]))")],
+            ),
+        ],
+    },
 ];
 
 fn directory() -> PathBuf {

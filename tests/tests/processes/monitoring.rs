@@ -1,5 +1,8 @@
 //! A real Prometheus and a real Alertmanager watch a real cluster with the rules of `ops/alerts`.
 //!
+//! Rules wait for minutes or an hour before they fire. The test of a lost leader has them as they are; the tests of other faults
+//! have the same expressions with [`SHORT_FOR`] in place of these times, and `promtool test rules` has the times.
+//!
 //! It runs where `MUSTER_MONITORING=1` asks for it and both programs are there (`.ci/monitoring` installs them), and says
 //! that it is skipped otherwise.
 
@@ -12,7 +15,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
-use crate::support::{Agents, Cluster, free_address, heavy, is_finished, job, say, submit, wait_for_job};
+use crate::rebuild::Disk;
+use crate::support::{
+    Agents, Cluster, accelerators, free_address, heavy, is_finished, job, say, submit, wait_for_job,
+};
 
 /// Between two looks: each is a request to another program.
 const LOOK: Duration = Duration::from_millis(500);
@@ -20,6 +26,8 @@ const LOOK: Duration = Duration::from_millis(500);
 const ALERT_LIMIT: Duration = Duration::from_secs(90);
 /// The example scrapes every 10 s; a test has less time.
 const SCRAPE: &str = "2s";
+/// How long a fault lasts before its alert fires, where the time of the rule is too long for a test.
+const SHORT_FOR: &str = "3s";
 
 fn alerts_directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../ops/alerts")
@@ -61,6 +69,16 @@ async fn get(address: SocketAddr, path: &str) -> Option<String> {
 
 impl Monitoring {
     fn start(cluster: &Cluster, programs: [String; 2], agents: &[SocketAddr]) -> Monitoring {
+        Monitoring::start_with(cluster, programs, agents, ToOwned::to_owned)
+    }
+
+    /// With the rules as the last argument changes each line of them.
+    fn start_with(
+        cluster: &Cluster,
+        programs: [String; 2],
+        agents: &[SocketAddr],
+        change: impl Fn(&str) -> String,
+    ) -> Monitoring {
         let home = cluster.scratch.path().join("monitoring");
         std::fs::create_dir(&home).expect("a directory can be made");
         let (prometheus, alertmanager) =
@@ -77,7 +95,9 @@ impl Monitoring {
         assert!(config.contains(&targets[2]) && config.contains(&alertmanager.to_string()), "{config}");
         std::fs::write(home.join("prometheus.yaml"), config).expect("it can be written");
         for rules in ["muster.rules.yaml", "objectives.rules.yaml"] {
-            std::fs::copy(alerts_directory().join(rules), home.join(rules)).expect("it can be copied");
+            let text = std::fs::read_to_string(alerts_directory().join(rules)).expect("the rules are there");
+            let lines: Vec<String> = text.lines().map(&change).collect();
+            std::fs::write(home.join(rules), lines.join("\n") + "\n").expect("it can be written");
         }
         let receiver = "route: {receiver: none, group_wait: 0s}\nreceivers: [{name: none}]\n";
         std::fs::write(home.join("alertmanager.yaml"), receiver).expect("it can be written");
@@ -200,6 +220,11 @@ async fn every_panel_of_a_dashboard_has_data() {
     let _agents = Agents::start_with(&cluster, &["a"], |_| endpoints.clone(), |_, _| settings.clone()).await;
     let policy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ops/examples/policy.yaml");
     cluster.operated(&["policy", "set", policy.to_str().expect("a path")]).await;
+    // A receiver that never answers has series as well.
+    let receivers = cluster.scratch.path().join("receivers.yaml");
+    let text = "apiVersion: muster.dev/v1\nkind: Policy\nspec: {notifications: [{name: on-call, url: 'https://hooks.invalid/', events: [job_succeeded]}]}\n";
+    std::fs::write(&receivers, text).expect("it can be written");
+    cluster.operated(&["policy", "set", receivers.to_str().expect("a path"), "--only", "notifications"]).await;
     let monitoring = Monitoring::start(&cluster, programs, &[http]);
     let client = cluster.client();
     let mut empty = Vec::new();
@@ -265,4 +290,78 @@ async fn the_alert_on_a_lost_leader_arrives_and_ends() {
         after.as_secs(),
         ended.as_secs()
     ));
+}
+
+/// A line of the rules, with a short time in place of a long one. What a disk will have in a day does not follow from a minute.
+fn with_short_times(line: &str) -> String {
+    let line = line.split(" or predict_linear").next().unwrap_or(line);
+    match line.split_once("for: ") {
+        Some((indent, time)) if indent.trim().is_empty() && !time.ends_with('s') => format!("{indent}for: {SHORT_FOR}"),
+        _ => line.to_owned(),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn alerts_on_a_lost_region_a_full_disk_and_a_waiting_tenant_arrive_and_end() {
+    let Some(programs) = programs().await else { return };
+    let _heavy = heavy().await;
+    let mut cluster = Cluster::lay_out(3);
+    let disks: Vec<Disk> = (0..3).filter_map(|at| Disk::mount(&cluster.replicas[at].data())).collect();
+    if disks.len() < 3 {
+        say("SKIPPED alerts on a lost region, a full disk and a waiting tenant: this user cannot mount a tmpfs");
+        return;
+    }
+    // The rule calls less than 10 GB nearly full.
+    disks.iter().for_each(|disk| disk.resize("16g"));
+    cluster.found().await;
+    let regions: Vec<String> = cluster.replicas.iter().map(|files| files.region()).collect();
+    let (first, last) = (regions[0].as_str(), regions[2].as_str());
+    let mut agents = Agents::start_in(&cluster, &[("a", first), ("b", last)]).await;
+    let monitoring = Monitoring::start_with(&cluster, programs, &[], with_short_times);
+    let watchdog = BTreeSet::from(["MusterWatchdog".to_owned()]);
+    let is_healthy = |alerts: &BTreeSet<String>| *alerts == watchdog;
+    monitoring.until("a healthy cluster has other alerts than the watchdog", is_healthy).await;
+    let mut report = Vec::new();
+
+    // A tenant whose quota guarantees more than its share of what is there, and a job of it that waits for nothing else.
+    let policy = cluster.scratch.path().join("guarantee.yaml");
+    let text = "apiVersion: muster.dev/v1\nkind: Policy\nspec: {tenants: {research: {quotas: [{type: h100, nominal: 4096}]}}}\n";
+    std::fs::write(&policy, text).expect("it can be written");
+    cluster.operated(&["policy", "set", policy.to_str().expect("a path")]).await;
+    let mut waiting = job("waits", &["true"]);
+    waiting.tenant = "research".to_owned();
+    let group = &mut waiting.spec.as_mut().expect("it has one").groups[0];
+    group.workers = 64;
+    group.resources.as_mut().expect("it has them").accelerators = Some(accelerators("h100", 1));
+    let id = submit(&cluster.client(), waiting).await;
+    let fires = |name: &'static str| move |alerts: &BTreeSet<String>| alerts.contains(name);
+    let ends = |name: &'static str| move |alerts: &BTreeSet<String>| !alerts.contains(name);
+    let fired = monitoring.until("no alert on an unused guarantee", fires("MusterGuaranteeUnused")).await;
+    cluster.operated(&["job", "cancel", &id]).await;
+    let ended = monitoring.until("the alert on a guarantee stays", ends("MusterGuaranteeUnused")).await;
+    report.push(("MusterGuaranteeUnused", fired, ended));
+
+    let follower = cluster.follower().await;
+    disks[follower].resize("8g");
+    let fired = monitoring.until("no alert on a full disk", fires("MusterDiskFills")).await;
+    disks[follower].resize("16g");
+    let ended = monitoring.until("the alert on a full disk stays", ends("MusterDiskFills")).await;
+    report.push(("MusterDiskFills", fired, ended));
+
+    // A region with a replica and a host.
+    cluster.kill(2).await;
+    agents.crash("b", "second").await;
+    let fired = monitoring.until("no alert on a quorum at risk", fires("MusterQuorumAtRisk")).await;
+    let nodes = monitoring.until("no alert on lost nodes", fires("MusterNodesLost")).await;
+    cluster.start_replica(2);
+    agents.start_agent("b");
+    let ended = monitoring.until("the alerts on a lost region stay", is_healthy).await;
+    report.push(("MusterQuorumAtRisk", fired, ended));
+    report.push(("MusterNodesLost", fired + nodes, ended));
+    for (alert, fired, ended) in report {
+        let (fired, ended) = (fired.as_secs(), ended.as_secs());
+        say(&format!("{alert} arrived {fired} s after the fault, with `for` of {SHORT_FOR}, and ended {ended} s after its end"));
+    }
+    cluster.scratch.assert_no_panics();
+    cluster.scratch.kill_all();
 }

@@ -408,6 +408,7 @@ pages! {
     log_and_archive = "log-and-archive";
     monitoring = "monitoring";
     network_loss = "network-loss";
+    notifications_behind = "notifications-behind";
     partition = "partition";
     paused_host = "paused-host";
     power_cut = "power-cut";
