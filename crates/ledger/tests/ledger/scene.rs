@@ -140,8 +140,13 @@ impl Scene {
     }
 
     pub fn checkpoint(&mut self, job: JobId) {
+        self.checkpoint_of(job, None);
+    }
+
+    /// The same with the step that the work is saved up to.
+    pub fn checkpoint_of(&mut self, job: JobId, step: Option<u64>) {
         let token = self.speculation.state().job(job).and_then(|row| row.placement.clone()).unwrap().token;
-        self.run(&Command::CommitCheckpoint { job, token });
+        self.run(&Command::CommitCheckpoint { job, token, step });
     }
 
     pub fn control(&mut self, control: Control, job: JobId) {
