@@ -217,7 +217,8 @@ impl Follower<'_> {
             applied.map_err(|error| archive_failure(&error))?;
             let ran_ms = self.replay.state().log_time().since_ms(self.shadow.from());
             if self.shadow.is_full() || ran_ms >= self.args.window_ms {
-                self.compare(&["this range is over, and the next one begins behind it".to_owned()]).await?;
+                let over = "this range is over, and the next one begins behind it".to_owned();
+                self.compare(std::slice::from_ref(&over)).await?;
                 self.shadow = Shadow::begin(self.replay.state());
             }
         }
@@ -231,7 +232,7 @@ impl Follower<'_> {
         let text = format!(
             "the records behind {last} are not kept by the replica any more: this range ends here, and nothing is filled in"
         );
-        self.compare(&[text.clone()]).await?;
+        self.compare(std::slice::from_ref(&text)).await?;
         let replay = base(self.global, self.console, &self.args.source, &self.client).await?;
         if replay.state().log_index() <= last {
             return Err(Failure::new(Exit::NotFound, text)

@@ -2,7 +2,7 @@ use clap::Parser;
 use muster_archive::Archive;
 use muster_types::{LogIndex, LogTime};
 
-use super::super::{Comparison, words};
+use super::super::Comparison;
 use super::*;
 use crate::report::archives::{START, archive};
 
@@ -23,8 +23,8 @@ fn followed(log: &Archive, from: u64) -> (Replay, Shadow) {
     let (mut replay, _) = log.replay(PastPoint::Index(LogIndex(from)), None).unwrap();
     let mut shadow = Shadow::begin(replay.state());
     while let Some(slice) = log.slice_with_raft(replay.next_raft()).unwrap() {
-        for round in slice.rounds.iter().filter(|round| round.raft_index >= replay.next_raft()).cloned() {
-            replay.apply_observed(&round, None, &mut Watcher(&mut shadow)).unwrap();
+        for round in &slice.rounds {
+            replay.apply_observed(round, None, &mut Watcher(&mut shadow)).unwrap();
             shadow.so_far(replay.state()).unwrap();
         }
         replay.pass(slice.end.next_raft);
