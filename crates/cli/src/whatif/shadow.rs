@@ -1,7 +1,7 @@
 //! `muster shadow`: what a change would have come to, while the log of a cluster grows.
 //!
 //! It is a process of its user and no part of a replica: it asks for applied rounds as a replica asks for those that its
-//! archive lacks, and keeps a state of its own. A replica gives rounds to few readers at a time, and waits for none.
+//! archive lacks, and keeps a separate state. A replica gives rounds to few readers at a time, and waits for none.
 //!
 //! **Invariant:** what the log does not have any more is stated, and nothing is filled in: a range ends in front of a gap.
 //! **Invariant:** memory is bounded by one state, one range and one comparison.

@@ -37,6 +37,8 @@ impl<G: Environment> Engine<G> {
         (job, token): (JobId, FencingToken),
         step: Option<u64>,
     ) -> Result<Answer, Refusal> {
+        // A worker that does not state it may have reported its steps.
+        let step = step.or_else(|| self.inner.stragglers.last_step(job, token));
         if !self.is_current(job, token) {
             // Refused, with its reason; there is nothing to remember.
             return self.record_checkpoint(lane, (job, token), step).await;
