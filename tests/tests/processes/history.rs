@@ -210,7 +210,9 @@ async fn a_shadow_compares_what_happens_while_it_follows() {
         let ran = loop {
             tokio::select! {
                 ran = &mut following => break ran,
-                _ = pace.tick() => _ = submit(&cluster, 1, "meanwhile").await,
+                _ = pace.tick() => {
+                    submit(&cluster, 1, "meanwhile").await;
+                }
             }
         };
         assert_eq!(ran.code, Some(0), "{ran:#?}");
