@@ -78,7 +78,7 @@ impl SyntheticLog {
         };
         if let Some(job) = self.job[at] {
             let token = self.token[at];
-            self.put(Decision::CheckpointCommitted { job, token }, take);
+            self.put(Decision::CheckpointCommitted { job, token, step: None }, take);
             self.put(report(job, token, RankUpdate::Exited(ExitStatus::Code(0))), take);
             self.put(Decision::JobFinished { job, outcome: Outcome::Succeeded }, take);
         }

@@ -342,8 +342,9 @@ fn inbound_note(note: agent::WorkerNote) -> Result<Inbound, Vec<Violation>> {
     let job = job_id("note.job_id", &note.job_id).map_err(|v| vec![v])?;
     let token = fencing_token_from_proto("note.token", note.token.as_ref()).map_err(|v| vec![v])?;
     match note.note {
-        Some(agent::worker_note::Note::CheckpointCommitted(_)) => {
-            Ok(Inbound::CheckpointCommitted { sequence: note.sequence, job, token })
+        Some(agent::worker_note::Note::CheckpointCommitted(checkpoint)) => {
+            let step = (checkpoint.step > 0).then_some(checkpoint.step);
+            Ok(Inbound::CheckpointCommitted { sequence: note.sequence, job, token, step })
         }
         Some(agent::worker_note::Note::Step(step)) => {
             let agent::StepNote { number, duration_ms } = step;

@@ -206,6 +206,8 @@ pub enum ClientCommand {
     Sim(sim::SimCommand),
     /// Replay a range of the log under another policy, fleet or quota, and compare
     Whatif(whatif::WhatifArgs),
+    /// Follow the log and compare what another policy, fleet or quota would have done so far
+    Shadow(whatif::shadow::ShadowArgs),
     /// Plan how a model is split over accelerators: sizes, memory, time, ranks; needs no cluster
     #[command(subcommand)]
     Parallel(parallel::ParallelCommand),
@@ -307,6 +309,7 @@ async fn dispatch(
         ClientCommand::Backup(command) => backup::run(program, global, console, command).await,
         ClientCommand::Sim(command) => sim::run(console, command),
         ClientCommand::Whatif(args) => whatif::run(global, console, &args).await,
+        ClientCommand::Shadow(args) => whatif::shadow::run(global, console, &args).await,
         ClientCommand::Parallel(command) => parallel::run(global, console, command).await,
         ClientCommand::Report(command) => report::run(global, console, &command).await,
         ClientCommand::Slo(command) => slo::run(console, command),

@@ -391,6 +391,9 @@ pub enum Decision {
         job: JobId,
         /// Which placement.
         token: FencingToken,
+        /// The step that the work is saved up to, as its worker states it, or else the last step that it reported; none
+        /// where it did neither.
+        step: Option<u64>,
     },
     /// Decision: rounds after this one are written in a newer format; every replica has said that it knows
     /// it. A binary that does not know it applies this record and stops before the next round.

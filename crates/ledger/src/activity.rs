@@ -223,6 +223,14 @@ impl Activity {
     }
 }
 
+impl WaitReason {
+    /// Whether the job could have used devices in that time.
+    #[must_use]
+    pub fn is_demand(self) -> bool {
+        matches!(self, WaitReason::Waiting(_) | WaitReason::Assembling)
+    }
+}
+
 /// With the cause behind a dot: `lost.preempted`, `idle.no_demand`.
 impl fmt::Display for Activity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -7,7 +7,7 @@ use muster_types::{ArrayId, LogTime, PriorityTier};
 use serde::{Deserialize, Serialize};
 
 use crate::activity::WaitReason;
-use crate::charges::{Charges, WaitKey};
+use crate::charges::{Charges, DemandKey, WaitKey};
 use crate::demand::Shape;
 use crate::jobs::{Waits, add_wait};
 
@@ -21,6 +21,8 @@ pub(crate) struct Array {
     pub(crate) since: LogTime,
     pub(crate) waits: Waits,
     pub(crate) members: u32,
+    /// Thousandths of devices that each of them asks for.
+    pub(crate) milli: u64,
     /// Milliseconds by reason that each of them has waited.
     pub(crate) waited: Vec<(WaitReason, u64)>,
 }
@@ -34,6 +36,11 @@ impl Array {
             let key = WaitKey { day: 0, tenant: self.tenant, tier: self.tier, label: self.label, reason };
             let ms = charges.wait(from, until, u64::from(self.members), key);
             add_wait(&mut self.waited, reason, ms);
+            if reason.is_demand() {
+                let (tenant, tier, label) = (self.tenant, self.tier, self.label);
+                let key = DemandKey { day: 0, tenant, tier, label, job: None };
+                charges.demand(from, until, self.milli.saturating_mul(u64::from(self.members)), key);
+            }
         }
     }
 }

@@ -30,6 +30,17 @@ pub(crate) struct WaitKey {
     pub(crate) reason: WaitReason,
 }
 
+/// What accelerator time that pending jobs ask for is kept by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct DemandKey {
+    pub(crate) day: u32,
+    pub(crate) tenant: u32,
+    pub(crate) tier: PriorityTier,
+    pub(crate) label: u32,
+    /// Where jobs are kept apart; none for members of arrays that are not created.
+    pub(crate) job: Option<JobId>,
+}
+
 /// Thousandths of accelerators times milliseconds of one day and period, in one pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Piece {
@@ -46,6 +57,8 @@ pub(crate) struct Charges {
     pub(crate) detail: Detail,
     pub(crate) used: BTreeMap<ChargeKey, u128>,
     pub(crate) waited: BTreeMap<WaitKey, u128>,
+    /// What jobs asked for while they could start and had no devices.
+    pub(crate) demanded: BTreeMap<DemandKey, u128>,
     /// By day and pool.
     pub(crate) capacity: BTreeMap<(u32, u32), u128>,
 }
@@ -87,6 +100,13 @@ impl Charges {
             sum = sum.saturating_add(ms);
         }
         sum
+    }
+
+    /// Charges what jobs that could start ask for.
+    pub(crate) fn demand(&mut self, from: LogTime, until: LogTime, milli: u64, key: DemandKey) {
+        for (day, ms) in self.window.days(from, until).filter(|_| milli > 0) {
+            *self.demanded.entry(DemandKey { day, ..key }).or_default() += u128::from(milli) * u128::from(ms);
+        }
     }
 
     /// A span in pieces that are not charged to anything yet. Pieces of one day, period and pool become one.

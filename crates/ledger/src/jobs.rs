@@ -11,7 +11,7 @@ use muster_types::{FailureClass, JobId, JobSpec, LogTime, NodeId, PriorityTier};
 use serde::{Deserialize, Serialize};
 
 use crate::activity::{Activity, LossCause, UnplacedReason, WaitReason};
-use crate::charges::{ChargeKey, Charges, Owner, Piece, WaitKey};
+use crate::charges::{ChargeKey, Charges, DemandKey, Owner, Piece, WaitKey};
 use crate::demand::Shape;
 
 /// What a job waits for. The times of one that is not released pass without a record.
@@ -125,6 +125,8 @@ pub(crate) struct Job {
     pub(crate) tier: PriorityTier,
     pub(crate) label: u32,
     pub(crate) shape: Arc<Shape>,
+    /// Thousandths of devices that it asks for.
+    pub(crate) milli: u64,
     pub(crate) since: LogTime,
     pub(crate) mode: Mode,
     /// Milliseconds by reason.
@@ -153,6 +155,10 @@ impl Job {
         WaitKey { day: 0, tenant: self.tenant, tier: self.tier, label: self.label, reason }
     }
 
+    fn demand_key(&self) -> DemandKey {
+        DemandKey { day: 0, tenant: self.tenant, tier: self.tier, label: self.label, job: self.id }
+    }
+
     /// Charges everything up to a time, as far as it is decided what it was.
     pub(crate) fn flush(&mut self, now: LogTime, charges: &mut Charges) {
         let (span, owner) = ((self.since, now), self.owner());
@@ -162,6 +168,9 @@ impl Job {
                 for (reason, from, until) in waits.spans(span.0, now) {
                     let ms = charges.wait(from, until, 1, self.wait_key(reason));
                     add_wait(&mut self.waited, reason, ms);
+                    if reason.is_demand() {
+                        charges.demand(from, until, self.milli, self.demand_key());
+                    }
                 }
             }
             Mode::Starting => {

@@ -341,6 +341,7 @@ impl Ledger {
             tier: spec.tier,
             label: self.labels.number(&Label::of(spec)),
             shape: self.queue.enter(Shape::of(spec)),
+            milli: spec.device_milli(),
             since: self.time,
             mode,
             waited,
@@ -359,6 +360,7 @@ impl Ledger {
         let (shape, label) = (self.queue.enter(Shape::of(spec)), self.labels.number(&Label::of(spec)));
         if let Some(job) = self.jobs.get_mut(&id) {
             (job.shape, job.label, job.tier) = (shape, label, spec.tier);
+            job.milli = spec.device_milli();
         }
     }
 
@@ -405,6 +407,7 @@ impl Ledger {
             since: self.time,
             waits: Waits::Held,
             members: 0,
+            milli: spec.device_milli(),
             waited: Vec::new(),
         }
     }

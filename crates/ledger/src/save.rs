@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::arrays::Array;
 use crate::calendar::{Detail, Window};
 use crate::catalog::Label;
-use crate::charges::{ChargeKey, WaitKey};
+use crate::charges::{ChargeKey, DemandKey, WaitKey};
 use crate::demand::Queue;
 use crate::jobs::Job;
 use crate::ledger::{Ledger, is_eligible};
@@ -19,7 +19,7 @@ use crate::nodes::Cell;
 use crate::pools::{NodeEntry, Part, PoolName, Rate};
 
 /// The layout of the bytes.
-const LAYOUT: u16 = 2;
+const LAYOUT: u16 = 3;
 
 /// Rows of one frame end at this many bytes.
 const BATCH_BYTES: usize = 256 << 10;
@@ -38,6 +38,7 @@ const PROVIDED: u8 = 11;
 const JOBS: u8 = 12;
 const ARRAYS: u8 = 13;
 const TAIL: u8 = 14;
+const DEMANDED: u8 = 15;
 
 #[derive(Serialize, Deserialize)]
 struct Head {
@@ -122,6 +123,7 @@ impl Ledger {
         put(&mut bytes, REASONS, self.pools.reasons.iter());
         put(&mut bytes, USED, self.charges.used.iter());
         put(&mut bytes, WAITED, self.charges.waited.iter());
+        put(&mut bytes, DEMANDED, self.charges.demanded.iter());
         put(&mut bytes, PROVIDED, self.charges.capacity.iter());
         put(&mut bytes, JOBS, self.jobs.iter());
         put(&mut bytes, ARRAYS, self.arrays.iter());
@@ -192,6 +194,9 @@ impl Ledger {
             }),
             WAITED => rows(bytes, "wait", |(key, sum): (WaitKey, u128)| {
                 self.charges.waited.insert(key, sum);
+            }),
+            DEMANDED => rows(bytes, "demand", |(key, sum): (DemandKey, u128)| {
+                self.charges.demanded.insert(key, sum);
             }),
             PROVIDED => rows(bytes, "capacity of a day", |(key, sum): ((u32, u32), u128)| {
                 self.charges.capacity.insert(key, sum);

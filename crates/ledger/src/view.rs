@@ -54,6 +54,25 @@ pub struct WaitRow {
     pub job_ms: u128,
 }
 
+/// Accelerator time of one day that jobs asked for while they could start and had no devices.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DemandRow {
+    /// The day in UTC, as the number of days since the Unix epoch.
+    pub day: u32,
+    /// The tenant of the jobs.
+    pub tenant: Name,
+    /// Their tier.
+    pub tier: PriorityTier,
+    /// The type that they accept.
+    pub kind: Selection,
+    /// The region that they accept.
+    pub region: Selection,
+    /// The job, where jobs are kept apart; none for members of arrays that are not created.
+    pub job: Option<JobId>,
+    /// The amount, in thousandths of an accelerator times milliseconds.
+    pub milli_ms: u128,
+}
+
 /// Capacity of one day: what there was, in use or not.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CapacityRow {
@@ -76,6 +95,8 @@ pub struct View {
     pub usage: Vec<UsageRow>,
     /// Waiting time of jobs.
     pub waits: Vec<WaitRow>,
+    /// What pending jobs asked for.
+    pub demand: Vec<DemandRow>,
     /// Capacity, counted apart from what it was used for.
     pub capacity: Vec<CapacityRow>,
 }
@@ -139,14 +160,32 @@ impl Ledger {
                 job_ms: *job_ms,
             })
         });
+        let demand = self.charges.demanded.iter().filter_map(|(key, milli_ms)| {
+            let label = self.labels.get(key.label)?.clone();
+            Some(DemandRow {
+                day: key.day,
+                tenant: tenant(key.tenant)?,
+                tier: key.tier,
+                kind: label.kind,
+                region: label.region,
+                job: key.job,
+                milli_ms: *milli_ms,
+            })
+        });
         let capacity = self.charges.capacity.iter().filter_map(|((day, number), milli_ms)| {
             let PoolName { kind, region, purchase } = pool(*number)?;
             Some(CapacityRow { day: *day, kind, region, purchase, milli_ms: *milli_ms })
         });
-        let mut view = View { usage: usage.collect(), waits: waits.collect(), capacity: capacity.collect() };
+        let mut view = View {
+            usage: usage.collect(),
+            waits: waits.collect(),
+            demand: demand.collect(),
+            capacity: capacity.collect(),
+        };
         // Numbers are given in the order of the log, and rows are shown in the order of names.
         view.usage.sort_unstable();
         view.waits.sort_unstable();
+        view.demand.sort_unstable();
         view.capacity.sort_unstable();
         view
     }

@@ -123,7 +123,7 @@ impl State {
                 let known = groups.iter().all(|(id, _)| self.submission_groups.contains(id) || is_alone(id));
                 require(known, GuardError::JobUnknown)
             }
-            Decision::CheckpointCommitted { job, token } => {
+            Decision::CheckpointCommitted { job, token, .. } => {
                 let (row, placement) = self.placed(*job)?;
                 let runs = matches!(row.phase, Phase::Running | Phase::Stopping(_)) && placement.live > 0;
                 require(runs, GuardError::JobPhase)?;

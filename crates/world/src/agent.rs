@@ -164,8 +164,9 @@ fn inbound(message: Message) -> Inbound {
             Inbound::Report { sequence, workers: workers.into_iter().map(report_of).collect() }
         }
         Message::WorkerEvent(SequencedEvent { key, sequence, event }) => match event {
-            WorkerEvent::CheckpointCommitted { .. } => {
-                Inbound::CheckpointCommitted { sequence, job: key.job, token: key.token }
+            WorkerEvent::CheckpointCommitted { step } => {
+                let step = (step > 0).then_some(step);
+                Inbound::CheckpointCommitted { sequence, job: key.job, token: key.token, step }
             }
             WorkerEvent::Step { number, duration_ms } => {
                 Inbound::Step { job: key.job, token: key.token, rank: key.rank, number, duration_ms }

@@ -187,6 +187,48 @@ async fn a_follower_survives_its_replica() {
     cluster.assert_digests_agree().await;
 }
 
+/// A change is compared with what the cluster does meanwhile, by a process next to it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shadow_compares_what_happens_while_it_follows() {
+    let _heavy = heavy().await;
+    let mut cluster = cluster();
+    for at in 0..REPLICAS {
+        cluster.start_replica_first(at);
+    }
+    start(&cluster).await;
+    let endpoint = cluster.replicas[0].endpoint();
+    let data = cluster.replicas[0].data();
+    let data = data.to_str().expect("the test's directory is text");
+    let mut ended = Vec::new();
+    for source in [&[][..], &["--archive", data, "--tail"]] {
+        let words = ["shadow", "--fleet=-host-1", "--for", "6s", "--every", "1h", "--json"];
+        let words = [&["--endpoint", endpoint.as_str()][..], &words, source].concat();
+        let mut following = std::pin::pin!(run_to_end(&words, ""));
+        // A few jobs a second: each is replayed.
+        let mut pace = tokio::time::interval(Duration::from_millis(100));
+        // What is submitted before it follows is not in its range.
+        let ran = loop {
+            tokio::select! {
+                ran = &mut following => break ran,
+                _ = pace.tick() => {
+                    submit(&cluster, 1, "meanwhile").await;
+                }
+            }
+        };
+        assert_eq!(ran.code, Some(0), "{ran:#?}");
+        let last = ran.out.lines().last().expect("it has compared");
+        let found: Value = serde_json::from_str(last).expect("a line is JSON");
+        assert!(found["record"]["submitted"].as_u64() > Some(0), "{found}");
+        assert_eq!(found["record"]["submitted"], found["unchanged"]["submitted"]);
+        assert_eq!(found["change"][0], "fleet -host-1");
+        let caveats = found["caveats"].as_array().expect("there are some");
+        let says = |part: &str| caveats.iter().any(|caveat| caveat.as_str().is_some_and(|text| text.contains(part)));
+        assert!(says("are compared") && says("behind"), "{found}");
+        ended.push(found["logIndex"].clone());
+    }
+    assert!(ended[0].as_u64() < ended[1].as_u64(), "{ended:?}");
+}
+
 async fn read_to(reader: &mut muster_client::LogReader, seen: &mut Vec<u64>, to: u64) {
     let reading = async {
         while seen.last().is_none_or(|last| *last < to) {

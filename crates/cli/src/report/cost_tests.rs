@@ -90,7 +90,7 @@ fn views(numbers: &mut Numbers, prices: &Prices) -> Vec<View> {
         milli_ms: row.milli_ms,
     });
     let capacity = capacity.collect();
-    vec![View { usage, waits: Vec::new(), capacity }]
+    vec![View { usage, waits: Vec::new(), demand: Vec::new(), capacity }]
 }
 
 #[test]

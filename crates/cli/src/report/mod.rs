@@ -9,6 +9,7 @@ mod cost_report;
 mod fairness;
 mod fairness_report;
 mod focus;
+mod goodput;
 mod idle_report;
 mod page;
 mod read;
@@ -23,6 +24,7 @@ use serde::Serialize;
 use crate::log::{SourceArgs, point_of_log};
 use cost_report::CostArgs;
 use fairness_report::FairnessArgs;
+use goodput::GoodputArgs;
 use idle_report::IdleArgs;
 #[cfg(test)]
 pub(crate) use read::tests as archives;
@@ -84,6 +86,18 @@ Examples:
 
 A tenant counts with those below it. `ops/guide/ledger.md` states what each column is.")]
     Fairness(FairnessArgs),
+    /// How much of the accelerator time that jobs wanted became work that counts
+    #[command(after_help = "\
+Examples:
+  muster report goodput --archive /var/lib/muster/replica-1
+  muster report goodput --archive /var/lib/muster/replica-1 --by tenant,type,region
+  muster report goodput --by job --from 2026-11-01T00:00:00Z --form csv > goodput.csv
+  muster report goodput --archive archive --tail --by tenant -o json
+
+Goodput is scheduling × runtime × program, each in thousandths: time with all workers running of the time that was wanted,
+kept work of that, and the time that steps take at best of what they took. Checkpoints that state their step tell how long
+steps took; PROGRAM is not reported where no job states enough of them. `ops/guide/ledger.md` states each term.")]
+    Goodput(GoodputArgs),
 }
 
 /// What a report can be divided by.
@@ -206,6 +220,7 @@ pub async fn run(global: &Global, console: &Console, command: &ReportCommand) ->
         ReportCommand::Waits(args) => (ReportKind::Waits, args),
         ReportCommand::Cost(args) => return cost_report::run(global, console, args).await,
         ReportCommand::Fairness(args) => return fairness_report::run(global, console, args).await,
+        ReportCommand::Goodput(args) => return goodput::run(global, console, args).await,
     };
     check_form(console, args)?;
     let source = args.source.open(global, console).await?;

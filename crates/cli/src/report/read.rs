@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use muster_archive::{Archive, ArchiveError, Gap, Observer, Replay};
 use muster_console::{Exit, Failure};
 use muster_journal::Decision;
-use muster_ledger::{Detail, Ledger, LedgerError, View, Window};
+use muster_ledger::{Detail, Ledger, LedgerError, StepTimes, View, Window};
 use muster_sim::idle::IdleReasons;
 use muster_sim::turns::TurnCheck;
 use muster_state::{Applied, State};
@@ -43,6 +43,7 @@ struct Charger<'a> {
     fairness: Option<&'a mut Fairness>,
     reasons: Option<&'a mut IdleReasons>,
     turns: Option<&'a mut TurnCheck>,
+    steps: Option<&'a mut StepTimes>,
     error: Option<LedgerError>,
     /// The time of the first record.
     first: Option<LogTime>,
@@ -55,6 +56,9 @@ fn is_within(window: Window, time: LogTime) -> bool {
 impl Observer for Charger<'_> {
     fn before(&mut self, state: &State, decision: &Decision) {
         self.ledger.before(state, decision);
+        if let Some(steps) = &mut self.steps {
+            steps.before(decision);
+        }
         if is_within(self.ledger.window(), state.log_time())
             && let Some(turns) = &mut self.turns
         {
@@ -69,6 +73,9 @@ impl Observer for Charger<'_> {
         }
         if let Some(fairness) = &mut self.fairness {
             fairness.after(state, applied);
+        }
+        if let Some(steps) = &mut self.steps {
+            steps.after(state, applied);
         }
         if is_within(self.ledger.window(), state.log_time())
             && let Some(turns) = &mut self.turns
@@ -129,6 +136,7 @@ pub(super) struct Watchers<'a> {
     pub(super) fairness: Option<&'a mut Fairness>,
     pub(super) reasons: Option<&'a mut IdleReasons>,
     pub(super) turns: Option<&'a mut TurnCheck>,
+    pub(super) steps: Option<&'a mut StepTimes>,
 }
 
 /// What a log says of a span, with more kept apart.
@@ -197,7 +205,11 @@ impl Reading {
                 reasons.begin();
             }
             let turns = watchers.turns.as_deref_mut();
-            let mut charger = Charger { ledger, fairness, reasons, turns, error: None, first: None };
+            let mut steps = watchers.steps.as_deref_mut();
+            if let Some(steps) = &mut steps {
+                steps.begin(window);
+            }
+            let mut charger = Charger { ledger, fairness, reasons, turns, steps, error: None, first: None };
             let is_founding = replay.state().log_index() == LogIndex::ZERO;
             let begins = replay.state().log_time();
             let ended = archive.follow(&mut replay, &mut charger);

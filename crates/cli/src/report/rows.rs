@@ -205,7 +205,7 @@ impl Goodput {
             true => format!("{runtime_low} %"),
             false => format!("{runtime_low} % to {runtime_high} %, as provisional work is decided"),
         };
-        format!("goodput: scheduling {scheduling} %, runtime {runtime}; program: the log does not contain it")
+        format!("goodput: scheduling {scheduling} %, runtime {runtime}; program: see `muster report goodput`")
     }
 }
 
@@ -239,6 +239,7 @@ mod tests {
                 row(20_001, Some("b"), Activity::Starting, hour / 2),
             ],
             waits: Vec::new(),
+            demand: Vec::new(),
             capacity: vec![CapacityRow {
                 day: 20_000,
                 kind: Name::literal("h100"),
@@ -287,8 +288,8 @@ mod tests {
         let goodput = Goodput::of(&[view()]).unwrap();
         assert_eq!(
             goodput.line(),
-            "goodput: scheduling 60.0 %, runtime 66.6 % to 88.8 %, as provisional work is decided; program: the log does \
-             not contain it"
+            "goodput: scheduling 60.0 %, runtime 66.6 % to 88.8 %, as provisional work is decided; program: see \
+             `muster report goodput`"
         );
         assert_eq!(Goodput::of(&[]), None);
     }

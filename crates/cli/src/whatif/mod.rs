@@ -5,12 +5,13 @@
 
 mod display;
 mod reading;
+pub mod shadow;
 
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use muster_console::{Console, Exit, Failure, Global};
-use muster_sim::whatif::{AddedDevices, Change, Difference, QuotaChange, Side, WhatifError};
+use muster_sim::whatif::{AddedDevices, Change, Difference, QuotaChange, Side, WhatifError, starved};
 use muster_types::{LogTime, Name, PastPoint};
 
 use crate::log::{LogSource, SourceArgs, point_of_log};
@@ -48,6 +49,16 @@ pub struct WhatifArgs {
     /// Where the range ends; its last records are those of this time
     #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
     to: PastPoint,
+    #[command(flatten)]
+    change: ChangeArgs,
+    /// One JSON object on one line instead of tables
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is changed.
+#[derive(Args)]
+struct ChangeArgs {
     /// A policy file, as for `muster policy set`; +2h in it counts from the beginning of the range
     #[arg(long, value_name = "FILE")]
     policy: Option<String>,
@@ -57,9 +68,6 @@ pub struct WhatifArgs {
     /// A nominal quota in accelerators, TENANT[/TYPE[@REGION]]=+N, =-N or =N; may be repeated
     #[arg(long, value_name = "TENANT=+N", value_parser = quota_change)]
     quota: Vec<QuotaChange>,
-    /// One JSON object on one line instead of tables
-    #[arg(long)]
-    json: bool,
 }
 
 /// A change of the fleet.
@@ -134,37 +142,54 @@ fn refused(error: WhatifError) -> Failure {
 fn compare(console: &Console, args: &WhatifArgs, source: &LogSource) -> Result<Comparison, Failure> {
     let archive = &source.archive;
     let (from, to) = (time_of(archive, args.from)?, time_of(archive, args.to)?);
-    let change = change_of(args, from)?;
+    let change = change_of(&args.change, from)?;
     let mut progress = Progress { console, last: Instant::now() };
     let reading = Reading::of(archive, (from, to), &mut progress)?;
-    reading.recording.check(&change).map_err(refused)?;
+    let last = archive.summary().last.unwrap_or_default().0;
+    let words = words(&args.change);
+    compare_reading(&mut progress, &reading, (&change, words), (from, to), (last, &source.notes))
+}
+
+/// Replays a recording with a change, in words too, and without it. `notes` are sentences on where the log came from.
+fn compare_reading(
+    progress: &mut Progress<'_>,
+    reading: &Reading,
+    (change, words): (&Change, Vec<String>),
+    (from, to): (LogTime, LogTime),
+    (last, notes): (u64, &[String]),
+) -> Result<Comparison, Failure> {
+    reading.recording.check(change).map_err(refused)?;
     let none = Change::default();
     let mut replay = |change: &Change, what: &str| {
         let told = &mut |time| progress.tell(what, time);
         reading.recording.replay(change, told).map_err(refused)
     };
     let unchanged = replay(&none, "replaying without the change")?;
-    let words = words(args);
     let changed = match words.is_empty() {
         true => None,
-        false => Some(replay(&change, "replaying with the change")?),
+        false => Some(replay(change, "replaying with the change")?),
     };
     let record = reading.recording.record.clone();
     Ok(Comparison {
         error: Difference::between(&record, &unchanged),
         difference: changed.as_ref().map(|changed| Difference::between(&unchanged, changed)),
-        caveats: [caveats(&reading, &unchanged, changed.as_ref()), source.notes.clone()].concat(),
+        caveats: [
+            caveats(reading, &unchanged, changed.as_ref()),
+            starved_caveats(&unchanged, changed.as_ref(), to.since_ms(from)),
+            notes.to_vec(),
+        ]
+        .concat(),
         change: words,
         record,
         unchanged,
         changed,
         from,
         to,
-        last: archive.summary().last.unwrap_or_default().0,
+        last,
     })
 }
 
-fn change_of(args: &WhatifArgs, from: LogTime) -> Result<Change, Failure> {
+fn change_of(args: &ChangeArgs, from: LogTime) -> Result<Change, Failure> {
     let policy = args.policy.as_deref().map(|file| policy_file(file, from.0)).transpose()?;
     let mut change = Change { policy: policy.map(Box::new), quotas: args.quota.clone(), ..Change::default() };
     for fleet in &args.fleet {
@@ -177,7 +202,7 @@ fn change_of(args: &WhatifArgs, from: LogTime) -> Result<Change, Failure> {
 }
 
 /// The change as it was asked for.
-fn words(args: &WhatifArgs) -> Vec<String> {
+fn words(args: &ChangeArgs) -> Vec<String> {
     let policy = args.policy.iter().map(|file| format!("policy {file}"));
     let fleet = args.fleet.iter().map(|fleet| match fleet {
         FleetChange::Added(added) => format!("fleet +{added}"),
@@ -185,6 +210,18 @@ fn words(args: &WhatifArgs) -> Vec<String> {
     });
     let quotas = args.quota.iter().map(|quota| format!("quota {quota}"));
     policy.chain(fleet).chain(quotas).collect()
+}
+
+/// A sentence on each tenant and tier that the change leaves without devices.
+fn starved_caveats(unchanged: &Side, changed: Option<&Side>, range_ms: u64) -> Vec<String> {
+    let starved = changed.map(|changed| starved(unchanged, changed, range_ms)).unwrap_or_default();
+    let sentence = |(tenant, tier): (String, &str)| {
+        format!(
+            "WARNING: the change starves {tier} jobs of {tenant}: half of them wait for at least half of the range, which they \
+             do not without the change"
+        )
+    };
+    starved.into_iter().map(sentence).collect()
 }
 
 /// What the figures do not say, a sentence each.

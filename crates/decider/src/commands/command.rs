@@ -78,6 +78,8 @@ pub enum Command {
         job: JobId,
         /// Which placement.
         token: FencingToken,
+        /// The step that its work is saved up to, where its worker states it.
+        step: Option<u64>,
     },
     /// A rank takes much longer for its steps than its gang, or keeps up again.
     NoteStraggler {

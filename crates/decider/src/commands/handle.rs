@@ -73,7 +73,9 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::RevokeCertificate { request, by, serial, revocation } => {
             admission::revoke(speculation, (*request, by), *serial, revocation)
         }
-        Command::CommitCheckpoint { job, token } => jobs::commit_checkpoint(speculation, *job, *token),
+        Command::CommitCheckpoint { job, token, step } => {
+            jobs::commit_checkpoint(speculation, *job, *token, *step)
+        }
         Command::NoteStraggler { job, token, rank, slow_milli } => {
             Ok(jobs::note_straggler(speculation, *job, *token, *rank, *slow_milli))
         }

@@ -78,6 +78,7 @@ pub(super) fn commit_checkpoint(
     speculation: &mut Speculation,
     job: JobId,
     token: FencingToken,
+    step: Option<u64>,
 ) -> Result<Answer, Refusal> {
     let Some(row) = speculation.state().job(job) else {
         return Err(Refusal::new(RefusalCode::JobNotFound, format!("there is no {job}")).with("job_id", job));
@@ -88,6 +89,6 @@ pub(super) fn commit_checkpoint(
         let text = format!("{job} does not run under token {token}");
         return Err(Refusal::new(RefusalCode::Fenced, text));
     }
-    let at = speculation.push(Decision::CheckpointCommitted { job, token });
+    let at = speculation.push(Decision::CheckpointCommitted { job, token, step });
     Ok(Answer::Done { at })
 }

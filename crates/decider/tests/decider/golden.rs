@@ -557,7 +557,7 @@ fn make_room(run: &mut Run) {
     run.report(low, RankUpdate::Running);
     run.end_round(1_000);
     let token = run.speculation.state().job(low).unwrap().placement.as_ref().unwrap().token;
-    handle(&mut run.speculation, &Command::CommitCheckpoint { job: low, token }).unwrap();
+    handle(&mut run.speculation, &Command::CommitCheckpoint { job: low, token, step: None }).unwrap();
     let mut high = job_draft("high", vec![group("main", 1, Some(accelerators("h100", 8)))]);
     high.tier = PriorityTier::Critical;
     let high = run.submit(high.check().unwrap());
@@ -631,7 +631,7 @@ fn attempts(run: &mut Run) {
     let token = placement.token;
     let slow = Command::NoteStraggler { job, token, rank: 1, slow_milli: Some(1_700) };
     handle(&mut run.speculation, &slow).unwrap();
-    handle(&mut run.speculation, &Command::CommitCheckpoint { job, token }).unwrap();
+    handle(&mut run.speculation, &Command::CommitCheckpoint { job, token, step: None }).unwrap();
     let by = Requester { name: "tenant/research/ada".into(), is_operator: false };
     let open = Command::OpenExec { by, job, token, rank: 1, command: "nvidia-smi -q".into() };
     handle(&mut run.speculation, &open).unwrap();

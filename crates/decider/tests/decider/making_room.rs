@@ -83,7 +83,7 @@ impl World {
         for job in self.replica.active().collect::<Vec<_>>() {
             let placement = self.replica.job(job).unwrap().placement.clone().unwrap();
             if has_saved(&self.replica.node(placement.slots[0].node).unwrap().spec) {
-                self.carry_out(&Command::CommitCheckpoint { job, token: placement.token });
+                self.carry_out(&Command::CommitCheckpoint { job, token: placement.token, step: None });
             }
         }
         self.pass_time(MINUTE_MS);
@@ -236,7 +236,7 @@ impl World {
                 && let Some(job) = self.random.pick(&running)
             {
                 let token = self.replica.job(job).unwrap().placement.as_ref().unwrap().token;
-                self.carry_out(&Command::CommitCheckpoint { job, token });
+                self.carry_out(&Command::CommitCheckpoint { job, token, step: None });
             }
         }
         self.set_policy(true);

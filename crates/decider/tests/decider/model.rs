@@ -390,7 +390,7 @@ impl Model {
         }
         let job = active[self.random.below(active.len() as u64) as usize];
         let token = state.job(job).and_then(|row| row.placement.as_ref()).expect("a placed job").token;
-        let _ = handle(&mut self.speculation, &Command::CommitCheckpoint { job, token });
+        let _ = handle(&mut self.speculation, &Command::CommitCheckpoint { job, token, step: None });
         self.straggler();
         self.straggler();
     }

@@ -264,7 +264,8 @@ impl World {
                 let job = self.job_id(rest[0]);
                 let token =
                     self.state().job(job).and_then(|row| row.placement.clone()).expect("a placed job").token;
-                self.carry_out(&Command::CommitCheckpoint { job, token })
+                let step = rest.get(1).map(|step| step.parse().expect("a step"));
+                self.carry_out(&Command::CommitCheckpoint { job, token, step })
             }
             "exec" => {
                 let job = self.job_id(rest[0]);

@@ -565,7 +565,7 @@ pub fn sample_with(seed: u64, steps: usize, past_kept: usize) -> Sample {
     let gang = maker.gang();
     let token = maker.place(gang, NodeId(0), 2_500_000);
     maker.now_us += 100_000;
-    maker.commit(vec![Decision::CheckpointCommitted { job: gang, token }]);
+    maker.commit(vec![Decision::CheckpointCommitted { job: gang, token, step: None }]);
     maker.some(steps);
     maker.now_us = maker.now_us.max(2_900_000);
     maker.submit();

@@ -28,29 +28,31 @@ impl<G: Environment> Engine<G> {
     /// # Errors
     /// As [`Engine::execute`].
     pub async fn commit_checkpoint(&self, job: JobId, token: FencingToken) -> Result<Answer, Refusal> {
-        self.commit_checkpoint_in(Lane::Clients, job, token).await
+        self.commit_checkpoint_in(Lane::Clients, (job, token), None).await
     }
 
     pub(super) async fn commit_checkpoint_in(
         &self,
         lane: Lane,
-        job: JobId,
-        token: FencingToken,
+        (job, token): (JobId, FencingToken),
+        step: Option<u64>,
     ) -> Result<Answer, Refusal> {
+        // A worker that does not state it may have reported its steps.
+        let step = step.or_else(|| self.inner.stragglers.last_step(job, token));
         if !self.is_current(job, token) {
             // Refused, with its reason; there is nothing to remember.
-            return self.record_checkpoint(lane, job, token).await;
+            return self.record_checkpoint(lane, (job, token), step).await;
         }
-        let mut next = match self.inner.checkpoints.enter((job, token), instant::<G>())? {
-            CommitAction::Record => return self.record_checkpoint(lane, job, token).await,
+        let mut next = match self.inner.checkpoints.enter((job, token), step, instant::<G>())? {
+            CommitAction::Record => return self.record_checkpoint(lane, (job, token), step).await,
             CommitAction::Wait(next) => next,
             CommitAction::RecordAt(at, sender, receiver) => {
                 let engine = self.clone();
                 // The caller that asked may go; others may have come to wait by then.
                 G::detach(async move {
                     G::pause(until::<G>(at)).await;
-                    engine.inner.checkpoints.begin((job, token), instant::<G>());
-                    sender.send_replace(Some(engine.record_checkpoint(lane, job, token).await));
+                    let step = engine.inner.checkpoints.begin((job, token), instant::<G>());
+                    sender.send_replace(Some(engine.record_checkpoint(lane, (job, token), step).await));
                 });
                 receiver
             }
@@ -77,10 +79,10 @@ impl<G: Environment> Engine<G> {
     async fn record_checkpoint(
         &self,
         lane: Lane,
-        job: JobId,
-        token: FencingToken,
+        (job, token): (JobId, FencingToken),
+        step: Option<u64>,
     ) -> Result<Answer, Refusal> {
-        let command = Command::CommitCheckpoint { job, token };
+        let command = Command::CommitCheckpoint { job, token, step };
         match lane {
             Lane::Clients => self.execute(command).await,
             Lane::Nodes => self.execute_for_node(command).await,

@@ -250,8 +250,8 @@ impl<G: Environment> Work<G> {
                             });
                         }
                     }
-                    Some(Inbound::CheckpointCommitted { sequence, job, token }) => {
-                        waiting.push(self.commit_checkpoint(sequence, job, token));
+                    Some(Inbound::CheckpointCommitted { sequence, job, token, step }) => {
+                        waiting.push(self.commit_checkpoint(sequence, (job, token), step));
                     }
                     Some(Inbound::Probe(report)) => self.engine.probe_reported(self.node, report),
                     // Only the newest counts.
@@ -354,7 +354,12 @@ impl<G: Environment> Work<G> {
 
     /// Logs that a gang with a worker on this node has saved its work. Ends the session where this replica cannot
     /// say: the agent asks again on its next one.
-    fn commit_checkpoint(&self, sequence: u64, job: JobId, token: FencingToken) -> Confirmation {
+    fn commit_checkpoint(
+        &self,
+        sequence: u64,
+        (job, token): (JobId, FencingToken),
+        step: Option<u64>,
+    ) -> Confirmation {
         let engine = self.engine.clone();
         let (node, incarnation) = (self.node, self.incarnation);
         Box::pin(async move {
@@ -366,7 +371,7 @@ impl<G: Environment> Work<G> {
                 let refused = Some(Refusal::new(RefusalCode::Fenced, text));
                 return Some(Outbound::NoteAck { sequence, refused });
             }
-            match engine.commit_checkpoint_in(Lane::Nodes, job, token).await {
+            match engine.commit_checkpoint_in(Lane::Nodes, (job, token), step).await {
                 Ok(_) => Some(Outbound::NoteAck { sequence, refused: None }),
                 Err(Refusal {
                     code: RefusalCode::NotLeader | RefusalCode::Overloaded | RefusalCode::OutcomeUnknown,

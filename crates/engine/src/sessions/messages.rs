@@ -84,6 +84,8 @@ pub enum Inbound {
         job: JobId,
         /// Which placement.
         token: FencingToken,
+        /// The step that it is saved up to; none where the worker states none.
+        step: Option<u64>,
     },
     /// A worker on the node has done a step.
     Step {

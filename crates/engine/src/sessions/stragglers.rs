@@ -123,6 +123,13 @@ impl StragglerDetector {
         look(&mut gang.ranks)
     }
 
+    /// The last step that a rank of this placement has reported; none where none has. Not every step is reported.
+    pub(crate) fn last_step(&self, job: JobId, token: FencingToken) -> Option<u64> {
+        let gangs = self.gangs.lock();
+        let gang = gangs.get(&job).filter(|gang| gang.token == token)?;
+        gang.ranks.values().map(|rank| rank.last_step).max()
+    }
+
     /// The leadership has ended.
     pub(crate) fn forget(&self) {
         self.gangs.lock().clear();
@@ -199,6 +206,16 @@ mod tests {
     #[test]
     fn two_ranks_have_no_median_to_be_slower_than() {
         assert_eq!(run(&StragglerDetector::default(), 1..200, &[100, 500]), []);
+    }
+
+    #[test]
+    fn the_last_step_is_that_of_the_rank_that_is_furthest_in_this_placement() {
+        let detector = StragglerDetector::default();
+        assert_eq!(detector.last_step(JobId(1), token(1)), None);
+        run(&detector, 1..8, &[100, 100]);
+        detector.note((JobId(1), token(1)), 1, (9, 100), |_, _| true);
+        assert_eq!(detector.last_step(JobId(1), token(1)), Some(9));
+        assert_eq!(detector.last_step(JobId(1), token(2)), None, "another attempt");
     }
 
     #[test]

@@ -114,7 +114,7 @@ async fn a_gang_is_started_confirmed_and_reported() {
     // A step is not answered; a committed checkpoint is, once it is in the log, and never for another token.
     say(&session, Inbound::Step { job: id, token, rank: 1, number: 1, duration_ms: 5 }).await;
     for (sequence, asked, expected) in [(1, token, true), (2, stale, false)] {
-        say(&session, Inbound::CheckpointCommitted { sequence, job: id, token: asked }).await;
+        say(&session, Inbound::CheckpointCommitted { sequence, job: id, token: asked, step: Some(7) }).await;
         let taken = told(&mut session, "an answer to the note", |message| match message {
             Outbound::NoteAck { sequence: answered, refused } => {
                 (answered == sequence).then_some(refused.is_none())

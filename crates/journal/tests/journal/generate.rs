@@ -489,7 +489,8 @@ fn inputs() -> impl Strategy<Value = Decision> {
             let (specs, estimates) = jobs.into_iter().map(|(spec, estimate)| (spec.into(), estimate)).unzip();
             Decision::JobsSubmitted { request, by, specs, estimates }
         }),
-        (job(), token()).prop_map(|(job, token)| Decision::CheckpointCommitted { job, token }),
+        (job(), token(), option::of(any::<u64>()))
+            .prop_map(|(job, token, step)| Decision::CheckpointCommitted { job, token, step }),
         (request(), requester(), policy()).prop_map(|(request, by, policy)| Decision::PolicySet {
             request,
             by,

@@ -1,7 +1,7 @@
 //! What accelerators that a job holds are charged to. Amounts are accelerator-seconds.
 
 use muster_decider::{Command, DrainOrder, OverridesOrder};
-use muster_ledger::{Activity, Detail, Ledger, LossCause, Window};
+use muster_ledger::{Activity, Detail, Ledger, LossCause, StepSums, Window};
 use muster_types::health::{Finding, HealthReport, Observation};
 use muster_types::policy::PurchaseKind;
 use muster_types::{
@@ -340,4 +340,28 @@ fn days_types_regions_and_tiers_are_kept_apart() {
             "20001 research production a100 us kept 3600",
         ]
     );
+}
+
+#[test]
+fn checkpoints_that_state_their_step_say_how_fast_a_job_is() {
+    let mut scene = Scene::new();
+    scene.node("n1", 8);
+    let job = scene.job(1, 8);
+    scene.at(10);
+    scene.pass();
+    scene.at(15);
+    scene.running(job);
+    // Ten steps take 10 s, and once 20 s. A checkpoint without a step says nothing of them.
+    for (second, step) in [(20, Some(10)), (30, Some(20)), (40, Some(30)), (50, None), (60, Some(40)), (70, Some(50))] {
+        scene.at(second);
+        scene.checkpoint_of(job, step);
+    }
+    scene.commit();
+    let expected = StepSums { steps: 40, actual_ms: 50_000, ideal_ms: 40_000 };
+    assert_eq!(scene.steps.sums().get(&job), Some(&expected));
+    // It stays known when the job is over.
+    scene.at(80);
+    scene.exit(job, 0);
+    scene.commit();
+    assert_eq!(scene.steps.sums().get(&job), Some(&expected));
 }

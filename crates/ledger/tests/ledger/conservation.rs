@@ -67,6 +67,8 @@ struct Count {
     blocked: u128,
     pending: u128,
     starting: u128,
+    /// What jobs asked for that could start.
+    asked: u128,
 }
 
 impl Count {
@@ -110,7 +112,22 @@ impl Count {
             }
         }
         self.pending += state.pending_count() as u128 * ms;
+        self.asked += asked(state) * ms;
     }
+}
+
+/// Thousandths of devices that jobs ask for which could start and have none.
+fn asked(state: &State) -> u128 {
+    let jobs = state.jobs().iter().filter(|(_, row)| row.phase == Phase::Pending);
+    let jobs = jobs.filter(|(_, row)| row.promise.is_some() || (!row.held && row.released));
+    let of_jobs: u128 = jobs.map(|(id, _)| u128::from(state.spec(*id).unwrap().device_milli())).sum();
+    let arrays = state.arrays().iter().filter(|(id, row)| {
+        let counted = row.unfinished().saturating_sub(state.array_load(**id).held);
+        let is_throttled = row.template.array.throttle.is_some_and(|most| counted >= most);
+        row.hold.is_none() && row.released && !is_throttled
+    });
+    let of_array = arrays.map(|(_, row)| u128::from(row.uncreated) * u128::from(row.template.spec.device_milli()));
+    of_jobs + of_array.sum::<u128>()
 }
 
 fn by_pool<'a>(rows: impl Iterator<Item = (&'a Name, &'a Name, u128)>) -> Sums<(Name, Name)> {
@@ -167,6 +184,8 @@ fn compare(view: &View, count: &Count) {
         view.waits.iter().partition(|row| row.reason == WaitReason::Starting);
     assert_eq!(starting.iter().map(|row| row.job_ms).sum::<u128>(), count.starting);
     assert_eq!(waiting.iter().map(|row| row.job_ms).sum::<u128>(), count.pending);
+    let demand: u128 = view.demand.iter().map(|row| row.milli_ms).sum();
+    assert_eq!(demand, count.asked, "what jobs that could start asked for");
 }
 
 /// The rows of one view without those of an earlier one.
@@ -181,6 +200,10 @@ fn rows_since(later: &View, earlier: &View) -> BTreeMap<String, i128> {
         for row in &view.waits {
             let key = format!("{:?}", (row.day, &row.tenant, row.tier, &row.kind, &row.region, row.reason));
             *rows.entry(key).or_default() += sign * row.job_ms as i128;
+        }
+        for row in &view.demand {
+            let key = format!("asked {:?}", (row.day, &row.tenant, row.tier, &row.kind, &row.region));
+            *rows.entry(key).or_default() += sign * row.milli_ms as i128;
         }
         for row in &view.capacity {
             *rows.entry(format!("{:?}", (row.day, &row.kind, &row.region, row.purchase))).or_default() +=

@@ -2,12 +2,13 @@
 
 use muster_decider::{Answer, Command, Speculation, handle, schedule, settle_all, tick};
 use muster_journal::RankUpdate;
-use muster_ledger::{JobTotals, Ledger, View, Window};
+use muster_ledger::{JobTotals, Ledger, StepTimes, View, Window};
 use muster_planner::Budget;
 use muster_state::{RankState, State};
 use muster_types::policy::PolicyDraft;
 use muster_types::{
-    ArraySpec, Control, ExitStatus, JobContract, JobDraft, JobId, LogTime, NodeDraft, NodeId, Submission,
+    ArraySpec, Control, ExitStatus, JobContract, JobDraft, JobId, Leadership, LogIndex, LogTime, NodeDraft,
+    NodeId, Submission,
 };
 
 use crate::support::{
@@ -22,6 +23,7 @@ pub struct Scene {
     pub state: State,
     pub ledger: Ledger,
     pub ended: Vec<JobTotals>,
+    pub steps: StepTimes,
     requests: u128,
 }
 
@@ -38,7 +40,8 @@ impl Scene {
             Speculation::begin(State::default(), leadership(1, 1), LogTime(START_MS), BOOTSTRAP);
         let state = State::default();
         let ledger = Ledger::begin(&state, Window::default());
-        let mut scene = Scene { speculation, state, ledger, ended: Vec::new(), requests: 0 };
+        let (ended, steps) = (Vec::new(), StepTimes::default());
+        let mut scene = Scene { speculation, state, ledger, ended, steps, requests: 0 };
         let policy = Box::new(with_all_rights(policy).check().unwrap());
         let request = scene.request();
         scene.run(&Command::SetPolicy {
@@ -63,6 +66,14 @@ impl Scene {
 
     pub fn commit(&mut self) {
         while let Some(round) = self.speculation.take_round() {
+            let leadership = Leadership { term: round.term, replica: round.replica };
+            let mut state = self.state.clone();
+            for (ordinal, decision) in round.decisions.iter().enumerate() {
+                self.steps.before(decision);
+                let index = LogIndex(round.first_index.0 + ordinal as u64);
+                let applied = state.apply(leadership, index, round.log_time, decision);
+                self.steps.after(&state, &applied);
+            }
             self.ended.extend(self.ledger.fold_round(&mut self.state, &round).unwrap());
         }
     }
@@ -140,8 +151,13 @@ impl Scene {
     }
 
     pub fn checkpoint(&mut self, job: JobId) {
+        self.checkpoint_of(job, None);
+    }
+
+    /// The same with the step that the work is saved up to.
+    pub fn checkpoint_of(&mut self, job: JobId, step: Option<u64>) {
         let token = self.speculation.state().job(job).and_then(|row| row.placement.clone()).unwrap().token;
-        self.run(&Command::CommitCheckpoint { job, token });
+        self.run(&Command::CommitCheckpoint { job, token, step });
     }
 
     pub fn control(&mut self, control: Control, job: JobId) {

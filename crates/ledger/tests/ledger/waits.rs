@@ -24,6 +24,24 @@ fn a_job_waits_for_capacity_and_then_for_its_start() {
 }
 
 #[test]
+fn what_a_job_asks_for_counts_while_it_could_start() {
+    let mut scene = Scene::new();
+    scene.node("n1", 8);
+    let job = scene.job(2, 4);
+    scene.at(10);
+    scene.control(Control::Hold, job);
+    scene.at(30);
+    scene.control(Control::Release, job);
+    scene.at(35);
+    scene.pass();
+    let view = scene.view(60);
+    // Ten seconds before the hold and five behind it.
+    let demand: Vec<u128> = view.demand.iter().map(|row| row.milli_ms / 1_000_000).collect();
+    assert_eq!(demand, [15 * 8]);
+    assert_eq!(view.demand[0].kind.as_str(), "h100");
+}
+
+#[test]
 fn time_under_a_hold_is_held() {
     let mut scene = Scene::new();
     scene.node("n1", 8);

@@ -108,6 +108,8 @@ fn help_shows_commands_examples_and_exit_codes() {
         &["log", "bisect", "--help"],
         &["incident", "capture", "--help"],
         &["report", "idle", "--help"],
+        &["report", "goodput", "--help"],
+        &["shadow", "--help"],
     ] {
         let ran = finish(command("", args));
         assert!(ran.code == 0 && ran.out.contains("Examples:"), "{args:?}\n{}", ran.out);
@@ -128,6 +130,9 @@ fn wrong_usage_is_2() {
         &["incident", "capture", "--out", "x"],
         &["report", "idle", "--tail"],
         &["report", "idle", "--sample", "1s", "--no-planner"],
+        &["report", "goodput", "--by", "price"],
+        &["shadow", "--for", "1h"],
+        &["shadow", "--policy", "next.yaml", "--for", "ever"],
         &["exec", "job-1"],
         &["exec", "job-1", "--env", "A", "--", "true"],
         &["exec", "job-1", "-t", "--", "true"],

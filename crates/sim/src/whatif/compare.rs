@@ -129,6 +129,19 @@ impl Difference {
     }
 }
 
+/// Tenants and tiers whose jobs hardly start on the second side of a range of this length, and do on the first: half of them
+/// wait for half of the range or longer.
+#[must_use]
+pub fn starved(first: &Side, second: &Side, range_ms: u64) -> Vec<(String, &'static str)> {
+    let is_long = |waits: &Waits| waits.jobs > 0 && waits.p50_ms.saturating_mul(2) >= range_ms;
+    let waits_long_before = |tenant: &str, tier: &str| {
+        first.by_tenant.iter().any(|row| row.tenant == tenant && row.tier == tier && is_long(&row.waits))
+    };
+    let rows = second.by_tenant.iter().filter(|row| range_ms > 0 && is_long(&row.waits));
+    let rows = rows.filter(|row| !waits_long_before(&row.tenant, row.tier));
+    rows.map(|row| (row.tenant.clone(), row.tier)).collect()
+}
+
 fn tenants(first: &Side, second: &Side) -> Vec<TenantDifference> {
     let mut rows: BTreeMap<(&str, &'static str), (Waits, Waits)> = BTreeMap::new();
     for row in &first.by_tenant {

@@ -100,7 +100,7 @@ struct Use {
 }
 
 /// Counts what happens in a range.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Meter {
     now: LogTime,
     uses: BTreeMap<Name, Use>,

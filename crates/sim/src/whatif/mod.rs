@@ -17,6 +17,7 @@ mod engine;
 mod history;
 mod meter;
 mod recorder;
+mod shadow;
 #[cfg(test)]
 mod tests;
 
@@ -24,9 +25,10 @@ use muster_types::LogTime;
 use thiserror::Error;
 
 pub use change::{AddedDevices, Change, QuotaAmount, QuotaChange};
-pub use compare::{Difference, TenantDifference, TypeDifference, WaitDifference};
+pub use compare::{Difference, TenantDifference, TypeDifference, WaitDifference, starved};
 pub use meter::{Side, TenantWaits, TypeUse, Waits};
 pub use recorder::{Recorder, Recording};
+pub use shadow::{SHADOW_INPUTS_MAX, SHADOW_JOBS_MAX, Shadow};
 
 /// Inputs of one range, at most; it bounds the memory of a recording.
 pub const INPUTS_MAX: usize = 1_000_000;

@@ -49,7 +49,7 @@ pub(super) enum Input {
 
 /// Looks at the records of a log as they are applied: first those of the range, then those behind it, which say how long the
 /// jobs of the range ran.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Recorder {
     recording: Recording,
     meter: Meter,
@@ -208,6 +208,24 @@ impl Recorder {
         let is_over = |phase: &Phase| matches!(phase, Phase::Finished(_));
         let unfinished = state.jobs().iter().filter(|(_, row)| !is_over(&row.phase));
         self.unfinished = unfinished.map(|(job, _)| *job).collect();
+    }
+
+    /// What was recorded so far, as a recording whose range ends at a time that is not before the last record. The state is
+    /// the one behind that record; recording goes on.
+    ///
+    /// # Errors
+    /// When the range cannot be replayed.
+    pub fn so_far(&self, state: &State, to: LogTime) -> Result<Recording, WhatifError> {
+        let mut recorder = self.clone();
+        recorder.recording.range.to = to;
+        recorder.end_range(state);
+        recorder.finish(state)
+    }
+
+    /// How many inputs and jobs it holds, which is what its memory follows.
+    #[must_use]
+    pub fn size(&self) -> (usize, usize) {
+        (self.recording.inputs.len(), self.recording.histories.len())
     }
 
     /// Nothing more is read; the state is the one that was reached.

@@ -7,7 +7,7 @@ use muster_decider::{
 };
 use muster_journal::{Decision, RankUpdate};
 use muster_planner::Budget;
-use muster_types::policy::{PolicyDraft, Quota, QuotaGrant, TenantPolicy};
+use muster_types::policy::{Policy, PolicyDraft, Quota, QuotaGrant, TenantPolicy};
 use muster_types::{
     AcceleratorRequest, Accelerators, ClusterId, ExitStatus, HolderId, JobContract, JobDraft, JobId,
     Leadership, LogIndex, Name, NodeDraft, NodeId, Parameters, ReplicaId, RequestId, Requester, Submission,
@@ -40,6 +40,9 @@ struct World {
     speculation: Speculation,
     applied: State,
     recorder: Option<Recorder>,
+    /// Commits between two looks at what was recorded so far; zero for none.
+    look_every: usize,
+    commits: usize,
     /// Placed gangs that nobody has heard of yet.
     placed: Vec<JobId>,
     requests: u128,
@@ -55,6 +58,8 @@ impl World {
             speculation: Speculation::begin(State::default(), leadership, now, founding),
             applied: State::default(),
             recorder: None,
+            look_every: 0,
+            commits: 0,
             placed: Vec::new(),
             requests: 0,
         };
@@ -114,6 +119,18 @@ impl World {
         }
         if let Some(recorder) = &mut self.recorder {
             recorder.round_over(&self.applied);
+        }
+        self.commits += 1;
+        self.look();
+    }
+
+    /// Looks at what was recorded so far, now and then: it must not change what is recorded.
+    fn look(&self) {
+        let Some(recorder) = self.recorder.as_ref().filter(|_| self.look_every > 0) else { return };
+        if self.commits.is_multiple_of(self.look_every) {
+            let recording = recorder.so_far(&self.applied, self.applied.log_time()).unwrap();
+            let side = unchanged(&recording);
+            assert!(side.submitted >= recording.record.finished, "{side:?}");
         }
     }
 
@@ -181,6 +198,9 @@ impl World {
             }
         }
         let mut recorder = self.recorder.take().unwrap();
+        if self.look_every > 0 {
+            return recorder.so_far(&self.applied, range.to).unwrap();
+        }
         recorder.end_range(&self.applied);
         recorder.finish(&self.applied).unwrap()
     }
@@ -347,6 +367,39 @@ fn a_quota_moves_its_tenant_and_those_below_it_alone() {
     assert!(difference.waits.p99_ms < 0, "{difference:?}");
 }
 
+#[test]
+fn a_shadow_ends_its_range_when_the_cluster_is_recovered() {
+    let mut world = World::new(&["h100"], plain());
+    let mut shadow = Shadow::begin(&world.applied);
+    assert!(!shadow.is_full());
+    assert_eq!(shadow.first(), world.applied.log_index().next());
+    let decision = Decision::ClusterRecovered { generation: 2 };
+    shadow.before(&world.applied, &decision);
+    let (index, leadership) = (world.applied.log_index().next(), world.speculation.leadership());
+    let applied = world.applied.apply(leadership, index, LogTime(BEGIN), &decision);
+    shadow.after(&world.applied, &applied);
+    shadow.round_over(&world.applied);
+    assert!(shadow.is_full());
+    let error = shadow.so_far(&world.applied).unwrap_err();
+    assert!(error.sentence.starts_with("the cluster was recovered at"), "{error}");
+}
+
+#[test]
+fn a_change_that_starves_a_tenant_is_noticed() {
+    let jobs = [job(0, "a", 8, 100), job(100, "b", 8, 100)];
+    let recording = World::new(&["h100", "h100"], plain()).live(&jobs, 300);
+    let (before, after) = (unchanged(&recording), unchanged(&recording));
+    assert!(starved(&before, &after, 300_000).is_empty());
+    let mut after = after;
+    for row in after.by_tenant.iter_mut().filter(|row| row.tenant == "b") {
+        row.waits.p50_ms = 200_000;
+    }
+    assert_eq!(starved(&before, &after, 300_000), [("b".to_owned(), "standard")]);
+    // It did not start before either.
+    assert!(starved(&after, &after, 300_000).is_empty());
+    assert!(starved(&before, &after, 0).is_empty());
+}
+
 /// Jobs of one size and run time, so that their order makes no difference.
 fn like_jobs() -> impl Strategy<Value = Vec<Job>> {
     let submissions = proptest::collection::vec((0u64..2_000, any::<bool>()), 1..40);
@@ -365,6 +418,27 @@ proptest! {
         let recording = World::new(&["h100"], plain()).live(&jobs, end_s);
         let (before, after) = (unchanged(&recording), replay(&recording, &more("8xh100@eu/train")));
         prop_assert!(after.finished >= before.finished, "{before:?} {after:?}");
+    }
+
+    #[test]
+    fn a_log_that_is_followed_in_pieces_comes_to_what_it_comes_to_as_a_whole(
+        jobs in like_jobs(),
+        end_s in 100u64..2_500,
+        look_every in 1usize..40,
+    ) {
+        let whole = World::new(&["h100"], plain()).live(&jobs, end_s);
+        let mut world = World::new(&["h100"], plain());
+        world.look_every = look_every;
+        let followed = world.live(&jobs, end_s);
+        prop_assert_eq!(&followed.record, &whole.record);
+        for change in [Change::default(), more("8xh100@eu/train")] {
+            prop_assert_eq!(replay(&followed, &change), replay(&whole, &change));
+        }
+        // The policy that is in force differs in nothing.
+        let policy: &Policy = &followed.base.policy().policy;
+        let same = Change { policy: Some(Box::new(policy.clone())), ..Change::default() };
+        let difference = Difference::between(&unchanged(&followed), &replay(&followed, &same));
+        prop_assert!(difference.is_none(), "{difference:?}");
     }
 
     #[test]

@@ -167,7 +167,10 @@ impl World {
             }
             Decision::PromiseDropped { job }
             | Decision::JobReleased { job }
-            | Decision::CheckpointCommitted { job, .. } => format!(" {}", self.label(*job)),
+            | Decision::CheckpointCommitted { job, step: None, .. } => format!(" {}", self.label(*job)),
+            Decision::CheckpointCommitted { job, step: Some(step), .. } => {
+                format!(" {} step={step}", self.label(*job))
+            }
             Decision::FormatRaised { format, .. } => format!(" {format}"),
             Decision::ClusterRecovered { generation } => format!(" generation={generation}"),
             Decision::NodeForgotten { node, .. } => format!(" {node}"),
