@@ -12,7 +12,7 @@ use muster_types::policy::QuotaGrant;
 use muster_types::token::user_of;
 use muster_types::{
     Booking, BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, JobId, JobSpec,
-    LogTime, Name, Refusal, RefusalCode, Violation, limits,
+    LogTime, Name, NodeSpec, Refusal, RefusalCode, Violation, limits,
 };
 
 /// Behind every time.
@@ -57,6 +57,15 @@ pub(crate) fn closures<'a>(state: &'a State, spec: &'a JobSpec, now: LogTime) ->
         found.push(own(window.until, NEVER, false));
     }
     found
+}
+
+/// Whether one of the closures of a job covers a node. The index of nodes tells which of them may.
+pub(crate) fn covers(state: &State, closures: &[Closure<'_>], node: &NodeSpec) -> bool {
+    let there = state.bookings_of_node(&node.name);
+    closures
+        .iter()
+        .filter(|closure| closure.is_outside || there.binary_search(closure.booking).is_ok())
+        .any(|closure| closure.covers(node))
 }
 
 /// Whether a job names no booking, or one that is open to it. To all others nothing is open whatever is free: no place is looked
