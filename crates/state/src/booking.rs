@@ -165,7 +165,8 @@ impl State {
         nodes: &[Name],
     ) -> Check {
         require(!self.requests.contains(&request.id), GuardError::RequestRepeated)?;
-        require(by.is_valid() && spec.violations().is_empty(), GuardError::Limit)?;
+        let is_sound = spec.violations().is_empty() && spec.times.is_whole();
+        require(by.is_valid() && is_sound, GuardError::Limit)?;
         require(!self.bookings.contains(name), GuardError::BookingExists)?;
         require(self.bookings.len() < limits::BOOKINGS_MAX, GuardError::Limit)?;
         require(self.booking_count_of(&spec.tenant) < limits::TENANT_BOOKINGS_MAX, GuardError::Limit)?;
@@ -276,6 +277,7 @@ impl State {
     pub(crate) fn check_booking_rows(&self) -> Result<(), String> {
         for (name, booking) in self.bookings() {
             let is_sound = booking.spec.violations().is_empty()
+                && booking.spec.times.is_whole()
                 && booking.window < booking.spec.times.windows
                 && booking.nodes.len() <= booking.spec.shape.nodes_max()
                 && booking.nodes.is_sorted_by(|a, b| a < b);

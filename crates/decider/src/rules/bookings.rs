@@ -32,10 +32,7 @@ pub(crate) fn closures<'a>(state: &'a State, spec: &'a JobSpec, now: LogTime) ->
             continue;
         }
         let closed_from = |window| booking.spec.closed_from(window, spec.run_time_limit_ms);
-        // Windows are the same time apart: where one ends and it is too late for the next already, so it is behind all.
-        let next = booking.spec.times.window(booking.window.saturating_add(1));
-        let is_too_late = next.is_some_and(|next| closed_from(next) <= window.until);
-        let until = if is_too_late { booking.spec.times.end() } else { window.until };
+        let until = booking.closed_until(closed_from);
         let (from, until) = match booking.is_open {
             // Until its end is recorded, and not by the clock alone.
             true => (LogTime(0), until.max(soon)),
@@ -314,6 +311,9 @@ fn check_fields(state: &State, now: LogTime, spec: &BookingSpec) -> Result<(), R
         if first_is_over {
             let text = format!("the first window would be over already; log time is {now}");
             violations.push(Violation::new("start_time", text));
+        }
+        if !spec.times.is_whole() {
+            violations.push(Violation::new("rule", "is asked for without the moments of its windows"));
         }
         let last = now.plus_ms(limits::BOOKING_HORIZON_MS);
         if spec.times.end() > last {

@@ -88,7 +88,7 @@ fn order(speculation: &Speculation, n: u128) -> BookingOrder {
         jobs: Vec::new(),
         is_shared: false,
         shape: hosts(1),
-        times: BookingTimes { start, length_ms: HOUR_MS, every_days: 0, windows: 1 },
+        times: BookingTimes::once(start, HOUR_MS),
         notice_ms: 0,
         clearing: BookingClearing::Finish,
         reason: String::new(),
@@ -122,7 +122,7 @@ fn at((speculation, replica): (&mut Speculation, &mut State), time: LogTime) {
 fn a_booking_opens_ends_and_is_repeated_under_its_request() {
     let (mut speculation, mut replica) = fleet();
     let mut made = order(&speculation, 1);
-    made.spec.times = BookingTimes { every_days: 1, windows: 2, ..made.spec.times };
+    made.spec.times = made.spec.times.every(1, 2);
     let start = made.spec.times.start;
     let first = create(&mut speculation, made.clone()).expect("it fits");
     assert_eq!(create(&mut speculation, made.clone()), Ok(first), "repeating it changes nothing");
@@ -347,7 +347,7 @@ fn nobody_waits_for_a_window_to_end_behind_which_it_is_too_late_for_the_next() {
         let (mut speculation, mut replica) = fleet();
         set_policy(&mut speculation, 1 << 101, &["audio", "speech"]);
         let mut booked = order(&speculation, 1);
-        booked.spec.times = BookingTimes { every_days: 1, windows: 3, ..booked.spec.times };
+        booked.spec.times = booked.spec.times.every(1, 3);
         (booked.spec.tenant, booked.spec.shape) = (name("audio"), hosts(4));
         booked.spec.notice_ms = notice_hours * HOUR_MS;
         let start = booked.spec.times.start;
@@ -534,7 +534,7 @@ fn the_guard_refuses_what_no_honest_leader_records() {
         nodes: nodes.iter().map(|node| name(node)).collect(),
     };
     let b1 = || name("b1");
-    let bad = BookingSpec { times: BookingTimes { windows: 0, ..spec.times }, ..spec.clone() };
+    let bad = BookingSpec { times: BookingTimes { windows: 0, ..spec.times.clone() }, ..spec.clone() };
     let cases = [
         (created("b1", &spec, &["n2"]), GuardError::BookingExists),
         (created("b2", &spec, &["n1"]), GuardError::BookingOverlaps),
@@ -691,7 +691,7 @@ impl World {
         let windows = 1 + self.random.below(3) as u16;
         let start = self.now.plus_ms(self.random.below(3 * HOUR_MS));
         let length_ms = 60_000 + self.random.below(6 * HOUR_MS);
-        order.spec.times = BookingTimes { start, length_ms, every_days: u16::from(windows > 1), windows };
+        order.spec.times = BookingTimes::once(start, length_ms).every(1, windows);
         order.spec.tenant = Name::literal(["vision", "video", "speech"][self.random.below(3) as usize]);
         order.spec.is_shared = self.random.once_in(2);
         order.spec.notice_ms = self.random.below(2 * HOUR_MS);

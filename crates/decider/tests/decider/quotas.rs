@@ -555,13 +555,13 @@ fn what_a_grant_displaces_is_what_could_be_stopped_then() {
 
 #[test]
 fn a_decision_that_was_checked_goes_unlooked_at_only_where_it_was_checked() {
-    let mut world = World::new();
+    let world = World::new(draft(), 1);
     let before = world.speculation.state().clone();
     let grant = Decision::QuotaGranted {
         request: RequestKey { id: request(1 << 90), fingerprint: 0 },
         by: Requester::default(),
         giver: None,
-        grant: Box::new(GRANT),
+        grant: Box::new(world.grant_of("video", 1, HOUR_MS)),
     };
     let checked = before.check_next(grant.clone()).expect("it can be made");
     let header = |state: &State| (state.sequence().leadership.expect("a leader"), state.log_index().next());
