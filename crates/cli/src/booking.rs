@@ -156,8 +156,8 @@ fn every(text: &str) -> Result<Every, String> {
     if text.starts_with(|first: char| first.is_ascii_digit()) {
         return days(text).map(Every::Days);
     }
-    let weekdays = text.parse().map(Every::Weekdays);
-    weekdays.map_err(|rule: &str| format!("{rule}, or whole days such as `1d`"))
+    let weekdays = text.parse::<Weekdays>().map(Every::Weekdays);
+    weekdays.map_err(|rule| format!("{rule}, or whole days such as `1d`"))
 }
 
 fn others(text: &str) -> Result<BookingClearing, String> {

@@ -223,7 +223,7 @@ fn bookings(bookings: &[v1::Booking]) -> Markup {
                     (if booking.open { "open, " } else { "" })
                     (text::moment_utc(booking.window_start_time)) " to " (text::moment_utc(booking.window_end_time))
                     @if let Some(rule) = booking.spec.as_ref().and_then(|spec| spec.rule.as_ref()) {
-                        ", " (text::of_people(&rule_text(rule)))
+                        ", " (rule_text(rule))
                     }
                 }
                 td.number { (booking.windows_left) }

@@ -1,10 +1,10 @@
 //! Nodes that bookings close to a gang for some time.
 
 use crate::support::*;
+use muster_journal::{Decision, RequestKey};
 use muster_planner::{
     Budget, CapacityTimeline, Closure, Holds, Plan, Terms, Verdict, WaitReason, explain, plan,
 };
-use muster_journal::{Decision, RequestKey};
 use muster_types::{
     BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, JobSpec, LogTime, Name, NodeId,
     RequestId, Requester,
@@ -161,7 +161,7 @@ fn the_index_of_nodes_closes_what_a_look_at_every_closure_closes() {
         fleet.add_node(node_draft(&format!("n{host}")));
     }
     book_many(&mut fleet);
-    let (holds, own) = (Holds::new(), name("b4"));
+    let (holds, own) = (Holds::new(), name("b3"));
     for workers in 1..=6 {
         let spec = job_draft(vec![group("main", workers, None)]).check().unwrap();
         for subset in 0..64u64 {
