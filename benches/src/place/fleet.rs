@@ -243,6 +243,14 @@ impl Fleet {
         }
     }
 
+    /// Submits an array of like jobs; the round stays open.
+    pub(super) fn submit_array(&mut self, spec: JobSpec, size: u32) {
+        let request = self.next_request();
+        let array = Some(ArraySpec::of_size(size));
+        let jobs = vec![Submission { array, ..Submission::from(spec) }];
+        self.command(&Command::submit(request, jobs.into()));
+    }
+
     /// Submits any number of jobs, in batches and as many rounds.
     pub(super) fn submit_all(
         &mut self,
