@@ -76,7 +76,7 @@ async fn arrays(client: &Client) -> Result<Latencies> {
         loop {
             let request = v1::CancelJobsRequest { selector: Some(everything()), ..Default::default() };
             let answer = client.cancel_jobs(request).await.context("cancelling an array")?;
-            if answer.job_count == 0 && answer.remaining_count == 0 {
+            if answer.remaining_count == 0 {
                 break;
             }
         }
@@ -175,15 +175,17 @@ async fn selectors(client: &Client, jobs: usize) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
+/// A replica's place in the log, and the digest of its state there.
+async fn digest_of(cluster: &Cluster, replica: usize) -> Result<(u64, String)> {
+    let answer = cluster.client_of(replica)?.get_status(v1::GetStatusRequest::default()).await;
+    let status = answer.context("asking a replica")?;
+    Ok((status.freshness.map_or(0, |freshness| freshness.log_index), status.state_digest))
+}
+
 /// Kills a follower, starts it again, and compares its digest with the leader's once both are at one place of the log.
 async fn replayed(cluster: &mut Cluster, leader: usize) -> Result<Figure> {
-    let status = async |cluster: &Cluster, replica: usize| -> Result<(u64, String)> {
-        let answer = cluster.client_of(replica)?.get_status(v1::GetStatusRequest::default()).await;
-        let status = answer.context("asking a replica")?;
-        Ok((status.freshness.map_or(0, |freshness| freshness.log_index), status.state_digest))
-    };
     let follower = (leader + 1) % 3;
-    let (target, _) = status(cluster, leader).await?;
+    let (target, _) = digest_of(cluster, leader).await?;
     cluster.kill(follower)?;
     let begun = Instant::now();
     cluster.run(follower, false)?;
@@ -191,12 +193,13 @@ async fn replayed(cluster: &mut Cluster, leader: usize) -> Result<Figure> {
     let caught_up = begun.elapsed();
     let mut agree = None;
     while agree.is_none() && begun.elapsed() < PATIENCE {
-        let (own, theirs) = (status(cluster, leader).await?, status(cluster, follower).await?);
+        let (own, theirs) = (digest_of(cluster, leader).await?, digest_of(cluster, follower).await?);
         agree = (own.0 == theirs.0).then_some(own.1 == theirs.1);
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let is_same = agree.context("the replicas were never at one place of the log")?;
-    let figure = Figure::new("replay", "a follower that reads the log again has the same digest (1 is yes)", f64::from(u8::from(is_same)), "");
+    let text = "a follower that reads the log again has the same digest (1 is yes)";
+    let figure = Figure::new("replay", text, f64::from(u8::from(is_same)), "");
     Ok(figure.bar(Bar::AtLeast(1.0)).detail(json!({ "caught_up_s": caught_up.as_secs_f64() })))
 }
 
