@@ -153,7 +153,7 @@ async fn hosts(cluster: &Cluster, leader: usize, count: u32) -> Result<JoinSet<R
     let mut sessions = JoinSet::new();
     let mut channel = None;
     for n in 0..count {
-        if n % SESSIONS_PER_CONNECTION == 0 {
+        if n.is_multiple_of(SESSIONS_PER_CONNECTION) {
             channel = Some(agents::connect(&endpoint).await?);
         }
         let channel = channel.clone().context("the first host has made a connection")?;
@@ -208,7 +208,10 @@ async fn page(address: SocketAddr, name: &str, path: &str) -> Result<Vec<Figure>
     let mut bytes = 0;
     for _ in 0..REQUESTS {
         let answer = get(address, path).await?;
-        ensure!(answer.code == 200, "{path} is answered with {}", answer.code);
+        if answer.code != 200 {
+            let figure = Figure::new("pages", format!("{name}, {path}"), f64::from(answer.code), "as its code");
+            return Ok(vec![figure.bar(Bar::AtMost(PAGE_MS_MAX)).undone()]);
+        }
         first.record(answer.first_byte);
         whole.record(answer.whole);
         bytes = bytes.max(answer.bytes);
@@ -295,7 +298,8 @@ async fn scraped_load(cluster: &Cluster, leader: usize, length: Duration) -> Res
             } else {
                 submitting.await?
             };
-            if is_scraped { &mut with } else { &mut without }.push(part.per_s);
+            let parts = if is_scraped { &mut with } else { &mut without };
+            parts.push(part.per_s);
         }
     }
     let (without, with) = (crate::figures::median(&without), crate::figures::median(&with));
