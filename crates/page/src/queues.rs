@@ -199,12 +199,12 @@ fn row(depth: usize, tenant: &v1::TenantUsage) -> Markup {
     }
 }
 
-/// Which nodes are kept for whom, and when.
 /// When windows recur, as in `mon-fri at 09:00 in Europe/Berlin`.
 fn rule_text(rule: &v1::BookingRule) -> String {
     format!("{} at {} in {}", rule.weekdays, rule.time, rule.zone)
 }
 
+/// Which nodes are kept for whom, and when.
 fn bookings(bookings: &[v1::Booking]) -> Markup {
     let columns = [
         Text("Booking"),

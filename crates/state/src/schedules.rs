@@ -35,13 +35,13 @@ impl State {
     pub fn schedules_due(&self, now: LogTime) -> impl Iterator<Item = (&ScheduleKey, &ScheduleRow)> {
         let waiting = self.indexes.scheduled.range(first_at(NextRun::At(LogTime(0)))..);
         let due = waiting.take_while(move |(next, _)| *next <= NextRun::At(now));
-        due.filter_map(|(_, key)| Some((key, self.schedules.get(key)?)))
+        due.filter_map(move |(_, key)| Some((key, self.schedules.get(key)?)))
     }
 
     /// Schedules whose next moment is not known, by tenant and name.
     pub fn schedules_unplanned(&self) -> impl Iterator<Item = (&ScheduleKey, &ScheduleRow)> {
         let unknown = self.indexes.scheduled.iter().take_while(|(next, _)| *next == NextRun::Unknown);
-        unknown.filter_map(|(_, key)| Some((key, self.schedules.get(key)?)))
+        unknown.filter_map(move |(_, key)| Some((key, self.schedules.get(key)?)))
     }
 
     /// The first moment behind this one that a schedule waits for.

@@ -88,7 +88,9 @@ pub(crate) fn why_it_waits(state: &State, spec: &JobSpec) -> Option<String> {
         ));
     }
     let from = booking.current().from;
-    (!booking.is_open).then(|| format!("it names booking {name}, whose next window begins at {from}"))
+    let rule = booking.spec.times.listed.as_ref().map(|listed| format!(" ({})", listed.rule));
+    let rule = rule.unwrap_or_default();
+    (!booking.is_open).then(|| format!("it names booking {name}, whose next window begins at {from}{rule}"))
 }
 
 /// Why a job may not be submitted that names a booking, by who submits it.

@@ -10,8 +10,8 @@ use muster_planner::Budget;
 use muster_state::{GuardError, Phase, State};
 use muster_types::policy::{PolicyDraft, Quota, QuotaGrant, TenantPolicy};
 use muster_types::{
-    BookingAmount, BookingClearing, BookingEnd, BookingShape, BookingSpec, BookingTimes, ExitStatus, JobId,
-    LogTime, Name, NodeId, PriorityTier, Refusal, RefusalCode, Requester, Submission, limits,
+    BookingAmount, BookingClearing, BookingEnd, BookingRule, BookingShape, BookingSpec, BookingTimes, ExitStatus,
+    JobId, ListedWindows, LogTime, Name, NodeId, PriorityTier, Refusal, RefusalCode, Requester, Submission, limits,
 };
 
 use crate::random::Random;
@@ -339,6 +339,41 @@ fn a_count_of_devices_is_met_by_large_hosts_where_small_ones_leave_a_rest() {
     let nodes = |text: &str| speculation.state().booking(&name(text)).map(|booking| booking.nodes.clone());
     assert_eq!(nodes("b1"), Some(vec![name("n1"), name("n2")]));
     assert_eq!(nodes("b2"), Some(vec![name("m1"), name("n3")]));
+}
+
+#[test]
+fn windows_of_a_rule_open_at_their_moments_and_a_repetition_may_be_found_others() {
+    let (mut speculation, mut replica) = fleet();
+    let rule = BookingRule {
+        weekdays: "mon-fri".parse().expect("days"),
+        minute: 9 * 60,
+        zone: "Europe/Berlin".to_owned(),
+    };
+    let minute = u32::try_from(speculation.now().0 / 60_000).expect("near the epoch") + 60;
+    let listed = |start_minutes: Vec<u32>| {
+        let listed = Some(Box::new(ListedWindows { rule: rule.clone(), start_minutes }));
+        BookingTimes { windows: 2, listed, ..BookingTimes::once(LogTime(0), HOUR_MS) }
+    };
+    let mut made = order(&speculation, 1);
+    for wrong in [vec![], vec![minute], vec![minute, minute + 30]] {
+        made.spec.times = listed(wrong);
+        assert_eq!(code(create(&mut speculation, made.clone())), Some(RefusalCode::InvalidField));
+    }
+    // As from one day to the next when clocks are set forward: 23 hours.
+    made.spec.times = listed(vec![minute, minute + 23 * 60]);
+    let first = create(&mut speculation, made.clone()).expect("it fits");
+    made.spec.times = listed(vec![minute + 1, minute + 24 * 60]);
+    assert_eq!(create(&mut speculation, made), Ok(first), "what was asked is the same");
+    for (number, minute) in [(0, minute), (1, minute + 23 * 60)] {
+        let from = LogTime(u64::from(minute) * 60_000);
+        at((&mut speculation, &mut replica), from.minus_ms(1));
+        let booking = replica.booking(&name("b1")).expect("it is there");
+        assert_eq!((booking.window, booking.is_open, booking.current().from), (number, false, from));
+        at((&mut speculation, &mut replica), from);
+        assert!(replica.booking(&name("b1")).expect("it is there").is_open);
+        at((&mut speculation, &mut replica), from.plus_ms(HOUR_MS));
+    }
+    assert_eq!(replica.booking(&name("b1")), None, "the last window is over");
 }
 
 #[test]
