@@ -85,10 +85,10 @@ async fn arrays(client: &Client) -> Result<Latencies> {
 }
 
 /// Latencies of submissions, changes, holds and releases.
-struct Asked([Latencies; 4]);
+struct LoopLatencies([Latencies; 4]);
 
 /// One loop: a job is submitted, changed, held and released, again and again.
-async fn asked(client: &Client, rounds: usize) -> Result<Asked> {
+async fn asked(client: &Client, rounds: usize) -> Result<LoopLatencies> {
     let [mut submit, mut modify, mut hold, mut release] =
         [Latencies::new()?, Latencies::new()?, Latencies::new()?, Latencies::new()?];
     for _ in 0..rounds {
@@ -110,14 +110,14 @@ async fn asked(client: &Client, rounds: usize) -> Result<Asked> {
         let request = v1::ReleaseJobsRequest { selector, ..Default::default() };
         timed(&mut release, client.release_jobs(request)).await?;
     }
-    Ok(Asked([submit, modify, hold, release]))
+    Ok(LoopLatencies([submit, modify, hold, release]))
 }
 
 /// All loops next to one another: every call meets the same load.
 async fn controls(client: &Client, rounds: usize) -> Result<Vec<Figure>> {
     let loops = futures::future::try_join_all((0..LOOPS).map(|_| asked(client, rounds))).await?;
     let mut sums = [Latencies::new()?, Latencies::new()?, Latencies::new()?, Latencies::new()?];
-    for Asked(parts) in &loops {
+    for LoopLatencies(parts) in &loops {
         for (sum, part) in sums.iter_mut().zip(parts) {
             sum.add(part);
         }

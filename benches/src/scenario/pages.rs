@@ -42,7 +42,7 @@ const PAST_REQUESTS: usize = 10;
 const PAIRS: usize = 3;
 /// Clients of that load.
 const CLIENTS: u32 = 64;
-/// Bytes that a reader which takes nothing has room for.
+/// Bytes of the buffer of a reader that takes nothing.
 const SLOW_READER_BYTES: u32 = 4 << 10;
 /// How long changes come while readers take nothing, and how many a second. A replica cuts such a reader after 20 s.
 const STALLED: Duration = Duration::from_secs(60);
@@ -316,7 +316,7 @@ async fn log_index(cluster: &Cluster, replica: usize) -> Result<u64> {
     Ok(answer.context("asking a replica")?.freshness.map_or(0, |freshness| freshness.log_index))
 }
 
-/// A page of the past with so many records behind it.
+/// A page of the past with this number of records behind it.
 async fn past(cluster: &Cluster, leader: usize, (from, records): (u64, u64)) -> Result<Vec<Figure>> {
     let connections = Submitter::connections(cluster, 16, &[leader], 1, Via::Stream)?;
     let length = Duration::from_secs(5);
@@ -338,7 +338,7 @@ async fn past(cluster: &Cluster, leader: usize, (from, records): (u64, u64)) -> 
     Ok(vec![figure.detail(json!({ "codes": codes, "latency": latency.json() }))])
 }
 
-/// A stream of events whose reader has room for little and takes nothing; none where the replica has no place for it.
+/// A stream of events whose reader has a small buffer and takes nothing; none where the replica has no place for it.
 async fn event_stream(address: SocketAddr) -> Result<Option<TcpStream>> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
     let socket = socket.context("making a socket")?;

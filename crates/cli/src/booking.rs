@@ -104,7 +104,7 @@ pub struct CreateArgs {
     /// From the start of one window to that of the next, whole days up to 28d; or days of the week such as mon-fri, sat,sun or daily,
     /// with --at and --zone
     #[arg(long, value_name = "DAYS", value_parser = every, requires = "times")]
-    every: Option<Every>,
+    every: Option<Recurrence>,
     /// The local time at which windows begin, as in 09:00
     #[arg(long, value_name = "HH:MM", requires = "every")]
     at: Option<String>,
@@ -145,18 +145,18 @@ fn days(text: &str) -> Result<u32, String> {
 
 /// When windows come again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Every {
-    /// After so many days of 24 hours.
+enum Recurrence {
+    /// After this number of days of 24 hours.
     Days(u32),
     /// On these days of the week.
     Weekdays(Weekdays),
 }
 
-fn every(text: &str) -> Result<Every, String> {
+fn every(text: &str) -> Result<Recurrence, String> {
     if text.starts_with(|first: char| first.is_ascii_digit()) {
-        return days(text).map(Every::Days);
+        return days(text).map(Recurrence::Days);
     }
-    let weekdays = text.parse::<Weekdays>().map(Every::Weekdays);
+    let weekdays = text.parse::<Weekdays>().map(Recurrence::Weekdays);
     weekdays.map_err(|rule| format!("{rule}, or whole days such as `1d`"))
 }
 
@@ -190,8 +190,8 @@ impl CreateArgs {
             start_time: self.start.map(timestamp),
             length: Some(duration(self.length_ms)),
             every_days: match self.every {
-                Some(Every::Days(days)) => days,
-                Some(Every::Weekdays(_)) | None => 0,
+                Some(Recurrence::Days(days)) => days,
+                Some(Recurrence::Weekdays(_)) | None => 0,
             },
             windows: self.times.unwrap_or_default(),
             notice: self.notice.map(duration),
@@ -204,9 +204,9 @@ impl CreateArgs {
     /// The rule of windows with a local time. What is missing of it the cluster says.
     fn rule(&self) -> Option<v1::BookingRule> {
         let weekdays = match self.every {
-            Some(Every::Weekdays(weekdays)) => weekdays.to_string(),
-            Some(Every::Days(_)) | None if self.at.is_none() => return None,
-            Some(Every::Days(_)) | None => String::new(),
+            Some(Recurrence::Weekdays(weekdays)) => weekdays.to_string(),
+            Some(Recurrence::Days(_)) | None if self.at.is_none() => return None,
+            Some(Recurrence::Days(_)) | None => String::new(),
         };
         let time = self.at.clone().unwrap_or_default();
         let zone = self.zone.clone().unwrap_or_else(|| "UTC".to_owned());
@@ -481,8 +481,8 @@ mod tests {
 
     #[test]
     fn windows_come_again_after_days_or_on_days_of_the_week() {
-        assert_eq!(every("2d"), Ok(Every::Days(2)));
-        assert_eq!(every("mon-fri").map(|every| matches!(every, Every::Weekdays(_))), Ok(true));
+        assert_eq!(every("2d"), Ok(Recurrence::Days(2)));
+        assert_eq!(every("mon-fri").map(|every| matches!(every, Recurrence::Weekdays(_))), Ok(true));
         for wrong in ["", "36h", "monday", "mon-"] {
             assert!(every(wrong).is_err(), "{wrong:?}");
         }

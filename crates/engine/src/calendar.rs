@@ -35,8 +35,8 @@ pub fn is_zone(name: &str) -> bool {
     ZONES.get(name).is_ok()
 }
 
-/// The first moments of so many windows that follow a rule, from a time on, in minutes of log time; fewer where the calendar ends. None
-/// where this program knows no such zone.
+/// The first moments of the next windows that follow a rule, from a time on, in minutes of log time; fewer than were asked for where
+/// the calendar ends. None where this program knows no such zone.
 #[must_use]
 pub fn windows_of(rule: &BookingRule, from: LogTime, count: u16) -> Option<Vec<u32>> {
     let cron = rule.cron()?;

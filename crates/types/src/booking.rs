@@ -52,7 +52,7 @@ impl BookingTimes {
         BookingTimes { start, length_ms, every_days: 0, windows: 1, listed: None }
     }
 
-    /// The same window again after a number of days, so many times in all. One alone does not repeat.
+    /// The same window again after a number of days, this number of times in all. One alone does not repeat.
     #[must_use]
     pub fn every(self, days: u16, windows: u16) -> BookingTimes {
         BookingTimes { every_days: if windows > 1 { days } else { 0 }, windows, ..self }

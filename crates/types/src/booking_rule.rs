@@ -1,6 +1,6 @@
 //! Bookings that recur as people say it: on days of the week, at a time of day in a time zone.
 //!
-//! No replica looks at a zone when it reads the log: whoever answers the request finds the moments once, and the record has them.
+//! No replica looks at a zone when it reads the log: the replica that answers the request finds the moments once, and the record has them.
 
 use alloc::format;
 use alloc::string::String;
@@ -188,7 +188,7 @@ impl ListedWindows {
         self.start_minutes.partition_point(is_over)
     }
 
-    /// Every rule that it breaks. Where its windows are not found yet, nothing is said of them.
+    /// Every rule that it breaks. Windows that are not found yet break none.
     pub(crate) fn violations(&self, windows: u16, length_ms: u64) -> Vec<Violation> {
         let mut found = self.rule.violations();
         if self.start_minutes.is_empty() {
