@@ -32,13 +32,13 @@ impl Weekdays {
     /// Whether a day is among them, from 0 for Monday to 6 for Sunday.
     #[must_use]
     pub fn has(self, day: usize) -> bool {
-        day < DAYS.len() && self.0 & (1 << day) != 0
+        day < DAYS.len() && self.0 & (1u8 << day) != 0
     }
 
     /// Whether these are days of the week, and one at least. Bytes from a log can say anything.
     #[must_use]
     pub fn is_valid(self) -> bool {
-        self.0 > 0 && self.0 < 1 << DAYS.len()
+        (1..1u8 << DAYS.len()).contains(&self.0)
     }
 }
 
@@ -52,16 +52,16 @@ impl FromStr for Weekdays {
             return Ok(Weekdays((1 << DAYS.len()) - 1));
         }
         let number = |day: &str| DAYS.iter().position(|known| *known == day).ok_or(WEEKDAYS_RULE);
-        let mut days = 0;
+        let mut days = 0u8;
         for part in text.split(',') {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let (mut day, last) = (number(first)?, number(last)?);
             // `fri-mon` goes over the end of the week.
             while day != last {
-                days |= 1 << day;
+                days |= 1u8 << day;
                 day = (day + 1) % DAYS.len();
             }
-            days |= 1 << last;
+            days |= 1u8 << last;
         }
         Ok(Weekdays(days))
     }
@@ -179,7 +179,7 @@ impl ListedWindows {
     /// A moment as it is listed; none where it is no whole minute, which no zone has today.
     #[must_use]
     pub fn minute(start: LogTime) -> Option<u32> {
-        (start.0 % MINUTE_MS == 0).then(|| u32::try_from(start.0 / MINUTE_MS).ok()).flatten()
+        start.0.is_multiple_of(MINUTE_MS).then(|| u32::try_from(start.0 / MINUTE_MS).ok()).flatten()
     }
 
     /// How many windows begin so early that they are over at a time, by their length.

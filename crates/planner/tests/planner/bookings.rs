@@ -127,7 +127,7 @@ fn an_explanation_names_the_booking_with_its_end() {
 fn book_many(fleet: &mut Fleet) {
     for number in 0..24u64 {
         let nodes: Vec<Name> =
-            (0..6).filter(|host| (number * 7 + host * host) % 3 == 0).map(|host| name(&format!("n{host}"))).collect();
+            (0..6u64).filter(|host| (number * 7 + host * host).is_multiple_of(3)).map(|host| name(&format!("n{host}"))).collect();
         if nodes.is_empty() {
             continue;
         }
@@ -166,7 +166,7 @@ fn the_index_of_nodes_closes_what_a_look_at_every_closure_closes() {
         let spec = job_draft(vec![group("main", workers, None)]).check().unwrap();
         for subset in 0..64u64 {
             // Some closures last now, others do not, and one may be of all other nodes.
-            let closed = fleet.state.bookings().enumerate().filter(|(number, _)| subset >> (number % 6) & 1 == 1);
+            let closed = fleet.state.bookings().enumerate().filter(|(number, _)| (subset >> (number % 6)) & 1 == 1);
             let mut closures: Vec<Closure<'_>> = closed
                 .map(|(number, (booking, row))| Closure {
                     booking,
