@@ -27,7 +27,8 @@ Examples:
 Nodes are whole hosts of one cluster; the leader chooses them, and chooses again when one is lost. A job uses them during a window if it
 names the booking (booking: NAME in its file), or with --shared if it is of the tenant. A start has an offset from UTC, and windows with
 --every 1d repeat after whole days of 24 hours: summer time moves none. With --every mon-fri, --at and --zone they begin at a local time;
-a time that is skipped when clocks are set forward is the first moment after the gap, and one that comes twice is the first. During --notice nothing is placed there whose run-time limit passes the start.
+a time that is skipped when clocks are set forward is the first moment after the gap, and one that comes twice is the first.
+During --notice nothing is placed there whose run-time limit passes the start.
 --others decides about work that is still there then: finish lets it run to its end, stop and fill stop it with its grace, and fill lets
 jobs without a limit begin there until the start. An administrator of a tenant books where the policy gives that right (rights.bookings),
 names --type, stays within the nominal quota, and lets others finish.")]

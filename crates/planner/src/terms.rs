@@ -27,7 +27,8 @@ pub struct Terms<'a> {
     pub holds: &'a Holds,
     /// Nodes that are closed to the gang for some time because they are booked, or because it has to be on booked ones.
     pub closures: &'a [Closure<'a>],
-    /// Whether these are of bookings of the state, so that its index tells which of them may cover a node. Otherwise each is asked.
+    /// Whether these are of bookings of the state, so that its index of nodes tells which of them cover one. Otherwise each is
+    /// compared.
     pub closures_are_indexed: bool,
     /// Weights, prices, data sets, spare hosts and windows.
     pub policy: &'a Policy,
