@@ -19,6 +19,8 @@ pub(crate) struct Settings {
     /// Entries of the log between two snapshots, and entries kept behind one; what a server does by
     /// itself when not said.
     pub(crate) snapshots: Option<(u64, u64)>,
+    /// Whether replicas serve web pages and `/metrics`.
+    pub(crate) has_pages: bool,
 }
 
 /// The processes; they end with this value.
@@ -27,6 +29,7 @@ pub(crate) struct Cluster {
     program: PathBuf,
     settings: Settings,
     replicas: Vec<(SocketAddr, SocketAddr)>,
+    pages: Vec<SocketAddr>,
     children: Vec<Option<Child>>,
     agents: Vec<Child>,
 }
@@ -76,13 +79,14 @@ impl Cluster {
         };
         let dir = dir.context("making a directory for the data")?;
         let pid = std::process::id();
-        let mut replicas = Vec::new();
+        let (mut replicas, mut pages) = (Vec::new(), Vec::new());
         for n in 1..=3u8 {
-            let address = Ipv4Addr::new(127, (pid >> 8) as u8, pid as u8, 200 + n);
-            replicas.push(free_addresses(address)?);
+            let address = |n| Ipv4Addr::new(127, (pid >> 8) as u8, pid as u8, n);
+            replicas.push(free_addresses(address(200 + n))?);
+            pages.push(free_address(address(210 + n))?);
         }
         let children = vec![None, None, None];
-        let mut cluster = Cluster { dir, program, settings, replicas, children, agents: Vec::new() };
+        let mut cluster = Cluster { dir, program, settings, replicas, pages, children, agents: Vec::new() };
         for replica in 0..3 {
             cluster.configure(replica)?;
             cluster.run(replica, true)?;
@@ -95,6 +99,11 @@ impl Cluster {
     /// Where the data is.
     pub(crate) fn directory(&self) -> &Path {
         self.dir.path()
+    }
+
+    /// Where a replica serves its pages, if it does.
+    pub(crate) fn pages_of(&self, replica: usize) -> SocketAddr {
+        self.pages[replica]
     }
 
     /// Where clients connect.
@@ -135,8 +144,13 @@ impl Cluster {
         let snapshots = self.settings.snapshots.map_or_else(String::new, |(every, kept)| {
             format!("[snapshots]\nevery_entries = {every}\nkept_entries = {kept}\n")
         });
+        let http = if self.settings.has_pages {
+            format!("http_listen = \"{}\"\n", self.pages[replica])
+        } else {
+            String::new()
+        };
         let text = format!(
-            "cluster_id = \"{:032x}\"\nreplica_id = {}\ndata_dir = {:?}\nclient_listen = \"{client}\"\npeer_listen = \"{peer}\"\n{members}{snapshots}",
+            "cluster_id = \"{:032x}\"\nreplica_id = {}\ndata_dir = {:?}\nclient_listen = \"{client}\"\npeer_listen = \"{peer}\"\n{http}{members}{snapshots}",
             std::process::id(),
             replica + 1,
             home.join("data"),

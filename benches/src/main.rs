@@ -14,7 +14,7 @@ mod scenario;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
-use scenario::{agents, disk, failover, launch, read, restart, submit, watch};
+use scenario::{agents, controls, disk, failover, launch, pages, read, restart, submit, watch};
 use std::path::{Path, PathBuf};
 
 #[derive(Parser)]
@@ -43,6 +43,10 @@ enum Command {
     Launch(launch::LaunchArgs),
     /// Many simulated agents: what their heartbeats cost the leader
     Agents(agents::AgentsArgs),
+    /// Arrays of 100,000, changes and holds next to submissions, selectors over a million jobs
+    Controls(controls::ControlsArgs),
+    /// Web pages, /metrics and streams of events of one replica
+    Pages(pages::PagesArgs),
     /// Bytes on disk for a job, and after a purge
     Disk(disk::DiskArgs),
     /// The scheduler by itself, on one thread: placements, gangs, verdicts, growth, memory, peers' tests
@@ -124,6 +128,8 @@ fn main() -> Result<()> {
         Command::Disk(args) => block_on(threads, disk::run(args)),
         Command::Launch(args) => block_on(threads, launch::run(args)),
         Command::Agents(args) => block_on(threads, agents::run(args)),
+        Command::Controls(args) => block_on(threads, controls::run(args)),
+        Command::Pages(args) => block_on(threads, pages::run(args)),
     }
 }
 

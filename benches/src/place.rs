@@ -7,6 +7,7 @@
 //! Times are processor time of the one thread that does everything: it waits for nothing, so on an idle
 //! machine they are what a clock on the wall shows, and on a busy one they leave out the turns of others.
 
+mod arrays;
 mod fleet;
 mod gang;
 mod growth;
@@ -106,7 +107,7 @@ impl Figure {
     }
 
     /// Whether its bar is met; none when it has no bar.
-    fn is_met(&self) -> Option<bool> {
+    pub(crate) fn is_met(&self) -> Option<bool> {
         self.bar.map(|bar| !self.undone && bar.is_met(self.value))
     }
 
@@ -141,7 +142,7 @@ impl Figure {
         })
     }
 
-    fn line(&self) -> String {
+    pub(crate) fn line(&self) -> String {
         let bar = self.bar.map_or_else(String::new, |bar| match bar {
             Bar::AtMost(most) => format!("<= {}", shown(most)),
             Bar::AtLeast(least) => format!(">= {}", shown(least)),
@@ -244,7 +245,13 @@ pub(crate) fn run_replay(jobs: u64, directory: &std::path::Path) -> Result<Value
     Ok(report(machine, &figures))
 }
 
-fn report(machine: Value, figures: &[Figure]) -> Value {
+/// What an array that waits costs the scheduler.
+pub(crate) fn waiting_array() -> Vec<Figure> {
+    arrays::waiting()
+}
+
+/// Everything as one JSON object; says how many bars are met.
+pub(crate) fn report(machine: Value, figures: &[Figure]) -> Value {
     let verdicts: Vec<bool> = figures.iter().filter_map(Figure::is_met).collect();
     println!("\n{} of {} bars met", verdicts.iter().filter(|met| **met).count(), verdicts.len());
     let figures: Vec<Value> = figures.iter().map(Figure::json).collect();

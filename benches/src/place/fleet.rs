@@ -9,9 +9,9 @@ use muster_planner::Budget;
 use muster_state::State;
 use muster_types::demand::THROUGHPUT_MILLI;
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, ClusterId, DeviceAmount, ExitStatus, HolderId,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, ArraySpec, ClusterId, DeviceAmount, ExitStatus, HolderId,
     JobDraft, JobId, JobSpec, Leadership, Level, LogTime, Name, NodeDraft, NodeId, Parameters, PriorityTier,
-    ReplicaId, RequestId, TaskGroup, WorkerRequest, limits,
+    ReplicaId, RequestId, Submission, TaskGroup, WorkerRequest, limits,
 };
 
 /// Log time at the start: late enough that no retention reaches back before the epoch.
@@ -241,6 +241,14 @@ impl Fleet {
             Answer::Submitted { jobs, .. } => jobs,
             other => unreachable!("a submission is answered as one, not {other:?}"),
         }
+    }
+
+    /// Submits an array of like jobs; the round stays open.
+    pub(super) fn submit_array(&mut self, spec: JobSpec, size: u32) {
+        let request = self.next_request();
+        let array = Some(ArraySpec::of_size(size));
+        let jobs = vec![Submission { array, ..Submission::from(spec) }];
+        self.command(&Command::submit(request, jobs.into()));
     }
 
     /// Submits any number of jobs, in batches and as many rounds.

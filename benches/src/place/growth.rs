@@ -70,6 +70,23 @@ pub(super) fn by_waiting() -> Vec<Figure> {
     figures
 }
 
+/// A full fleet on which each round one job ends and one is submitted: with nobody else waiting, and with an array of this size.
+pub(super) fn with_array(size: u32) -> (Times, Times) {
+    let measure = |steady: &mut Steady| {
+        let mut submitted = 0;
+        steady.measure(|fleet| {
+            submitted += 1;
+            fleet.submit(vec![Mix::FewClasses.job(submitted, 1)]);
+        })
+    };
+    let (fleet, jobs) = Fleet::full(Layout::blocks_of_512(10_000));
+    let mut steady = Steady { fleet, jobs, dice: Dice::new(), started: Vec::new() };
+    let without = measure(&mut steady);
+    steady.fleet.submit_array(Mix::FewClasses.job(0, 1), size);
+    steady.fleet.schedule();
+    (without, measure(&mut steady))
+}
+
 /// A figure for each size, and the ratio of the last to the first.
 fn growth(bench: &'static str, what: &str, costs: &[(u64, Times)]) -> Vec<Figure> {
     let us = |times: &Times| times.median().as_secs_f64() * 1e6;

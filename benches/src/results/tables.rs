@@ -275,6 +275,18 @@ pub(super) const TABLES: &[Table] = &[
         note: "",
     },
     Table {
+        scenario: "controls",
+        title: "Arrays, and what people ask of jobs",
+        rows: &[],
+        note: "Real processes and real flushes, but for the state and the rounds of an array that waits: those are of one thread. The answer to an array has the id of every member. Selectors go over single jobs, each with its own row.",
+    },
+    Table {
+        scenario: "pages",
+        title: "Web pages, scrapes and streams of events",
+        rows: &[],
+        note: "One replica over loopback, each request on a new connection. To the first byte and to the whole page.",
+    },
+    Table {
         scenario: "place",
         title: "The scheduler by itself",
         rows: &[],

@@ -54,7 +54,8 @@ struct Shared {
     latency: Mutex<Latencies>,
 }
 
-fn registration(n: u32) -> agent::SessionRequest {
+/// The first message of a host with this number of devices.
+pub(super) fn registration(n: u32, devices: u32) -> agent::SessionRequest {
     let node = v1::NodeDescription {
         name: format!("sim-{n}"),
         region: "region-1".into(),
@@ -62,7 +63,7 @@ fn registration(n: u32) -> agent::SessionRequest {
         block: format!("block-{}", n / 512),
         rack: format!("rack-{}", n / 16),
         address: format!("10.{}.{}.{}", n >> 16, (n >> 8) & 255, n & 255),
-        accelerators: Some(v1::Accelerators { r#type: "h100".into(), count: 8 }),
+        accelerators: Some(v1::Accelerators { r#type: "h100".into(), count: devices }),
         cpu_milli: 192_000,
         memory_bytes: 2 << 40,
         ..Default::default()
@@ -82,7 +83,7 @@ fn registration(n: u32) -> agent::SessionRequest {
 async fn agent(n: u32, channel: Channel, shared: Arc<Shared>, ready: mpsc::Sender<()>) -> Result<()> {
     let (mut to_leader, stream) = futures::channel::mpsc::channel(4);
     let turn = shared.registering.acquire().await.context("the semaphore is never closed")?;
-    to_leader.send(registration(n)).await.context("the stream is closed")?;
+    to_leader.send(registration(n, 8)).await.context("the stream is closed")?;
     let mut client = NodeServiceClient::new(channel);
     let mut answers = client.session(stream).await.context("a session was refused")?.into_inner();
     let first = answers.message().await.context("a session broke")?.and_then(|m| m.message);
@@ -116,7 +117,7 @@ async fn agent(n: u32, channel: Channel, shared: Arc<Shared>, ready: mpsc::Sende
     }
 }
 
-async fn connect(endpoint: &str) -> Result<Channel> {
+pub(super) async fn connect(endpoint: &str) -> Result<Channel> {
     let endpoint = Endpoint::from_shared(endpoint.to_owned()).context("an endpoint")?;
     endpoint.tcp_nodelay(true).connect().await.context("connecting to a replica")
 }

@@ -84,7 +84,7 @@ async fn snapshot_under_load(cluster: &Cluster, leader: usize) -> Result<Value> 
 }
 
 pub(crate) async fn run(args: RestartArgs) -> Result<()> {
-    let settings = Settings { snapshots: Some((ENTRIES_PER_SNAPSHOT, ENTRIES_KEPT)) };
+    let settings = Settings { snapshots: Some((ENTRIES_PER_SNAPSHOT, ENTRIES_KEPT)), ..Settings::default() };
     let mut cluster = Cluster::start(args.common.dir.as_deref(), settings).await?;
     let machine = machine::describe_with_disk(cluster.directory())?;
     println!("{}", machine::sentence(&machine));

@@ -1,10 +1,11 @@
 //! `muster.v1beta1.BookingService`.
 
 use muster_decider::{BookingOrder, BookingPlan, Command};
+use muster_engine::calendar::windows_of;
 use muster_engine::{Engine, Reading};
 use muster_state::State;
 use muster_types::fleet::checked_name;
-use muster_types::{Booking, BookingSpec, Consistency, Name, Refusal, RefusalCode, Violation};
+use muster_types::{Booking, BookingSpec, Consistency, LogTime, Name, Refusal, RefusalCode, Violation};
 use muster_wire::convert::{UNSAID_OF_LISTS, booking_spec_from_proto, booking_to_proto, request_id};
 use muster_wire::status::to_status;
 use muster_wire::time::log_time;
@@ -48,9 +49,33 @@ pub(crate) fn list(view: &Reading, visibility: Visibility) -> Vec<v1::Booking> {
     view.bookings().map(|(name, booking)| shown(view, visibility, name, booking)).collect()
 }
 
+/// Finds the windows of a rule: the log has their moments, so that no replica that reads it needs to know zones.
+fn with_windows(mut spec: BookingSpec, now: LogTime) -> Result<BookingSpec, Vec<Violation>> {
+    let Some(listed) = &mut spec.times.listed else { return Ok(spec) };
+    let from = if spec.times.start == LogTime(0) { now } else { spec.times.start };
+    let Some(starts) = windows_of(&listed.rule, from, spec.times.windows) else {
+        let text = format!("there is no time zone {:?}; name one like Europe/Berlin or UTC", listed.rule.zone);
+        return Err(vec![Violation::new("spec.rule.zone", text)]);
+    };
+    listed.start_minutes = starts;
+    let mut violations = spec.violations();
+    if violations.is_empty() && !spec.times.is_whole() {
+        violations.push(Violation::new("windows", "must be fewer: the calendar ends before the last of them"));
+    }
+    if violations.is_empty() {
+        return Ok(spec);
+    }
+    Err(violations.into_iter().map(|violation| violation.under("spec")).collect())
+}
+
 /// The name and what is to be booked, or every field that is wrong.
-fn asked(name: &str, spec: Option<v1::BookingSpec>) -> Result<(Name, BookingSpec), Vec<Violation>> {
-    match (checked_name("name", name), booking_spec_from_proto(spec)) {
+fn asked(
+    name: &str,
+    spec: Option<v1::BookingSpec>,
+    now: LogTime,
+) -> Result<(Name, BookingSpec), Vec<Violation>> {
+    let spec = booking_spec_from_proto(spec).and_then(|spec| with_windows(spec, now));
+    match (checked_name("name", name), spec) {
         (Ok(name), Ok(spec)) => Ok((name, spec)),
         (name, spec) => {
             let mut violations: Vec<Violation> = name.err().into_iter().collect();
@@ -60,9 +85,14 @@ fn asked(name: &str, spec: Option<v1::BookingSpec>) -> Result<(Name, BookingSpec
     }
 }
 
-fn create_command(caller: &Caller, message: &v1::CreateBookingRequest) -> Result<Command, Status> {
+fn create_command(
+    caller: &Caller,
+    message: &v1::CreateBookingRequest,
+    now: LogTime,
+) -> Result<Command, Status> {
     let acts_for = caller.acts_for().map_err(|refusal| to_status(&refusal))?;
-    match (request_id("request_id", &message.request_id), asked(&message.name, message.spec.clone())) {
+    let asked = asked(&message.name, message.spec.clone(), now);
+    match (request_id("request_id", &message.request_id), asked) {
         (Ok(request), Ok((name, spec))) => {
             let order = BookingOrder { request, by: requester(caller), acts_for, name, spec };
             Ok(Command::CreateBooking(Box::new(order)))
@@ -116,8 +146,8 @@ impl BookingService for Bookings {
     ) -> Result<Response<v1::CreateBookingResponse>, Status> {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
-        let command = create_command(&caller, &message)?;
         let engine = self.router.engine();
+        let command = create_command(&caller, &message, engine.now(&engine.view()))?;
         let visibility = caller.visibility();
         let local = || async {
             let answer = engine.execute(command.clone()).await?;
@@ -139,8 +169,9 @@ impl BookingService for Bookings {
         let account = caller.account();
         let message = request.into_inner();
         let acts_for = caller.acts_for().map_err(|refusal| to_status(&refusal))?;
-        let (name, spec) = asked(&message.name, message.spec).map_err(invalid)?;
         let engine = self.router.engine();
+        let now = engine.now(&engine.view());
+        let (name, spec) = asked(&message.name, message.spec, now).map_err(invalid)?;
         let view =
             self.router.fresh(account, (message.read.as_ref(), Consistency::Linearizable), deadline).await?;
         let _turn = self.router.costly(account).await.map_err(|refusal| to_status(&refusal))?;

@@ -111,3 +111,34 @@ async fn wrong_fields_and_names_are_refused() {
     let refused = guarded("a job", JobServiceClient::new(channel).submit_job(job)).await;
     assert_eq!(code(refused), Some(invalid), "there is no such booking");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn windows_of_a_rule_are_found_where_the_booking_is_made() {
+    let world = World::with_tenants().await;
+    world.job_of("speech").await;
+    let mut root = BookingServiceClient::new(world.channel(Role::Admin(short("root"))).await);
+    let with_rule = |zone: &str, length_ms| {
+        let (weekdays, time, zone) = ("daily".to_owned(), "09:00".to_owned(), zone.to_owned());
+        let rule = Some(v1::BookingRule { weekdays, time, zone });
+        v1::BookingSpec { windows: 20, length: Some(duration(length_ms)), rule, ..spec("vision") }
+    };
+    let create = |number, spec| v1::CreateBookingRequest {
+        request_id: id(number),
+        name: "office".to_owned(),
+        spec: Some(spec),
+    };
+    const HOUR_MS: u64 = 3_600_000;
+    for bad in [with_rule("Europe/Nowhere", HOUR_MS), with_rule("UTC", 25 * HOUR_MS)] {
+        let refused = guarded("a booking", root.create_booking(create(1, bad))).await;
+        assert_eq!(code(refused), Some(RefusalCode::InvalidField));
+    }
+    let asked = create(2, with_rule("Europe/Berlin", 8 * HOUR_MS));
+    let made = guarded("a booking", root.create_booking(asked.clone())).await.expect("it fits").into_inner();
+    let booking = made.booking.expect("it is there");
+    assert_eq!((booking.windows_left, booking.spec.expect("one").rule.expect("one").time), (20, "09:00".into()));
+    // Berlin is one or two hours ahead of UTC.
+    let start = booking.window_start_time.expect("a moment").seconds;
+    assert!([7, 8].contains(&(start / 3_600 % 24)), "{start}");
+    // A repetition is found other moments, and is the same request.
+    guarded("a repetition", root.create_booking(asked)).await.expect("it is answered");
+}

@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 use muster_client::Client;
 use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items, moment, span};
 use muster_manifest::quantity;
-use muster_types::BookingClearing;
+use muster_types::{BookingClearing, Weekdays};
 use muster_wire::closed::{number, of_word, word};
 use muster_wire::time::{duration, timestamp};
 use muster_wire::v1;
@@ -21,11 +21,14 @@ Examples:
   muster booking create demo --tenant research --devices 16 --type h100 --start 2027-03-01T09:00:00+01:00 --for 4h --dry-run
   muster booking create demo --tenant research --devices 16 --type h100 --start 2027-03-01T09:00:00+01:00 --for 4h --notice 2h
   muster booking create nightly --tenant vision --hosts 2 --type h100 --start 2027-03-01T22:00:00Z --for 6h --every 1d --times 30
+  muster booking create office --tenant vision --hosts 2 --type h100 --every mon-fri --at 09:00 --zone Europe/Berlin --for 8h --times 20
   muster booking create lab --tenant vision --node h1,h2 --for 8h --others stop --shared --reason 'repair of the model'
 
 Nodes are whole hosts of one cluster; the leader chooses them, and chooses again when one is lost. A job uses them during a window if it
-names the booking (booking: NAME in its file), or with --shared if it is of the tenant. A start has an offset from UTC, and windows repeat
-after whole days of 24 hours: summer time moves none. During --notice nothing is placed there whose run-time limit passes the start.
+names the booking (booking: NAME in its file), or with --shared if it is of the tenant. A start has an offset from UTC, and windows with
+--every 1d repeat after whole days of 24 hours: summer time moves none. With --every mon-fri, --at and --zone they begin at a local time;
+a time that is skipped when clocks are set forward is the first moment after the gap, and one that comes twice is the first.
+During --notice nothing is placed there whose run-time limit passes the start.
 --others decides about work that is still there then: finish lets it run to its end, stop and fill stop it with its grace, and fill lets
 jobs without a limit begin there until the start. An administrator of a tenant books where the policy gives that right (rights.bookings),
 names --type, stays within the nominal quota, and lets others finish.")]
@@ -99,9 +102,16 @@ pub struct CreateArgs {
     /// How long each window is, from 1m to 30d
     #[arg(long = "for", value_name = "DURATION", value_parser = duration_ms)]
     length_ms: u64,
-    /// From the start of one window to that of the next: whole days, up to 28d; with --times
-    #[arg(long, value_name = "DAYS", value_parser = days, requires = "times")]
-    every: Option<u32>,
+    /// From the start of one window to that of the next, whole days up to 28d; or days of the week such as mon-fri, sat,sun or daily,
+    /// with --at and --zone
+    #[arg(long, value_name = "DAYS", value_parser = every, requires = "times")]
+    every: Option<Recurrence>,
+    /// The local time at which windows begin, as in 09:00
+    #[arg(long, value_name = "HH:MM", requires = "every")]
+    at: Option<String>,
+    /// The time zone of --at, such as Europe/Berlin [default: UTC]
+    #[arg(long, value_name = "ZONE", requires = "at")]
+    zone: Option<String>,
     /// How many windows there are, up to 366; with --every
     #[arg(long, value_name = "COUNT", requires = "every")]
     times: Option<u32>,
@@ -134,6 +144,23 @@ fn days(text: &str) -> Result<u32, String> {
     count.ok_or_else(|| "must be whole days, such as 1d or 7d".to_owned())
 }
 
+/// When windows come again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Recurrence {
+    /// After this number of days of 24 hours.
+    Days(u32),
+    /// On these days of the week.
+    Weekdays(Weekdays),
+}
+
+fn every(text: &str) -> Result<Recurrence, String> {
+    if text.starts_with(|first: char| first.is_ascii_digit()) {
+        return days(text).map(Recurrence::Days);
+    }
+    let weekdays = text.parse::<Weekdays>().map(Recurrence::Weekdays);
+    weekdays.map_err(|rule| format!("{rule}, or whole days such as `1d`"))
+}
+
 fn others(text: &str) -> Result<BookingClearing, String> {
     of_word(text).ok_or_else(|| "must be finish, stop or fill".to_owned())
 }
@@ -163,12 +190,28 @@ impl CreateArgs {
             shape: Some(shape),
             start_time: self.start.map(timestamp),
             length: Some(duration(self.length_ms)),
-            every_days: self.every.unwrap_or_default(),
+            every_days: match self.every {
+                Some(Recurrence::Days(days)) => days,
+                Some(Recurrence::Weekdays(_)) | None => 0,
+            },
             windows: self.times.unwrap_or_default(),
             notice: self.notice.map(duration),
             clearing: number(self.others),
             reason: self.reason.clone(),
+            rule: self.rule(),
         }
+    }
+
+    /// The rule of windows with a local time. What is missing of it the cluster says.
+    fn rule(&self) -> Option<v1::BookingRule> {
+        let weekdays = match self.every {
+            Some(Recurrence::Weekdays(weekdays)) => weekdays.to_string(),
+            Some(Recurrence::Days(_)) | None if self.at.is_none() => return None,
+            Some(Recurrence::Days(_)) | None => String::new(),
+        };
+        let time = self.at.clone().unwrap_or_default();
+        let zone = self.zone.clone().unwrap_or_else(|| "UTC".to_owned());
+        Some(v1::BookingRule { weekdays, time, zone })
     }
 }
 
@@ -203,6 +246,8 @@ struct BookingView {
     windows_left: u32,
     every_days: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
+    rule: Option<RuleView>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     notice: Option<String>,
     others: &'static str,
     nodes: Vec<String>,
@@ -226,12 +271,27 @@ impl From<v1::Booking> for BookingView {
             window_end: moment(booking.window_end_time),
             windows_left: booking.windows_left,
             every_days: spec.every_days,
+            rule: spec.rule.map(RuleView::from),
             notice: span(spec.notice),
             others: word::<BookingClearing>(spec.clearing),
             nodes: booking.nodes,
             creator: booking.creator,
             reason: spec.reason,
         }
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct RuleView {
+    weekdays: String,
+    time: String,
+    zone: String,
+}
+
+impl From<v1::BookingRule> for RuleView {
+    fn from(rule: v1::BookingRule) -> RuleView {
+        RuleView { weekdays: rule.weekdays, time: rule.time, zone: rule.zone }
     }
 }
 
@@ -372,9 +432,12 @@ fn shown(view: &BookingView) -> Vec<(&'static str, String)> {
     let window = [&view.window_start, &view.window_end];
     let [from, until] = window.map(|moment| moment.clone().unwrap_or_default());
     let state = if view.open { "open" } else { "ahead" };
-    let again = match view.every_days {
-        0 => String::new(),
-        days => format!(", {} left, every {days}d", view.windows_left),
+    let again = match (&view.rule, view.every_days) {
+        (Some(RuleView { weekdays, time, zone }), _) => {
+            format!(", {} left, {weekdays} at {time} in {zone}", view.windows_left)
+        }
+        (None, 0) => String::new(),
+        (None, days) => format!(", {} left, every {days}d", view.windows_left),
     };
     let whose = match (view.shared, view.jobs.is_empty(), view.user.is_empty()) {
         (true, ..) => "every job of the tenant".to_owned(),
@@ -414,6 +477,15 @@ mod tests {
         assert_eq!(days("7d"), Ok(7));
         for wrong in ["", "0d", "36h", "1h", "7"] {
             assert!(days(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn windows_come_again_after_days_or_on_days_of_the_week() {
+        assert_eq!(every("2d"), Ok(Recurrence::Days(2)));
+        assert_eq!(every("mon-fri").map(|every| matches!(every, Recurrence::Weekdays(_))), Ok(true));
+        for wrong in ["", "36h", "monday", "mon-"] {
+            assert!(every(wrong).is_err(), "{wrong:?}");
         }
     }
 

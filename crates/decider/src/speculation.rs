@@ -7,7 +7,7 @@ use core::cell::RefCell;
 use muster_journal::{Decision, EncodedDecisions, FORMAT_MAX, RankUpdate, Round};
 use muster_planner::Valuation;
 use muster_policy::Refresh;
-use muster_state::{RequestAnswer, State};
+use muster_state::{Applied, CheckedDecision, RequestAnswer, State};
 use muster_types::{
     AdmissionMode, ArrayId, ClusterId, Control, JobId, Leadership, LogIndex, LogTime, Name, NodeId,
     Parameters, QueueKey, Refusal, Requester,
@@ -303,6 +303,23 @@ impl Speculation {
         assert!(self.can_say(&decision), "{} is not said in format {}", decision.name(), self.format);
         let index = self.state.log_index().next();
         let applied = self.state.apply(self.leadership, index, self.now, &decision);
+        self.take_in(index, decision, &applied)
+    }
+
+    /// The same for a decision that [`State::check_next`] let through, so that the guard need not look a second time.
+    ///
+    /// # Panics
+    /// Like [`Speculation::push`].
+    pub fn push_checked(&mut self, checked: CheckedDecision) -> LogIndex {
+        let decision = checked.decision();
+        assert!(self.can_say(decision), "{} is not said in format {}", decision.name(), self.format);
+        let index = self.state.log_index().next();
+        let applied = self.state.apply_checked(self.leadership, index, self.now, &checked);
+        self.take_in(index, checked.into_decision(), &applied)
+    }
+
+    /// A decision that was applied is part of the round.
+    fn take_in(&mut self, index: LogIndex, decision: Decision, applied: &Applied) -> LogIndex {
         assert!(
             applied.rejection.is_none(),
             "the guard refused the leader's own {} at {index}: {:?}",

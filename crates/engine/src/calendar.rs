@@ -10,7 +10,7 @@
 use jiff::Timestamp;
 use jiff::civil::{Date, DateTime};
 use jiff::tz::{AmbiguousOffset, TimeZone, TimeZoneDatabase};
-use muster_types::{CronExpression, LogTime};
+use muster_types::{BookingRule, CronExpression, ListedWindows, LogTime};
 use std::sync::LazyLock;
 
 /// Years that are looked at for the next moment: the 29 February is the same day of the week again within 28, and around 2100 within 40.
@@ -33,6 +33,24 @@ pub struct Calendar<'a> {
 #[must_use]
 pub fn is_zone(name: &str) -> bool {
     ZONES.get(name).is_ok()
+}
+
+/// The first moments of the next windows that follow a rule, from a time on, in minutes of log time; fewer than were asked for where
+/// the calendar ends. None where this program knows no such zone.
+#[must_use]
+pub fn windows_of(rule: &BookingRule, from: LogTime, count: u16) -> Option<Vec<u32>> {
+    let cron = rule.cron()?;
+    let calendar = Calendar::new(&cron, &rule.zone)?;
+    // A window may begin at the time itself.
+    let mut behind = from.minus_ms(1);
+    let mut found = Vec::with_capacity(usize::from(count));
+    while found.len() < usize::from(count) {
+        let Some(start) = calendar.after(behind) else { break };
+        let Some(minute) = ListedWindows::minute(start) else { break };
+        found.push(minute);
+        behind = start;
+    }
+    Some(found)
 }
 
 impl<'a> Calendar<'a> {
@@ -157,6 +175,37 @@ mod tests {
                 at.to_string()
             })
             .collect()
+    }
+
+    #[test]
+    fn windows_of_a_rule_begin_at_their_local_time() {
+        let rule = |weekdays: &str, minute| BookingRule {
+            weekdays: weekdays.parse().unwrap(),
+            minute,
+            zone: "Europe/Berlin".to_owned(),
+        };
+        let starts = |rule: &BookingRule, from: &str, count| -> Vec<String> {
+            let found = ListedWindows { rule: rule.clone(), start_minutes: windows_of(rule, time(from), count).unwrap() };
+            (0..count).map(|number| found.start(number).unwrap().to_string()).collect()
+        };
+        // Over the weekend on which clocks are set forward.
+        assert_eq!(
+            starts(&rule("mon-fri", 9 * 60), "2026-03-27T08:00:00Z", 3),
+            ["2026-03-27T08:00:00Z", "2026-03-30T07:00:00Z", "2026-03-31T07:00:00Z"],
+            "a window may begin at the time itself"
+        );
+        assert_eq!(
+            starts(&rule("daily", 150), "2026-03-28T00:00:00Z", 3),
+            ["2026-03-28T01:30:00Z", "2026-03-29T01:00:00Z", "2026-03-30T00:30:00Z"],
+            "a time that is skipped is the first moment after the gap"
+        );
+        assert_eq!(
+            starts(&rule("sat,sun", 150), "2026-10-24T00:00:00Z", 3),
+            ["2026-10-24T00:30:00Z", "2026-10-25T00:30:00Z", "2026-10-31T01:30:00Z"],
+            "one that comes twice is the first of the two"
+        );
+        let nowhere = BookingRule { zone: "Europe/Nowhere".to_owned(), ..rule("daily", 0) };
+        assert_eq!(windows_of(&nowhere, LogTime(0), 1), None);
     }
 
     #[test]

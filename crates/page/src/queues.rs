@@ -199,6 +199,11 @@ fn row(depth: usize, tenant: &v1::TenantUsage) -> Markup {
     }
 }
 
+/// When windows recur, as in `mon-fri at 09:00 in Europe/Berlin`.
+fn rule_text(rule: &v1::BookingRule) -> String {
+    format!("{} at {} in {}", rule.weekdays, rule.time, rule.zone)
+}
+
 /// Which nodes are kept for whom, and when.
 fn bookings(bookings: &[v1::Booking]) -> Markup {
     let columns = [
@@ -217,6 +222,9 @@ fn bookings(bookings: &[v1::Booking]) -> Markup {
                 td {
                     (if booking.open { "open, " } else { "" })
                     (text::moment_utc(booking.window_start_time)) " to " (text::moment_utc(booking.window_end_time))
+                    @if let Some(rule) = booking.spec.as_ref().and_then(|spec| spec.rule.as_ref()) {
+                        ", " (rule_text(rule))
+                    }
                 }
                 td.number { (booking.windows_left) }
                 td.number { (booking.nodes.len()) }
@@ -306,6 +314,11 @@ mod tests {
         let spec = v1::BookingSpec {
             tenant: "vision".to_owned(),
             reason: "<b>demo</b>".to_owned(),
+            rule: Some(v1::BookingRule {
+                weekdays: "mon-fri".to_owned(),
+                time: "09:00".to_owned(),
+                zone: "Europe/Berlin".to_owned(),
+            }),
             ..Default::default()
         };
         let booking = v1::Booking {
@@ -317,6 +330,7 @@ mod tests {
         };
         let shown = bookings(&[booking]).into_string();
         assert!(shown.contains("demo") && shown.contains("vision") && shown.contains("open, "), "{shown}");
+        assert!(shown.contains("mon-fri at 09:00 in Europe/Berlin"), "{shown}");
         assert!(!shown.contains("<b>"), "{shown}");
     }
 

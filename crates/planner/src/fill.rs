@@ -10,7 +10,7 @@ use muster_types::{DeviceAmount, DeviceSet, JobSpec, Level, LogTime, Name, NodeI
 
 use crate::score::{self, KEYS_MAX};
 use crate::sites::Site;
-use crate::terms::{ClosedPlace, Spare, Terms};
+use crate::terms::{ClosedPlaces, Spare, Terms};
 use crate::{Budget, Spent};
 
 /// The part of a cluster that workers have to be in.
@@ -56,7 +56,7 @@ pub(crate) struct Attempt<'a, 'b> {
     /// When it is expected to end.
     end: LogTime,
     /// Windows of the cluster that are closed to it before its end, and nodes that bookings close to it now.
-    closed: Vec<ClosedPlace<'a>>,
+    closed: ClosedPlaces<'a>,
     touched: BTreeMap<NodeId, PlannedNode>,
     /// Hosts that nobody used before the plan took from them, by type and rack; counted where racks have spare hosts.
     opened: BTreeMap<RackOfKind<'a>, u32>,
@@ -348,7 +348,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
 
     /// Whether a window is closed to the gang on a node before its end, or a booking keeps the node from it.
     pub(crate) fn is_in_window(&self, row: &NodeRow) -> bool {
-        self.closed.iter().any(|closed| closed.covers(&row.spec))
+        self.closed.cover(self.state, &row.spec)
     }
 
     /// What the gang may have of a node; none when nothing is kept from it.
@@ -552,11 +552,8 @@ pub(crate) fn closed_to<'a>(
     end: LogTime,
     region: &Name,
     cluster: &Name,
-) -> Vec<ClosedPlace<'a>> {
-    let windows = closed_windows(terms, end, region, cluster).map(ClosedPlace::Window);
-    let booked =
-        terms.closures.iter().filter(|closure| closure.lasts_at(terms.now)).map(ClosedPlace::Booking);
-    windows.chain(booked).collect()
+) -> ClosedPlaces<'a> {
+    ClosedPlaces::new(terms, closed_windows(terms, end, region, cluster))
 }
 
 /// Idle devices without which a node cannot hold this many workers; none when no node has as many.

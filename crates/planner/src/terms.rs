@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::RefCell;
 use core::fmt;
-use muster_state::PoolKey;
+use muster_state::{PoolKey, State};
 use muster_types::policy::{Policy, Window, WindowPurpose};
 use muster_types::{DeviceAmount, DeviceSet, JobSpec, LogTime, Name, NodeDraft, NodeId, WorkerRequest};
 
@@ -27,6 +27,9 @@ pub struct Terms<'a> {
     pub holds: &'a Holds,
     /// Nodes that are closed to the gang for some time because they are booked, or because it has to be on booked ones.
     pub closures: &'a [Closure<'a>],
+    /// Whether these are of bookings of the state, so that its index of nodes tells which of them cover one. Otherwise each is
+    /// compared.
+    pub closures_are_indexed: bool,
     /// Weights, prices, data sets, spare hosts and windows.
     pub policy: &'a Policy,
     /// How much of the work of the gang's owner is in a cluster, by region and name, and how much there is of it in all:
@@ -118,6 +121,42 @@ impl<'a> ClosedPlace<'a> {
             ClosedPlace::Window(window) => window.scope.covers(node),
             ClosedPlace::Booking(closure) => closure.covers(node),
         }
+    }
+}
+
+/// Everything that is closed to a gang that begins now.
+#[derive(Debug, Default)]
+pub(crate) struct ClosedPlaces<'a> {
+    /// What each node is asked of: windows, closures of all nodes but some, and closures that no index knows.
+    asked: Vec<ClosedPlace<'a>>,
+    /// The other closures, by booking.
+    by_booking: Vec<&'a Closure<'a>>,
+}
+
+impl<'a> ClosedPlaces<'a> {
+    /// Of windows, and of what bookings close now.
+    pub(crate) fn new(terms: &Terms<'a>, windows: impl Iterator<Item = &'a Window>) -> ClosedPlaces<'a> {
+        let mut places =
+            ClosedPlaces { asked: windows.map(ClosedPlace::Window).collect(), by_booking: Vec::new() };
+        let now = terms.now;
+        for closure in terms.closures.iter().filter(|closure| closure.lasts_at(now)) {
+            if terms.closures_are_indexed && !closure.is_outside {
+                places.by_booking.push(closure);
+            } else {
+                places.asked.push(ClosedPlace::Booking(closure));
+            }
+        }
+        places.by_booking.sort_by(|a, b| a.booking.cmp(b.booking));
+        places
+    }
+
+    /// Whether a node is closed to the gang.
+    pub(crate) fn cover(&self, state: &State, node: &NodeDraft) -> bool {
+        let is_listed = |booking: &Name| {
+            self.by_booking.binary_search_by(|closure| closure.booking.cmp(booking)).is_ok()
+        };
+        self.asked.iter().any(|place| place.covers(node))
+            || (!self.by_booking.is_empty() && state.bookings_of_node(&node.name).iter().any(is_listed))
     }
 }
 

@@ -6,7 +6,30 @@ use muster_types::{Leadership, LogIndex, LogTime};
 use serde::Serialize;
 
 use crate::effect::Applied;
+use crate::guard_error::GuardError;
+use crate::sequence::Sequence;
 use crate::state::State;
+
+/// A decision that the guard has let through, and where in the log that was.
+#[derive(Clone, Debug)]
+pub struct CheckedDecision {
+    decision: Decision,
+    at: Sequence,
+}
+
+impl CheckedDecision {
+    /// The decision.
+    #[must_use]
+    pub fn decision(&self) -> &Decision {
+        &self.decision
+    }
+
+    /// The decision.
+    #[must_use]
+    pub fn into_decision(self) -> Decision {
+        self.decision
+    }
+}
 
 impl State {
     /// Applies a round from the log. `Applied` entries are in the order of its decisions.
@@ -36,6 +59,43 @@ impl State {
             return Applied { log_index: None, rejection: Some(rejection), effects: Vec::new() };
         }
         let verdict = self.check(decision);
+        self.carry_out(leadership, index, log_time, decision, verdict)
+    }
+
+    /// [`State::apply`] for a decision that the guard let through at this very position, so that it need not look again: what it
+    /// looks at can be the whole policy. At any other position it looks again.
+    pub fn apply_checked(
+        &mut self,
+        leadership: Leadership,
+        index: LogIndex,
+        log_time: LogTime,
+        checked: &CheckedDecision,
+    ) -> Applied {
+        let decision = &checked.decision;
+        let is_here = checked.at == self.sequence();
+        if !is_here || self.check_header(leadership, index, log_time, decision).is_err() {
+            return self.apply(leadership, index, log_time, decision);
+        }
+        self.carry_out(leadership, index, log_time, decision, Ok(()))
+    }
+
+    /// The guard, for a decision that follows at once.
+    ///
+    /// # Errors
+    /// Like [`State::check`].
+    pub fn check_next(&self, decision: Decision) -> Result<CheckedDecision, GuardError> {
+        self.check(&decision)?;
+        Ok(CheckedDecision { decision, at: self.sequence() })
+    }
+
+    fn carry_out(
+        &mut self,
+        leadership: Leadership,
+        index: LogIndex,
+        log_time: LogTime,
+        decision: &Decision,
+        verdict: Result<(), GuardError>,
+    ) -> Applied {
         // From here on the record has its position, whether or not it is refused.
         self.meta.log_index = index;
         self.meta.log_time = log_time;

@@ -3,6 +3,7 @@
 //! Whether a window is open is in the row, set by a record: the guard of a placement looks at the row and never at a time.
 //! So what a leader plans by the times of a booking is never refused for a moment in between.
 
+use alloc::collections::BTreeSet;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -76,17 +77,34 @@ impl State {
     /// The first other booking that has one of these nodes during one of these windows.
     #[must_use]
     pub fn overlapping_booking(&self, own: &Name, times: &BookingTimes, nodes: &[Name]) -> Option<&Name> {
+        let there: BTreeSet<&Name> = nodes.iter().flat_map(|node| self.bookings_of_node(node)).collect();
+        there.into_iter().filter(|name| *name != own).find(|name| {
+            self.bookings.get(name).is_some_and(|booking| booking.left().meets(times).is_some())
+        })
+    }
+
+    /// The same without the index: every booking is asked for every node.
+    fn overlapping_row(&self, own: &Name, times: &BookingTimes, nodes: &[Name]) -> Option<&Name> {
         let meets = |booking: &Booking| {
             booking.left().meets(times).is_some() && nodes.iter().any(|node| booking.has_node(node))
         };
         self.bookings().find(|(name, booking)| *name != own && meets(booking)).map(|(name, _)| name)
     }
 
+    /// The bookings that have a node, by name.
+    #[must_use]
+    pub fn bookings_of_node(&self, node: &Name) -> &[Name] {
+        self.indexes.booked.get(node).map_or(&[], Vec::as_slice)
+    }
+
     /// The open booking that keeps a job from a node.
     #[must_use]
     pub fn booked_against(&self, spec: &JobSpec, node: &Name) -> Option<(&Name, &Booking)> {
         let policy = &self.policy.policy;
-        let mut open = self.bookings().filter(|(_, booking)| booking.is_open && booking.has_node(node));
+        let there = self.bookings_of_node(node).iter();
+        let mut open = there
+            .filter_map(|name| Some((name, self.bookings.get(name)?)))
+            .filter(|(_, booking)| booking.is_open);
         open.find(|(name, booking)| !booking.spec.admits(policy, name, spec))
     }
 
@@ -104,18 +122,10 @@ impl State {
                 Some(booking)
             }
         };
-        let closed: Vec<&Booking> = self
-            .bookings()
-            .filter(|(name, booking)| booking.is_open && !booking.spec.admits(policy, name, spec))
-            .map(|(_, booking)| booking)
-            .collect();
-        if closed.is_empty() && named.is_none() {
-            return Ok(());
-        }
         for slot in slots {
             let node = &self.nodes.get(&slot.node).ok_or(GuardError::NodeUnknown)?.spec.name;
             require(named.is_none_or(|booking| booking.has_node(node)), GuardError::Booked)?;
-            require(!closed.iter().any(|booking| booking.has_node(node)), GuardError::Booked)?;
+            require(self.booked_against(spec, node).is_none(), GuardError::Booked)?;
         }
         Ok(())
     }
@@ -155,7 +165,8 @@ impl State {
         nodes: &[Name],
     ) -> Check {
         require(!self.requests.contains(&request.id), GuardError::RequestRepeated)?;
-        require(by.is_valid() && spec.violations().is_empty(), GuardError::Limit)?;
+        let is_sound = spec.violations().is_empty() && spec.times.is_whole();
+        require(by.is_valid() && is_sound, GuardError::Limit)?;
         require(!self.bookings.contains(name), GuardError::BookingExists)?;
         require(self.bookings.len() < limits::BOOKINGS_MAX, GuardError::Limit)?;
         require(self.booking_count_of(&spec.tenant) < limits::TENANT_BOOKINGS_MAX, GuardError::Limit)?;
@@ -206,13 +217,14 @@ impl State {
             by: by.clone(),
             created: self.meta.log_time,
         };
+        self.indexes.book(name, nodes);
         self.bookings.insert(name.clone(), booking);
         Vec::new()
     }
 
     pub(crate) fn fold_booking_deleted(&mut self, request: RequestKey, name: &Name) -> Vec<Effect> {
         self.remember(request, RequestAnswer::Done);
-        self.bookings.remove(name);
+        self.remove_booking(name);
         Vec::new()
     }
 
@@ -238,30 +250,130 @@ impl State {
                     booking.is_open = false;
                 });
             }
-            _ => _ = self.bookings.remove(name),
+            _ => self.remove_booking(name),
         }
         Vec::new()
     }
 
     pub(crate) fn fold_booking_moved(&mut self, name: &Name, nodes: &[Name]) -> Vec<Effect> {
-        self.bookings.change(name, |booking, _| booking.nodes = nodes.to_vec());
+        let before = self.bookings.change(name, |booking, _| {
+            core::mem::replace(&mut booking.nodes, nodes.to_vec())
+        });
+        if let Some(before) = before {
+            self.indexes.unbook(name, &before);
+            self.indexes.book(name, nodes);
+        }
         Vec::new()
+    }
+
+    fn remove_booking(&mut self, name: &Name) {
+        if let Some(booking) = self.bookings.get(name) {
+            self.indexes.unbook(name, &booking.nodes);
+        }
+        self.bookings.remove(name);
     }
 
     /// Whether every row keeps its rules, and no two have a node at the same time.
     pub(crate) fn check_booking_rows(&self) -> Result<(), String> {
         for (name, booking) in self.bookings() {
             let is_sound = booking.spec.violations().is_empty()
+                && booking.spec.times.is_whole()
                 && booking.window < booking.spec.times.windows
                 && booking.nodes.len() <= booking.spec.shape.nodes_max()
                 && booking.nodes.is_sorted_by(|a, b| a < b);
             if !is_sound {
                 return Err(format!("booking {name} has a row that it may not have"));
             }
-            if let Some(other) = self.overlapping_booking(name, &booking.left(), &booking.nodes) {
+            // The indexes are not there yet when rows of a snapshot are checked.
+            if let Some(other) = self.overlapping_row(name, &booking.left(), &booking.nodes) {
                 return Err(format!("bookings {name} and {other} have a node at the same time"));
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::collections::BTreeMap;
+    use muster_types::{BookingClearing, LogTime};
+
+    const HOUR_MS: u64 = 3_600_000;
+
+    /// Numbers that look random and are the same in every run.
+    struct Numbers(u64);
+
+    impl Numbers {
+        fn below(&mut self, end: u64) -> u64 {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (self.0 >> 33) % end
+        }
+    }
+
+    fn node(number: u64) -> Name {
+        Name::new(&format!("n{number}")).expect("a name")
+    }
+
+    fn some_nodes(numbers: &mut Numbers) -> Vec<Name> {
+        (0..6).filter(|_| numbers.below(3) == 0).map(node).collect()
+    }
+
+    fn some_times(numbers: &mut Numbers) -> BookingTimes {
+        let start = LogTime(numbers.below(40) * HOUR_MS);
+        BookingTimes::once(start, (1 + numbers.below(4)) * HOUR_MS)
+    }
+
+    fn booking(nodes: Vec<Name>, times: BookingTimes, is_open: bool) -> Booking {
+        let spec = BookingSpec {
+            tenant: Name::literal("vision"),
+            user: None,
+            jobs: Vec::new(),
+            is_shared: false,
+            shape: BookingShape::Chosen {
+                amount: BookingAmount::Hosts(6),
+                kind: None,
+                region: None,
+                cluster: None,
+                labels: BTreeMap::new(),
+            },
+            times,
+            notice_ms: 0,
+            clearing: BookingClearing::Finish,
+            reason: String::new(),
+        };
+        let (by, created) = (Requester::default(), LogTime(0));
+        Booking { spec, nodes, window: 0, is_open, by, created }
+    }
+
+    #[test]
+    fn the_index_of_nodes_finds_what_a_look_at_every_booking_finds() {
+        let mut numbers = Numbers(7);
+        let mut state = State::default();
+        for step in 0..2_000 {
+            let name = Name::new(&format!("b{}", numbers.below(12))).expect("a name");
+            let is_there = state.bookings.contains(&name);
+            match (is_there, numbers.below(3)) {
+                (false, _) => {
+                    let nodes = some_nodes(&mut numbers);
+                    state.indexes.book(&name, &nodes);
+                    let is_open = numbers.below(2) == 0;
+                    let times = some_times(&mut numbers);
+                    state.bookings.insert(name.clone(), booking(nodes, times, is_open));
+                }
+                (true, 0) => state.remove_booking(&name),
+                (true, _) => _ = state.fold_booking_moved(&name, &some_nodes(&mut numbers)),
+            }
+            let (times, nodes) = (some_times(&mut numbers), some_nodes(&mut numbers));
+            let found = state.overlapping_booking(&name, &times, &nodes);
+            assert_eq!(found, state.overlapping_row(&name, &times, &nodes), "step {step}");
+            for number in 0..6 {
+                let node = node(number);
+                let own = state.bookings_of_node(&node);
+                let all = state.bookings().filter(|(_, booking)| booking.has_node(&node));
+                assert!(all.map(|(name, _)| name).eq(own), "step {step}: {node}");
+            }
+        }
+        assert_eq!(state.rebuilt_indexes().booked, state.indexes.booked);
     }
 }

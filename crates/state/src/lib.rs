@@ -58,6 +58,7 @@ pub mod quota;
 pub mod usage;
 
 pub use admission::NotAdmitted;
+pub use apply::CheckedDecision;
 pub use array::{DependencyState, JobEnd, WaitingMember};
 pub use budget::SpentBudget;
 pub use control::will_wait;

@@ -15,6 +15,7 @@ use muster_types::{
 use crate::array::JobEnd;
 use crate::effect::Effect;
 use crate::guard_error::{GuardError, require};
+use crate::index::waits_for;
 use crate::rows::{RequestAnswer, ScheduleRow, ScheduleRunRow, ScheduleSuspension};
 use crate::state::State;
 
@@ -28,6 +29,29 @@ impl State {
     /// All schedules, by tenant and name.
     pub fn schedules(&self) -> impl Iterator<Item = (&ScheduleKey, &ScheduleRow)> {
         self.schedules.iter()
+    }
+
+    /// Schedules that wait for a moment up to this one, the first moment first.
+    pub fn schedules_due(&self, now: LogTime) -> impl Iterator<Item = (&ScheduleKey, &ScheduleRow)> {
+        let waiting = self.indexes.scheduled.range(first_at(NextRun::At(LogTime(0)))..);
+        let due = waiting.take_while(move |(next, _)| *next <= NextRun::At(now));
+        due.filter_map(move |(_, key)| Some((key, self.schedules.get(key)?)))
+    }
+
+    /// Schedules whose next moment is not known, by tenant and name.
+    pub fn schedules_unplanned(&self) -> impl Iterator<Item = (&ScheduleKey, &ScheduleRow)> {
+        let unknown = self.indexes.scheduled.iter().take_while(|(next, _)| *next == NextRun::Unknown);
+        unknown.filter_map(move |(_, key)| Some((key, self.schedules.get(key)?)))
+    }
+
+    /// The first moment behind this one that a schedule waits for.
+    #[must_use]
+    pub fn next_schedule_after(&self, now: LogTime) -> Option<LogTime> {
+        let later = self.indexes.scheduled.range(first_at(NextRun::At(now.plus_ms(1)))..).next();
+        later.and_then(|(next, _)| match next {
+            NextRun::At(time) => Some(*time).filter(|time| *time > now),
+            NextRun::Unknown => None,
+        })
     }
 
     /// How many schedules there are.
@@ -157,12 +181,16 @@ impl State {
             skipped: before.map_or(0, |row| row.skipped),
         };
         trim_runs(&mut row);
+        let was_for = before.and_then(waits_for);
+        self.indexes.shift_schedule(&key, was_for, waits_for(&row));
         self.schedules.insert(key, row);
         Vec::new()
     }
 
     pub(crate) fn fold_schedule_deleted(&mut self, request: RequestKey, key: &ScheduleKey) -> Vec<Effect> {
         self.remember(request, RequestAnswer::Done);
+        let was_for = self.schedules.get(key).and_then(waits_for);
+        self.indexes.shift_schedule(key, was_for, None);
         self.schedules.remove(key);
         Vec::new()
     }
@@ -178,7 +206,7 @@ impl State {
             self.remember(request, RequestAnswer::Done);
         }
         let since = self.meta.log_time;
-        self.schedules.change(key, |row, _| {
+        self.change_schedule(key, |row| {
             // An operator's stands in the place of anybody else's.
             let is_weaker = |before: &ScheduleSuspension| by.is_operator && !before.by.is_operator;
             match reason {
@@ -198,7 +226,7 @@ impl State {
     }
 
     pub(crate) fn fold_schedule_planned(&mut self, key: &ScheduleKey, next: LogTime) -> Vec<Effect> {
-        self.schedules.change(key, |row, _| row.next = NextRun::At(next));
+        self.change_schedule(key, |row| row.next = NextRun::At(next));
         Vec::new()
     }
 
@@ -211,7 +239,7 @@ impl State {
     ) -> Vec<Effect> {
         let at = self.meta.log_time;
         let unfinished = self.schedules.get(key).map(|row| self.unfinished_of(row)).unwrap_or_default();
-        self.schedules.change(key, |row, _| {
+        self.change_schedule(key, |row| {
             if due.is_some() {
                 row.next = next.map_or(NextRun::Unknown, NextRun::At);
             }
@@ -229,6 +257,18 @@ impl State {
         Vec::new()
     }
 
+    /// Changes a schedule, and where it stands among those that wait.
+    fn change_schedule(&mut self, key: &ScheduleKey, change: impl FnOnce(&mut ScheduleRow)) {
+        let moved = self.schedules.change(key, |row, _| {
+            let before = waits_for(row);
+            change(row);
+            (before, waits_for(row))
+        });
+        if let Some((before, after)) = moved {
+            self.indexes.shift_schedule(key, before, after);
+        }
+    }
+
     /// Whether every row keeps its rules, as far as the row alone tells.
     pub(crate) fn check_schedule_rows(&self) -> Result<(), String> {
         for (key, row) in self.schedules() {
@@ -242,6 +282,12 @@ impl State {
         }
         Ok(())
     }
+}
+
+/// The first place of those that wait for this.
+fn first_at(next: NextRun) -> (NextRun, ScheduleKey) {
+    let least = Name::literal("0");
+    (next, ScheduleKey { tenant: least.clone(), name: least })
 }
 
 /// Keeps as many runs as the schedule lists, the newest. Within one change of the row: each hashes all of it, its job included.

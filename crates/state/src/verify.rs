@@ -305,6 +305,8 @@ impl State {
             ("grant_ends", fresh.grant_ends == ours.grant_ends),
             ("budget_users", fresh.budget_users == ours.budget_users),
             ("budget_ends", fresh.budget_ends == ours.budget_ends),
+            ("booked", fresh.booked == ours.booked),
+            ("scheduled", fresh.scheduled == ours.scheduled),
             ("active", fresh.active == ours.active),
             ("finished", fresh.finished == ours.finished),
             ("run_limits", fresh.run_limits == ours.run_limits),
@@ -393,6 +395,12 @@ impl State {
         }
         for (key, row) in self.budget_rows() {
             fresh.add_budget(key, row);
+        }
+        for (name, booking) in self.bookings() {
+            fresh.book(name, &booking.nodes);
+        }
+        for (key, row) in self.schedules() {
+            fresh.shift_schedule(key, None, crate::index::waits_for(row));
         }
         self.count_quotas(&mut fresh);
         fresh

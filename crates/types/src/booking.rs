@@ -1,5 +1,6 @@
 //! Bookings: nodes that are set aside for the work of one tenant over windows of time.
 
+use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
@@ -7,6 +8,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use serde::{Deserialize, Serialize};
 
+use crate::booking_rule::ListedWindows;
 use crate::control::Requester;
 use crate::job::JobSpec;
 use crate::limits;
@@ -15,7 +17,8 @@ use crate::policy::Policy;
 use crate::reason::Violation;
 use crate::time::{LogTime, Span};
 
-/// Milliseconds of a day. A booking repeats after whole days of this length: summer time moves none of its windows.
+/// Milliseconds of a day. A booking that repeats after a number of days does so after days of this length: summer time moves none
+/// of its windows. One that follows a rule lists its moments.
 pub const DAY_MS: u64 = 86_400_000;
 
 /// One window of a booking.
@@ -28,9 +31,9 @@ pub struct BookingWindow {
 }
 
 /// When a booking's windows are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct BookingTimes {
-    /// The first moment of the first window.
+    /// The first moment of the first window; where windows are listed, no window begins before it.
     pub start: LogTime,
     /// How long each window is, in milliseconds.
     pub length_ms: u64,
@@ -38,12 +41,30 @@ pub struct BookingTimes {
     pub every_days: u16,
     /// How many windows there are.
     pub windows: u16,
+    /// Their moments, where they follow a rule.
+    pub listed: Option<Box<ListedWindows>>,
 }
 
 impl BookingTimes {
+    /// A single window.
+    #[must_use]
+    pub fn once(start: LogTime, length_ms: u64) -> BookingTimes {
+        BookingTimes { start, length_ms, every_days: 0, windows: 1, listed: None }
+    }
+
+    /// The same window again after a number of days, this number of times in all. One alone does not repeat.
+    #[must_use]
+    pub fn every(self, days: u16, windows: u16) -> BookingTimes {
+        BookingTimes { every_days: if windows > 1 { days } else { 0 }, windows, ..self }
+    }
+
     /// A window by its number, from 0; none behind the last.
     #[must_use]
     pub fn window(&self, number: u16) -> Option<BookingWindow> {
+        if let Some(listed) = &self.listed {
+            let from = listed.start(number).filter(|_| number < self.windows)?;
+            return Some(BookingWindow { from, until: from.plus_ms(self.length_ms) });
+        }
         let apart_ms = u64::from(self.every_days) * DAY_MS;
         let from = self.start.plus_ms(apart_ms.saturating_mul(u64::from(number)));
         (number < self.windows).then(|| BookingWindow { from, until: from.plus_ms(self.length_ms) })
@@ -52,6 +73,10 @@ impl BookingTimes {
     /// The number of the first window that is not over at a time; none when all are.
     #[must_use]
     pub fn next_at(&self, now: LogTime) -> Option<u16> {
+        if let Some(listed) = &self.listed {
+            let over = listed.over_at(now, self.length_ms);
+            return u16::try_from(over).ok().filter(|number| self.window(*number).is_some());
+        }
         let first = self.window(0)?;
         if now < first.until {
             return Some(0);
@@ -77,6 +102,25 @@ impl BookingTimes {
         })
     }
 
+    /// Whether the moments of every window are known: always, but where they follow a rule.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        let is_found = |listed: &ListedWindows| listed.start_minutes.len() == usize::from(self.windows);
+        self.listed.as_deref().is_none_or(is_found)
+    }
+
+    /// The windows from one of them on.
+    #[must_use]
+    pub fn behind(&self, number: u16) -> BookingTimes {
+        let start = self.window(number).map_or_else(|| self.end(), |window| window.from);
+        let listed = self.listed.as_ref().map(|listed| {
+            let later = listed.start_minutes.get(usize::from(number)..).unwrap_or_default();
+            Box::new(ListedWindows { rule: listed.rule.clone(), start_minutes: later.to_vec() })
+        });
+        let windows = self.windows.saturating_sub(number);
+        BookingTimes { start, length_ms: self.length_ms, every_days: self.every_days, windows, listed }
+    }
+
     /// Every rule that it breaks.
     #[must_use]
     pub fn violations(&self) -> Vec<Violation> {
@@ -92,6 +136,13 @@ impl BookingTimes {
         let max = limits::BOOKING_EVERY_DAYS_MAX;
         if self.every_days > max {
             found.push(Violation::limit("every_days", u64::from(self.every_days), 0, u64::from(max)));
+        }
+        if let Some(listed) = &self.listed {
+            if self.every_days > 0 {
+                found.push(Violation::new("every_days", "must be left out where a rule is given"));
+            }
+            found.extend(listed.violations(self.windows, self.length_ms));
+            return found;
         }
         if (self.every_days == 0) != (self.windows == 1) {
             let text = "must be stated together with more than one window, and be 0 for a single one";
@@ -347,11 +398,27 @@ impl Booking {
         self.nodes.binary_search(node).is_ok()
     }
 
+    /// From the window that is open, or the next one, until when a job finds the nodes closed without a break, by when it finds each
+    /// window closed to it.
+    #[must_use]
+    pub fn closed_until(&self, closed_from: impl Fn(BookingWindow) -> LogTime) -> LogTime {
+        let (times, mut until) = (&self.spec.times, self.current().until);
+        let mut next = self.window.saturating_add(1);
+        while let Some(window) = times.window(next).filter(|window| closed_from(*window) <= until) {
+            if times.listed.is_none() {
+                // Windows are the same time apart: where it is too late for one, so it is for all behind it.
+                return times.end();
+            }
+            until = window.until;
+            next = next.saturating_add(1);
+        }
+        until
+    }
+
     /// Its windows that are not over: the present one, and those behind it.
     #[must_use]
     pub fn left(&self) -> BookingTimes {
-        let windows = self.spec.times.windows.saturating_sub(self.window);
-        BookingTimes { start: self.current().from, windows, ..self.spec.times }
+        self.spec.times.behind(self.window)
     }
 }
 
@@ -377,6 +444,9 @@ impl fmt::Display for BookingTimes {
     /// As in `2026-11-28T09:00:00Z for 2h, 5 times every 1 days`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} for {}", self.start, Span(self.length_ms))?;
+        if let Some(listed) = &self.listed {
+            return write!(f, ", {} times {}", self.windows, listed.rule);
+        }
         if self.windows > 1 {
             write!(f, ", {} times every {} days", self.windows, self.every_days)?;
         }
@@ -387,13 +457,23 @@ impl fmt::Display for BookingTimes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::booking_rule::BookingRule;
     use alloc::string::ToString;
     use alloc::vec;
 
     const HOUR_MS: u64 = 3_600_000;
 
     fn once(start: u64, length_ms: u64) -> BookingTimes {
-        BookingTimes { start: LogTime(start), length_ms, every_days: 0, windows: 1 }
+        BookingTimes::once(LogTime(start), length_ms)
+    }
+
+    /// At these hours.
+    fn listed(hours: &[u32], length_ms: u64) -> BookingTimes {
+        let rule = BookingRule { weekdays: "daily".parse().expect("days"), minute: 540, zone: "UTC".to_string() };
+        let start_minutes = hours.iter().map(|hour| hour * 60).collect();
+        let windows = u16::try_from(hours.len()).expect("few");
+        let listed = Some(Box::new(ListedWindows { rule, start_minutes }));
+        BookingTimes { windows, listed, ..once(0, length_ms) }
     }
 
     fn daily(start: u64, length_ms: u64, windows: u16) -> BookingTimes {
@@ -436,6 +516,47 @@ mod tests {
     }
 
     #[test]
+    fn listed_windows_are_those_of_the_list() {
+        let times = listed(&[9, 33, 58, 130], 2 * HOUR_MS);
+        assert_eq!((times.violations(), times.is_whole()), (vec![], true));
+        assert_eq!(times.window(2).map(|window| window.from), Some(LogTime(58 * HOUR_MS)));
+        assert_eq!((times.window(4), times.end()), (None, LogTime(132 * HOUR_MS)));
+        for hour in 0..140 {
+            let now = LogTime(hour * HOUR_MS);
+            let one_by_one = (0..4).find(|number| times.window(*number).is_some_and(|window| now < window.until));
+            assert_eq!(times.next_at(now), one_by_one, "{hour}");
+        }
+        assert_eq!(times.meets(&once(11 * HOUR_MS, 22 * HOUR_MS)), None);
+        assert_eq!(times.meets(&daily(58 * HOUR_MS, HOUR_MS, 2)), Some(LogTime(58 * HOUR_MS)));
+        let later = times.behind(2);
+        assert_eq!((later.windows, later.window(0)), (2, times.window(2)));
+        let unknown = listed(&[], HOUR_MS);
+        assert_eq!((unknown.window(0), unknown.next_at(LogTime(0)), unknown.end()), (None, None, unknown.start));
+        assert!(!BookingTimes { windows: 2, ..unknown }.is_whole());
+        assert!(!BookingTimes { every_days: 1, ..times }.violations().is_empty());
+    }
+
+    #[test]
+    fn a_job_finds_windows_closed_until_the_first_break_between_them() {
+        let booked = |times: BookingTimes| Booking {
+            spec: BookingSpec { times, ..booked(BookingClearing::Stop) },
+            nodes: vec![],
+            window: 0,
+            is_open: true,
+            by: Requester::default(),
+            created: LogTime(0),
+        };
+        let ahead = |hours: u64| move |window: BookingWindow| window.from.minus_ms(hours * HOUR_MS);
+        let weekdays = booked(listed(&[9, 33, 57, 129], 2 * HOUR_MS));
+        assert_eq!(weekdays.closed_until(ahead(21)), LogTime(11 * HOUR_MS));
+        assert_eq!(weekdays.closed_until(ahead(22)), LogTime(59 * HOUR_MS));
+        assert_eq!(weekdays.closed_until(ahead(72)), LogTime(131 * HOUR_MS));
+        let nightly = booked(daily(9 * HOUR_MS, 2 * HOUR_MS, 3));
+        assert_eq!(nightly.closed_until(ahead(21)), LogTime(11 * HOUR_MS));
+        assert_eq!(nightly.closed_until(ahead(22)), nightly.spec.times.end());
+    }
+
+    #[test]
     fn times_have_bounds() {
         let good = daily(0, HOUR_MS, 5);
         assert_eq!(good.violations(), vec![]);
@@ -448,7 +569,7 @@ mod tests {
             daily(0, HOUR_MS, limits::BOOKING_WINDOWS_MAX + 1),
             daily(0, DAY_MS + 1, 2),
             BookingTimes { windows: 2, ..once(0, HOUR_MS) },
-            BookingTimes { every_days: limits::BOOKING_EVERY_DAYS_MAX + 1, ..good },
+            BookingTimes { every_days: limits::BOOKING_EVERY_DAYS_MAX + 1, ..good.clone() },
         ] {
             assert!(!bad.violations().is_empty(), "{bad:?}");
         }

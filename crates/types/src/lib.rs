@@ -16,6 +16,7 @@ pub mod array;
 pub mod artifacts;
 pub mod blob;
 pub mod booking;
+pub mod booking_rule;
 pub mod config_value;
 pub mod container;
 pub mod contract;
@@ -56,6 +57,7 @@ pub use admission::{
 pub use array::{ARRAY_RULE, ArraySpec, IndexRange};
 pub use artifacts::{ArtifactFault, ArtifactRules, Artifacts};
 pub use blob::BlobDigest;
+pub use booking_rule::{BookingRule, ListedWindows, Weekdays};
 pub use booking::{
     Booking, BookingAmount, BookingClearing, BookingEnd, BookingShape, BookingSpec, BookingTimes,
     BookingWindow,

@@ -189,7 +189,7 @@ pub enum ScheduleRun {
 }
 
 /// What a schedule waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum NextRun {
     /// That the leader finds the next moment.
     Unknown,

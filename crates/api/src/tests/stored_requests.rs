@@ -800,6 +800,7 @@ fn bookings() -> Vec<Stored> {
         notice: Some(duration(7_200_000)),
         clearing: v1::BookingClearing::Fill.into(),
         reason: "evaluation".to_owned(),
+        rule: None,
     };
     let name = || "demo".to_owned();
     let create =

@@ -25,9 +25,18 @@ pub struct BookingOrder {
     pub spec: BookingSpec,
 }
 
+/// What was asked for, without the moments that were found for its windows: a repetition may be found others.
+fn as_asked(spec: &BookingSpec) -> BookingSpec {
+    let mut asked = spec.clone();
+    if let Some(listed) = &mut asked.times.listed {
+        listed.start_minutes.clear();
+    }
+    asked
+}
+
 pub(super) fn create(speculation: &mut Speculation, order: &BookingOrder) -> Result<Answer, Refusal> {
     let BookingOrder { request, by, acts_for, name, spec } = order;
-    let key = RequestKey { id: *request, fingerprint: hash(&("create booking", name, spec)) };
+    let key = RequestKey { id: *request, fingerprint: hash(&("create booking", name, as_asked(spec))) };
     if let Some(answer) = repeated(speculation, key)? {
         return Ok(answer);
     }

@@ -182,13 +182,30 @@ fn push(
     (by, acts_for, tenant): (&Requester, Option<&Name>, &Name),
 ) -> Result<Answer, Refusal> {
     let state = speculation.state();
-    state.check(&decision).map_err(|error| broken(state, (by, tenant), error))?;
+    let checked = state.check_next(decision.clone()).map_err(|error| {
+        let found = obstacle_to(state, &decision);
+        found.unwrap_or_else(|| broken(state, (by, tenant), error))
+    })?;
     let pruning = pruning_for_request(speculation, acts_for.is_some(), 0)?;
     if let Some(own) = acts_for {
         speculation.count_request([own])?;
     }
     pruning.carry_out(speculation);
-    Ok(Answer::Done { at: speculation.push(decision) })
+    // Where nothing was pruned the guard does not look again: with very many tenants a look takes long.
+    Ok(Answer::Done { at: speculation.push_checked(checked) })
+}
+
+/// The refusal of a grant that the guard refused, where it can be said what the grant lacks.
+fn obstacle_to(state: &State, decision: &Decision) -> Option<Refusal> {
+    let (grant, giver) = match decision {
+        Decision::QuotaGranted { grant, giver, .. } => (&**grant, giver.as_ref()),
+        Decision::QuotaAnswered { id, giver, approved: true, .. } => {
+            (&state.quota_grant(*id)?.grant, giver.as_ref())
+        }
+        _ => return None,
+    };
+    let obstacle = state.grant_obstacle(grant, giver)?;
+    Some(refusal(grant, giver, obstacle))
 }
 
 pub(super) fn request(speculation: &mut Speculation, order: &QuotaOrder) -> Result<Answer, Refusal> {
@@ -208,7 +225,9 @@ pub(super) fn grant(speculation: &mut Speculation, order: &QuotaOrder) -> Result
     if let Some(answer) = repeated(speculation, key)? {
         return Ok(answer);
     }
-    check_quota_grant(speculation.state(), speculation.now(), order)?;
+    // Whether it can be made is the guard's to say, once.
+    check_fields(speculation.state(), speculation.now(), grant)?;
+    check_giver(speculation.state(), acts_for.as_ref(), &grant.tenant)?;
     let decision = Decision::QuotaGranted {
         request: key,
         by: by.clone(),
@@ -255,9 +274,6 @@ pub(super) fn answer(speculation: &mut Speculation, order: &QuotaAnswerOrder) ->
     }
     if *approved {
         check_fields(state, now, &row.grant)?;
-        if let Some(obstacle) = state.grant_obstacle(&row.grant, giver) {
-            return Err(refusal(&row.grant, giver, obstacle));
-        }
     }
     let decision = Decision::QuotaAnswered {
         request: key,

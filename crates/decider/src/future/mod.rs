@@ -16,13 +16,13 @@ pub(crate) use lent::LaterCapacity;
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
-use muster_planner::{Budget, CapacityTimeline, Closure, Hold, Holds, Plan, Start, Terms};
+use muster_planner::{Budget, CapacityTimeline, Hold, Holds, Plan, Start, Terms};
 use muster_policy::{expected_end, headroom, overdue_since};
 use muster_state::quota::QuotaUsage;
 use muster_state::{Forecast, GangClass, JobRow, State, fit};
 use muster_types::{AcceleratorRequest, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, PriorityTier};
 
-use crate::rules::bookings::{closures, is_open_to};
+use crate::rules::bookings::{closures, covers, is_open_to};
 use crate::rules::planned::planned_spec;
 use crate::rules::terms::with_terms;
 use crate::rules::windows::is_owner;
@@ -250,13 +250,10 @@ impl Future {
                 continue;
             }
             // Nor do nodes that somebody has booked since for the time when it was to start.
-            let closures = closures(state, spec, self.now);
-            let closed =
-                closures.iter().filter(|closure| closure.lasts_at(reservation.start.at.max(self.now)));
-            let closed: Vec<&Closure<'_>> = closed.collect();
+            let mut closed = closures(state, spec, self.now);
+            closed.retain(|closure| closure.lasts_at(reservation.start.at.max(self.now)));
             let is_booked = |node: &NodeId| {
-                let row = state.node(*node);
-                row.is_some_and(|row| closed.iter().any(|closure| closure.covers(&row.spec)))
+                state.node(*node).is_some_and(|row| covers(state, &closed, &row.spec))
             };
             if !closed.is_empty() && reservation.start.nodes.iter().any(|(node, _)| is_booked(node)) {
                 continue;

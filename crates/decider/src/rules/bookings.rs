@@ -12,7 +12,7 @@ use muster_types::policy::QuotaGrant;
 use muster_types::token::user_of;
 use muster_types::{
     Booking, BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, JobId, JobSpec,
-    LogTime, Name, Refusal, RefusalCode, Violation, limits,
+    LogTime, Name, NodeSpec, Refusal, RefusalCode, Violation, limits,
 };
 
 /// Behind every time.
@@ -32,10 +32,7 @@ pub(crate) fn closures<'a>(state: &'a State, spec: &'a JobSpec, now: LogTime) ->
             continue;
         }
         let closed_from = |window| booking.spec.closed_from(window, spec.run_time_limit_ms);
-        // Windows are the same time apart: where one ends and it is too late for the next already, so it is behind all.
-        let next = booking.spec.times.window(booking.window.saturating_add(1));
-        let is_too_late = next.is_some_and(|next| closed_from(next) <= window.until);
-        let until = if is_too_late { booking.spec.times.end() } else { window.until };
+        let until = booking.closed_until(closed_from);
         let (from, until) = match booking.is_open {
             // Until its end is recorded, and not by the clock alone.
             true => (LogTime(0), until.max(soon)),
@@ -57,6 +54,15 @@ pub(crate) fn closures<'a>(state: &'a State, spec: &'a JobSpec, now: LogTime) ->
         found.push(own(window.until, NEVER, false));
     }
     found
+}
+
+/// Whether one of the closures of a job covers a node. The index of nodes tells which of them may.
+pub(crate) fn covers(state: &State, closures: &[Closure<'_>], node: &NodeSpec) -> bool {
+    let there = state.bookings_of_node(&node.name);
+    closures
+        .iter()
+        .filter(|closure| closure.is_outside || there.binary_search(closure.booking).is_ok())
+        .any(|closure| closure.covers(node))
 }
 
 /// Whether a job names no booking, or one that is open to it. To all others nothing is open whatever is free: no place is looked
@@ -82,7 +88,9 @@ pub(crate) fn why_it_waits(state: &State, spec: &JobSpec) -> Option<String> {
         ));
     }
     let from = booking.current().from;
-    (!booking.is_open).then(|| format!("it names booking {name}, whose next window begins at {from}"))
+    let rule = booking.spec.times.listed.as_ref().map(|listed| format!(" ({})", listed.rule));
+    let rule = rule.unwrap_or_default();
+    (!booking.is_open).then(|| format!("it names booking {name}, whose next window begins at {from}{rule}"))
 }
 
 /// Why a job may not be submitted that names a booking, by who submits it.
@@ -305,6 +313,9 @@ fn check_fields(state: &State, now: LogTime, spec: &BookingSpec) -> Result<(), R
         if first_is_over {
             let text = format!("the first window would be over already; log time is {now}");
             violations.push(Violation::new("start_time", text));
+        }
+        if !spec.times.is_whole() {
+            violations.push(Violation::new("rule", "is asked for without the moments of its windows"));
         }
         let last = now.plus_ms(limits::BOOKING_HORIZON_MS);
         if spec.times.end() > last {

@@ -78,6 +78,7 @@ pub(crate) fn with_terms_of<T>(
         lanes: &[],
         holds,
         closures: &closures,
+        closures_are_indexed: true,
         policy: &state.policy().policy,
         own_work: &own_work,
         elastic: spec.is_elastic(),

@@ -192,7 +192,7 @@ fn after_promise(state: &State, job: JobId, promise: &PromiseRow, now: LogTime) 
         // Or require isolation of workers that the node lacks; or an operator may have set other labels or taints.
         let is_usable = is_usable && fit::allows(&node.spec, spec, policy);
         let is_usable = is_usable && !windows::is_closed(policy, &spec.tenant, &node.spec, now);
-        let is_booked = closures.iter().any(|closure| closure.covers(&node.spec));
+        let is_booked = bookings::covers(state, &closures, &node.spec);
         let is_usable = is_usable && !is_booked;
         if !node.is_placeable() || node.incarnation != slot.incarnation || !is_usable {
             return Some(Decision::PromiseDropped { job });

@@ -245,7 +245,7 @@ mod tests {
                 cluster: None,
                 labels: BTreeMap::new(),
             },
-            times: BookingTimes { start: LogTime(60_000), length_ms: 60_000, every_days: 0, windows: 1 },
+            times: BookingTimes::once(LogTime(60_000), 60_000),
             notice_ms: 0,
             clearing: BookingClearing::Finish,
             reason: String::new(),

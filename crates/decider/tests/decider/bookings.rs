@@ -10,8 +10,8 @@ use muster_planner::Budget;
 use muster_state::{GuardError, Phase, State};
 use muster_types::policy::{PolicyDraft, Quota, QuotaGrant, TenantPolicy};
 use muster_types::{
-    BookingAmount, BookingClearing, BookingEnd, BookingShape, BookingSpec, BookingTimes, ExitStatus, JobId,
-    LogTime, Name, NodeId, PriorityTier, Refusal, RefusalCode, Requester, Submission, limits,
+    BookingAmount, BookingClearing, BookingEnd, BookingRule, BookingShape, BookingSpec, BookingTimes, ExitStatus,
+    JobId, ListedWindows, LogTime, Name, NodeId, PriorityTier, Refusal, RefusalCode, Requester, Submission, limits,
 };
 
 use crate::random::Random;
@@ -88,7 +88,7 @@ fn order(speculation: &Speculation, n: u128) -> BookingOrder {
         jobs: Vec::new(),
         is_shared: false,
         shape: hosts(1),
-        times: BookingTimes { start, length_ms: HOUR_MS, every_days: 0, windows: 1 },
+        times: BookingTimes::once(start, HOUR_MS),
         notice_ms: 0,
         clearing: BookingClearing::Finish,
         reason: String::new(),
@@ -122,7 +122,7 @@ fn at((speculation, replica): (&mut Speculation, &mut State), time: LogTime) {
 fn a_booking_opens_ends_and_is_repeated_under_its_request() {
     let (mut speculation, mut replica) = fleet();
     let mut made = order(&speculation, 1);
-    made.spec.times = BookingTimes { every_days: 1, windows: 2, ..made.spec.times };
+    made.spec.times = made.spec.times.every(1, 2);
     let start = made.spec.times.start;
     let first = create(&mut speculation, made.clone()).expect("it fits");
     assert_eq!(create(&mut speculation, made.clone()), Ok(first), "repeating it changes nothing");
@@ -342,12 +342,47 @@ fn a_count_of_devices_is_met_by_large_hosts_where_small_ones_leave_a_rest() {
 }
 
 #[test]
+fn windows_of_a_rule_open_at_their_moments_and_a_repetition_may_be_found_others() {
+    let (mut speculation, mut replica) = fleet();
+    let rule = BookingRule {
+        weekdays: "mon-fri".parse().expect("days"),
+        minute: 9 * 60,
+        zone: "Europe/Berlin".to_owned(),
+    };
+    let minute = u32::try_from(speculation.now().0 / 60_000).expect("near the epoch") + 60;
+    let listed = |start_minutes: Vec<u32>| {
+        let listed = Some(Box::new(ListedWindows { rule: rule.clone(), start_minutes }));
+        BookingTimes { windows: 2, listed, ..BookingTimes::once(LogTime(0), HOUR_MS) }
+    };
+    let mut made = order(&speculation, 1);
+    for wrong in [vec![], vec![minute], vec![minute, minute + 30]] {
+        made.spec.times = listed(wrong);
+        assert_eq!(code(create(&mut speculation, made.clone())), Some(RefusalCode::InvalidField));
+    }
+    // As from one day to the next when clocks are set forward: 23 hours.
+    made.spec.times = listed(vec![minute, minute + 23 * 60]);
+    let first = create(&mut speculation, made.clone()).expect("it fits");
+    made.spec.times = listed(vec![minute + 1, minute + 24 * 60]);
+    assert_eq!(create(&mut speculation, made), Ok(first), "what was asked is the same");
+    for (number, minute) in [(0, minute), (1, minute + 23 * 60)] {
+        let from = LogTime(u64::from(minute) * 60_000);
+        at((&mut speculation, &mut replica), from.minus_ms(1));
+        let booking = replica.booking(&name("b1")).expect("it is there");
+        assert_eq!((booking.window, booking.is_open, booking.current().from), (number, false, from));
+        at((&mut speculation, &mut replica), from);
+        assert!(replica.booking(&name("b1")).expect("it is there").is_open);
+        at((&mut speculation, &mut replica), from.plus_ms(HOUR_MS));
+    }
+    assert_eq!(replica.booking(&name("b1")), None, "the last window is over");
+}
+
+#[test]
 fn nobody_waits_for_a_window_to_end_behind_which_it_is_too_late_for_the_next() {
     for (notice_hours, limit_hours, windows) in [(23, None, 3), (22, None, 1), (23, Some(3), 1)] {
         let (mut speculation, mut replica) = fleet();
         set_policy(&mut speculation, 1 << 101, &["audio", "speech"]);
         let mut booked = order(&speculation, 1);
-        booked.spec.times = BookingTimes { every_days: 1, windows: 3, ..booked.spec.times };
+        booked.spec.times = booked.spec.times.every(1, 3);
         (booked.spec.tenant, booked.spec.shape) = (name("audio"), hosts(4));
         booked.spec.notice_ms = notice_hours * HOUR_MS;
         let start = booked.spec.times.start;
@@ -534,7 +569,7 @@ fn the_guard_refuses_what_no_honest_leader_records() {
         nodes: nodes.iter().map(|node| name(node)).collect(),
     };
     let b1 = || name("b1");
-    let bad = BookingSpec { times: BookingTimes { windows: 0, ..spec.times }, ..spec.clone() };
+    let bad = BookingSpec { times: BookingTimes { windows: 0, ..spec.times.clone() }, ..spec.clone() };
     let cases = [
         (created("b1", &spec, &["n2"]), GuardError::BookingExists),
         (created("b2", &spec, &["n1"]), GuardError::BookingOverlaps),
@@ -691,7 +726,7 @@ impl World {
         let windows = 1 + self.random.below(3) as u16;
         let start = self.now.plus_ms(self.random.below(3 * HOUR_MS));
         let length_ms = 60_000 + self.random.below(6 * HOUR_MS);
-        order.spec.times = BookingTimes { start, length_ms, every_days: u16::from(windows > 1), windows };
+        order.spec.times = BookingTimes::once(start, length_ms).every(1, windows);
         order.spec.tenant = Name::literal(["vision", "video", "speech"][self.random.below(3) as usize]);
         order.spec.is_shared = self.random.once_in(2);
         order.spec.notice_ms = self.random.below(2 * HOUR_MS);

@@ -315,12 +315,11 @@ impl Model {
             jobs: Vec::new(),
             is_shared: self.random.once_in(2),
             shape,
-            times: BookingTimes {
-                start: self.now.plus_ms(self.random.below(60_000)),
-                length_ms: 60_000 + self.random.below(3_600_000),
-                every_days: u16::from(windows > 1),
-                windows,
-            },
+            times: BookingTimes::once(
+                self.now.plus_ms(self.random.below(60_000)),
+                60_000 + self.random.below(3_600_000),
+            )
+            .every(1, windows),
             notice_ms: self.random.below(60_000),
             clearing: BookingClearing::ALL[self.random.below(3) as usize],
             reason: String::new(),

@@ -552,3 +552,26 @@ fn what_a_grant_displaces_is_what_could_be_stopped_then() {
     assert_eq!(impact.borrowers[0].tenant, name("guest"));
     assert_eq!(impact.displaced_milli, 4_000);
 }
+
+#[test]
+fn a_decision_that_was_checked_goes_unlooked_at_only_where_it_was_checked() {
+    let world = World::new(draft(), 1);
+    let before = world.speculation.state().clone();
+    let grant = Decision::QuotaGranted {
+        request: RequestKey { id: request(1 << 90), fingerprint: 0 },
+        by: Requester::default(),
+        giver: None,
+        grant: Box::new(world.grant_of("video", 1, HOUR_MS)),
+    };
+    let checked = before.check_next(grant.clone()).expect("it can be made");
+    let header = |state: &State| (state.sequence().leadership.expect("a leader"), state.log_index().next());
+    let (leadership, index) = header(&before);
+    let (mut with, mut without) = (before.clone(), before.clone());
+    assert_eq!(with.apply_checked(leadership, index, world.speculation.now(), &checked).rejection, None);
+    assert_eq!(without.apply(leadership, index, world.speculation.now(), &grant).rejection, None);
+    assert_eq!(with.digest(), without.digest());
+    // One position later it is a repetition, and the guard finds that.
+    let (leadership, index) = header(&with);
+    let again = with.apply_checked(leadership, index, world.speculation.now(), &checked);
+    assert_eq!(again.rejection, Some(GuardError::RequestRepeated));
+}

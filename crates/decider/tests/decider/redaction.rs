@@ -252,7 +252,7 @@ fn users_stay_who_they_are_to_limits_and_bookings() {
             jobs: Vec::new(),
             is_shared: false,
             shape: BookingShape::Nodes(vec![Name::literal("n1")]),
-            times: BookingTimes { start: LogTime(0), length_ms: 3_600_000, every_days: 0, windows: 1 },
+            times: BookingTimes::once(LogTime(0), 3_600_000),
             notice_ms: 0,
             clearing: BookingClearing::Finish,
             reason: CANARY.to_owned(),

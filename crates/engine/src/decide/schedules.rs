@@ -16,20 +16,17 @@ pub(super) fn due(state: &State, now: LogTime) -> (Vec<Command>, LogTime) {
     if state.schedule_count() == 0 {
         return (Vec::new(), LogTime(u64::MAX));
     }
-    let mut look = now.plus_ms(LOOK_MS);
+    let mut look = now.plus_ms(LOOK_MS).min(state.next_schedule_after(now).unwrap_or(LogTime(u64::MAX)));
     let mut commands = Vec::new();
-    for (key, row) in state.schedules().filter(|(_, row)| row.suspension.is_none()) {
-        let first = match row.next {
-            NextRun::At(time) if time > now => {
-                look = look.min(time);
-                continue;
-            }
-            NextRun::At(time) => Some(time),
-            NextRun::Unknown => None,
-        };
+    // What is late goes first, the moment that came first before all.
+    for (key, row) in state.schedules_due(now).chain(state.schedules_unplanned()) {
         if commands.len() >= PER_ROUND {
             return (commands, now);
         }
+        let first = match row.next {
+            NextRun::At(time) => Some(time),
+            NextRun::Unknown => None,
+        };
         let (command, next) = asked(key, row, first, now);
         look = look.min(next.unwrap_or(look));
         commands.push(command);
@@ -171,6 +168,49 @@ mod tests {
         let row = speculation.state().schedules().next().expect("it is there").1;
         assert!(row.suspension.as_ref().is_some_and(|suspension| suspension.reason.contains("zone")));
         assert_eq!(carry_out(&mut speculation).0, 0);
+    }
+
+    /// What is due by a look at every schedule.
+    fn due_by_search(state: &State, now: LogTime) -> std::collections::BTreeSet<ScheduleKey> {
+        let active = state.schedules().filter(|(_, row)| row.suspension.is_none());
+        let due = active.filter(|(_, row)| !matches!(row.next, NextRun::At(time) if time > now));
+        due.map(|(key, _)| key.clone()).collect()
+    }
+
+    #[test]
+    fn the_order_by_moments_finds_what_a_look_at_every_schedule_finds() {
+        let names: Vec<String> = (0..9).map(|number| format!("s{number}")).collect();
+        let mut speculation = cluster(&names, "UTC");
+        let mut now = LogTime(HOUR_MS / 2);
+        for step in 0..40u64 {
+            pass_to(&mut speculation, now);
+            let state = speculation.state();
+            let (commands, look) = due(state, now);
+            let named: std::collections::BTreeSet<ScheduleKey> = commands
+                .iter()
+                .map(|command| match command {
+                    Command::PlanSchedule { schedule, .. } | Command::FireSchedule { schedule, .. } => {
+                        schedule.clone()
+                    }
+                    other => panic!("{other:?}"),
+                })
+                .collect();
+            assert_eq!(named, due_by_search(state, now), "step {step}");
+            let later = state.schedules().filter(|(_, row)| row.suspension.is_none());
+            let later = later.filter_map(|(_, row)| match row.next {
+                NextRun::At(time) if time > now => Some(time),
+                _ => None,
+            });
+            assert_eq!(state.next_schedule_after(now), later.min(), "step {step}");
+            assert!(look <= now.plus_ms(LOOK_MS));
+            // Only some are carried out, so that late ones, planned ones and unknown ones are there together.
+            let some = usize::try_from(step).expect("few steps") % 4;
+            for command in commands.iter().take(some) {
+                handle(&mut speculation, command).expect("it is carried out");
+            }
+            speculation.state().verify().expect("every invariant");
+            now = now.plus_ms(HOUR_MS / 7 * (step % 5));
+        }
     }
 
     #[test]

@@ -20,10 +20,10 @@ use muster_types::policy::{
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval, ArrayId,
     ArraySpec, ArtifactFault, ArtifactRules, Artifacts, BlobDigest, BookingAmount, BookingClearing,
-    BookingEnd, BookingShape, BookingSpec, BookingTimes, CertificateSerial, CheckpointRules, ClusterId,
+    BookingEnd, BookingRule, BookingShape, BookingSpec, BookingTimes, CertificateSerial, CheckpointRules, ClusterId,
     Container, Control, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus,
     FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId,
-    JobMetadata, JobSpec, LabelTest, LaunchForm, Level, LogIndex, LogTime, Mount, Name, NodeAdmission,
+    JobMetadata, JobSpec, LabelTest, LaunchForm, Level, ListedWindows, LogIndex, LogTime, Mount, Name, NodeAdmission,
     NodeBounds, NodeDraft, NodeExpression, NodeId, NodeOverrides, NodeRequirements, NodeSpec, NoticeRules,
     OverlapRule, Parameters, Preflight, PriorityTier, PullRule, QueueKey, ReplicaId, RequestId, Requester,
     RetryRules, Revocation, Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate, Spread, TaskGroup,

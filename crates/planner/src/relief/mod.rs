@@ -31,7 +31,7 @@ use host::{Held, Host};
 
 use crate::fill::{Scope, closed_to, racks_of};
 use crate::sites::{self, Site};
-use crate::terms::{ClosedPlace, Terms};
+use crate::terms::{ClosedPlaces, Terms};
 use crate::{Budget, Spent};
 
 /// Hosts after which no more are looked at for a gang that would fit on what was found.
@@ -117,7 +117,7 @@ pub fn relief(
         hosts: BTreeMap::new(),
         needs: question.spec.groups.iter().map(|group| group.request.clone()).collect(),
         end: LogTime(0),
-        closed: Vec::new(),
+        closed: ClosedPlaces::default(),
         ways: Vec::new(),
     };
     let mut is_spent = false;
@@ -205,7 +205,7 @@ struct Search<'a, 'b> {
     /// By group: what a worker needs of its host. For a slice that is all devices.
     needs: Vec<WorkerRequest>,
     end: LogTime,
-    closed: Vec<ClosedPlace<'a>>,
+    closed: ClosedPlaces<'a>,
     /// Least harm first.
     ways: Vec<Relief>,
 }
@@ -595,7 +595,7 @@ impl<'a> Search<'a, '_> {
         let row = question.state.node(node).expect("an indexed node has a row");
         let is_open = row.is_placeable()
             && fit::allows(&row.spec, question.spec, &question.state.policy().policy)
-            && !self.closed.iter().any(|closed| closed.covers(&row.spec));
+            && !self.closed.cover(question.state, &row.spec);
         if !is_open {
             self.hosts.insert(node, None);
             return Ok(false);

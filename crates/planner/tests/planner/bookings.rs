@@ -1,10 +1,15 @@
 //! Nodes that bookings close to a gang for some time.
 
 use crate::support::*;
+use muster_journal::{Decision, RequestKey};
 use muster_planner::{
     Budget, CapacityTimeline, Closure, Holds, Plan, Terms, Verdict, WaitReason, explain, plan,
 };
-use muster_types::{JobSpec, LogTime, Name, NodeId};
+use muster_types::{
+    BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, JobSpec, LogTime, Name, NodeId,
+    RequestId, Requester,
+};
+use std::collections::BTreeMap;
 
 const HOUR_MS: u64 = 3_600_000;
 const NEVER: LogTime = LogTime(u64::MAX);
@@ -116,4 +121,71 @@ fn an_explanation_names_the_booking_with_its_end() {
     assert!(others.contains(&format!("booking demo keeps nodes there from it until {until}")), "{others}");
     let own = sentence(&[], true);
     assert!(own.contains("it names booking demo"), "{own}");
+}
+
+/// Books some of six hosts under many names, at times that do not meet.
+fn book_many(fleet: &mut Fleet) {
+    for number in 0..24u64 {
+        let nodes: Vec<Name> =
+            (0..6u64).filter(|host| (number * 7 + host * host).is_multiple_of(3)).map(|host| name(&format!("n{host}"))).collect();
+        if nodes.is_empty() {
+            continue;
+        }
+        let spec = BookingSpec {
+            tenant: name("vision"),
+            user: None,
+            jobs: vec![],
+            is_shared: false,
+            shape: BookingShape::Chosen {
+                amount: BookingAmount::Hosts(6),
+                kind: None,
+                region: None,
+                cluster: None,
+                labels: BTreeMap::new(),
+            },
+            times: BookingTimes::once(LogTime(number * HOUR_MS), HOUR_MS),
+            notice_ms: 0,
+            clearing: BookingClearing::Finish,
+            reason: String::new(),
+        };
+        let request = RequestKey { id: RequestId(1 << 64 | u128::from(number)), fingerprint: 0 };
+        let (by, text) = (Requester::default(), format!("b{number}"));
+        fleet.apply(Decision::BookingCreated { request, by, name: name(&text), spec: Box::new(spec), nodes });
+    }
+}
+
+#[test]
+fn the_index_of_nodes_closes_what_a_look_at_every_closure_closes() {
+    let mut fleet = Fleet::new();
+    for host in 0..6 {
+        fleet.add_node(node_draft(&format!("n{host}")));
+    }
+    book_many(&mut fleet);
+    let (holds, own) = (Holds::new(), name("b3"));
+    for workers in 1..=6 {
+        let spec = job_draft(vec![group("main", workers, None)]).check().unwrap();
+        for subset in 0..64u64 {
+            // Some closures last now, others do not, and one may be of all other nodes.
+            let closed = fleet.state.bookings().enumerate().filter(|(number, _)| (subset >> (number % 6)) & 1 == 1);
+            let mut closures: Vec<Closure<'_>> = closed
+                .map(|(number, (booking, row))| Closure {
+                    booking,
+                    from: fleet.time.plus_ms(u64::from(number % 4 == 3)),
+                    until: NEVER,
+                    nodes: &row.nodes,
+                    is_outside: false,
+                })
+                .collect();
+            if let Some(row) = fleet.state.booking(&own).filter(|_| subset % 5 == 0) {
+                let (from, until) = (fleet.time, NEVER);
+                closures.push(Closure { booking: &own, from, until, nodes: &row.nodes, is_outside: true });
+            }
+            let verdict = |closures_are_indexed| {
+                let terms =
+                    Terms { closures: &closures, closures_are_indexed, ..fleet.terms(&holds, &spec) };
+                plan(&fleet.state, &spec, &terms, &mut Budget::new(1_000_000))
+            };
+            assert_eq!(verdict(true), verdict(false), "{workers} workers, {subset:b}");
+        }
+    }
 }

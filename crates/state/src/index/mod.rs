@@ -2,17 +2,19 @@
 //! digest. Each exists because something would otherwise scan a list.
 
 mod arrays;
+mod booked;
 mod loads;
 mod pending_reasons;
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::ops::{Bound, Deref};
 use muster_types::policy::Policy;
 use muster_types::tpu::PodPosition;
 use muster_types::{
-    ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeId, NodeSpec,
-    PriorityTier, QueueKey, RequestId,
+    ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NextRun, NodeId, NodeSpec,
+    PriorityTier, QueueKey, RequestId, ScheduleKey,
 };
 
 use crate::free::FreeKey;
@@ -24,6 +26,7 @@ use crate::rows::{
 use crate::tree::{Map, Set};
 
 pub(crate) use arrays::ArrayIndexKeys;
+pub(crate) use booked::waits_for;
 pub(crate) use loads::{ClusterPlace, UserKey};
 pub use loads::{QueueLoad, UserLoad, Work};
 use pending_reasons::{PendingCounts, PendingReason};
@@ -372,6 +375,10 @@ pub(crate) struct Indexes {
     pub(crate) budget_users: Map<Name, u32>,
     /// Budgets that are charged for nothing, by the end of the window in which they were.
     pub(crate) budget_ends: Set<(LogTime, QuotaKey)>,
+    /// Bookings that have a node, in ascending order, by the node's name; a node that none has is not there.
+    pub(crate) booked: Map<Name, Vec<Name>>,
+    /// Schedules that are not suspended, by what they wait for: first those whose next moment is not known.
+    pub(crate) scheduled: Set<(NextRun, ScheduleKey)>,
 }
 
 impl Indexes {

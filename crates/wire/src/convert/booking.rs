@@ -1,8 +1,10 @@
 //! Bookings: what somebody asks for, and what there is.
 
+use muster_types::booking_rule::minute_of_day;
 use muster_types::fleet::checked_name;
 use muster_types::{
-    Booking, BookingAmount, BookingShape, BookingSpec, BookingTimes, LogTime, Name, Violation, limits,
+    Booking, BookingAmount, BookingRule, BookingShape, BookingSpec, BookingTimes, ListedWindows, LogTime,
+    Name, Violation, Weekdays, limits,
 };
 
 use super::{Found, below, bound, moment, one_of, span};
@@ -10,7 +12,8 @@ use crate::closed::number;
 use crate::time::{duration, log_time, timestamp};
 use crate::v1;
 
-/// Reads what is to be booked. A start that is left out is 0, which stands for now.
+/// Reads what is to be booked. A start that is left out is 0, which stands for now. The windows of a rule are not found here: this
+/// crate knows no zones.
 ///
 /// # Errors
 /// Lists every field that breaks a rule.
@@ -31,6 +34,7 @@ pub fn booking_spec_from_proto(message: Option<v1::BookingSpec>) -> Result<Booki
         length_ms: length.unwrap_or(0),
         every_days: u16::try_from(message.every_days).unwrap_or(u16::MAX),
         windows: u16::try_from(message.windows.max(1)).unwrap_or(u16::MAX),
+        listed: message.rule.and_then(|message| rule(message, &mut found)).map(Box::new),
     };
     if let (Some(tenant), Some(shape), true) = (tenant, shape, found.is_empty()) {
         let spec = BookingSpec {
@@ -51,6 +55,15 @@ pub fn booking_spec_from_proto(message: Option<v1::BookingSpec>) -> Result<Booki
         found.extend(violations.into_iter().map(|violation| violation.under("spec")).collect());
     }
     Err(found.into_violations())
+}
+
+fn rule(message: v1::BookingRule, found: &mut Found) -> Option<ListedWindows> {
+    let weekdays = message.weekdays.parse::<Weekdays>().map_err(|text| Violation::new("spec.rule.weekdays", text));
+    let minute = minute_of_day(&message.time).ok_or_else(|| {
+        Violation::new("spec.rule.time", "must be a time of day from 00:00 to 23:59, such as 09:00")
+    });
+    let (weekdays, minute) = (found.take(weekdays), found.take(minute));
+    Some(ListedWindows::new(BookingRule { weekdays: weekdays?, minute: minute?, zone: message.zone }))
 }
 
 fn shape(message: Option<v1::BookingShape>, found: &mut Found) -> Option<BookingShape> {
@@ -103,7 +116,7 @@ fn names(field: &str, mut texts: Vec<String>, max: usize, found: &mut Found) -> 
 /// What is booked, as a message.
 #[must_use]
 pub fn booking_spec_to_proto(spec: &BookingSpec) -> v1::BookingSpec {
-    let times = spec.times;
+    let times = &spec.times;
     v1::BookingSpec {
         tenant: spec.tenant.to_string(),
         user: spec.user.clone().unwrap_or_default(),
@@ -117,6 +130,11 @@ pub fn booking_spec_to_proto(spec: &BookingSpec) -> v1::BookingSpec {
         notice: Some(spec.notice_ms).filter(|ms| *ms > 0).map(duration),
         clearing: number(spec.clearing),
         reason: spec.reason.clone(),
+        rule: times.listed.as_deref().map(|listed| v1::BookingRule {
+            weekdays: listed.rule.weekdays.to_string(),
+            time: listed.rule.time(),
+            zone: listed.rule.zone.clone(),
+        }),
     }
 }
 
@@ -187,7 +205,42 @@ mod tests {
             notice: Some(duration(3_600_000)),
             clearing: v1::BookingClearing::Stop.into(),
             reason: "weekly evaluation".to_owned(),
+            rule: None,
         }
+    }
+
+    /// The same on working days.
+    fn by_rule() -> v1::BookingSpec {
+        let rule = v1::BookingRule {
+            weekdays: "mon-fri".to_owned(),
+            time: "09:00".to_owned(),
+            zone: "Europe/Berlin".to_owned(),
+        };
+        v1::BookingSpec { every_days: 0, rule: Some(rule), ..asked() }
+    }
+
+    #[test]
+    fn a_rule_goes_there_and_back_and_its_wrong_fields_are_named() {
+        let read = booking_spec_from_proto(Some(by_rule())).expect("it is whole");
+        assert!(!read.times.is_whole(), "its windows are not found yet");
+        assert_eq!(booking_spec_to_proto(&read), by_rule());
+        type Change = fn(&mut v1::BookingRule);
+        let cases: [(&str, Change); 5] = [
+            ("spec.rule.weekdays", |rule| rule.weekdays.clear()),
+            ("spec.rule.weekdays", |rule| rule.weekdays = "monday".to_owned()),
+            ("spec.rule.time", |rule| rule.time = "9".to_owned()),
+            ("spec.rule.zone", |rule| rule.zone.clear()),
+            ("spec.rule.zone", |rule| rule.zone = "../etc".to_owned()),
+        ];
+        for (field, change) in cases {
+            let mut message = by_rule();
+            change(message.rule.as_mut().expect("one"));
+            let violations = booking_spec_from_proto(Some(message)).expect_err(field);
+            let fields: Vec<&str> = violations.iter().map(|violation| violation.field.as_str()).collect();
+            assert_eq!(fields, [field]);
+        }
+        let both = v1::BookingSpec { every_days: 7, ..by_rule() };
+        assert!(booking_spec_from_proto(Some(both)).is_err());
     }
 
     #[test]

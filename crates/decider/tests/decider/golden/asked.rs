@@ -18,8 +18,8 @@ pub(super) fn book(run: &mut Run) {
         labels: Default::default(),
     };
     let start = run.speculation.now().plus_ms(60_000);
-    let nightly = BookingTimes { start, length_ms: 60_000, every_days: 1, windows: 2 };
-    let once = BookingTimes { every_days: 0, windows: 1, ..nightly };
+    let once = BookingTimes::once(start, 60_000);
+    let nightly = once.clone().every(1, 2);
     let by = Requester { name: "admin/ops".into(), is_operator: true };
     for (text, shape, times) in
         [("nightly", chosen, nightly), ("named", BookingShape::Nodes(vec![name("book-b")]), once)]

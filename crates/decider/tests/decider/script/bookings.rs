@@ -50,10 +50,12 @@ impl World {
             is_shared: words.contains(&"shared"),
             shape,
             times: BookingTimes {
-                start: start.unwrap_or(LogTime(0)),
-                length_ms: self.number(words, "for=").map_or(3_600_000, duration_ms),
                 every_days,
                 windows,
+                ..BookingTimes::once(
+                    start.unwrap_or(LogTime(0)),
+                    self.number(words, "for=").map_or(3_600_000, duration_ms),
+                )
             },
             notice_ms: self.number(words, "notice=").map_or(0, duration_ms),
             clearing: self.number(words, "others=").map_or(BookingClearing::Stop, |text| {

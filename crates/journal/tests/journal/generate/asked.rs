@@ -17,12 +17,21 @@ pub(super) fn bookings() -> impl Strategy<Value = Decision> {
         BookingShape::Chosen { amount, kind, region, cluster, labels }
     });
     let shape = prop_oneof![names().prop_map(BookingShape::Nodes), chosen];
-    let times = (any::<u64>(), any::<u64>(), any::<u16>(), any::<u16>()).prop_map(
-        |(start, length_ms, every_days, windows)| BookingTimes {
+    let rule = (prop::sample::select(vec!["daily", "mon-fri", "sat,sun"]), any::<u16>(), "[A-Za-z/]{1,20}");
+    let rule = rule.prop_map(|(days, minute, zone)| BookingRule {
+        weekdays: days.parse().expect("days of the week"),
+        minute,
+        zone,
+    });
+    let listed = (rule, prop::collection::vec(any::<u32>(), 0..4))
+        .prop_map(|(rule, start_minutes)| Box::new(ListedWindows { rule, start_minutes }));
+    let times = (any::<u64>(), any::<u64>(), any::<u16>(), any::<u16>(), option::of(listed)).prop_map(
+        |(start, length_ms, every_days, windows, listed)| BookingTimes {
             start: LogTime(start),
             length_ms,
             every_days,
             windows,
+            listed,
         },
     );
     let whose = (name(), option::of("[a-z/]{1,9}"), names(), any::<bool>());

@@ -1,0 +1,41 @@
+//! What an array that waits costs: bytes of state, and a pass over the pending queue.
+
+use super::fleet::{Fleet, Layout, Mix};
+use super::{Bar, Figure, growth};
+
+/// Members of the array: as many as one may have.
+const MEMBERS: u32 = 100_000;
+/// Bytes of state for a thousand members that wait.
+const BYTES_MAX: f64 = 1_024.0;
+/// A pass with the array against one without.
+const RATIO_MAX: f64 = 3.0;
+
+/// Bytes of a snapshot of a full fleet behind which an array of this size waits; none without an array.
+fn snapshot_bytes(size: Option<u32>) -> f64 {
+    let (mut fleet, _) = Fleet::full(Layout::blocks_of_512(1_000));
+    fleet.speculation.take_round();
+    if let Some(size) = size {
+        fleet.submit_array(Mix::FewClasses.job(0, 1), size);
+        fleet.schedule();
+    }
+    fleet.state().snapshot().map(|chunk| chunk.len() as f64).sum()
+}
+
+/// The figures.
+pub(super) fn waiting() -> Vec<Figure> {
+    let bench = "array";
+    let (none, tenth, whole) =
+        (snapshot_bytes(None), snapshot_bytes(Some(MEMBERS / 10)), snapshot_bytes(Some(MEMBERS)));
+    let thousands = f64::from(MEMBERS) / 1_000.0;
+    let (without, with) = growth::with_array(MEMBERS);
+    let us = |times: &super::Times| times.median().as_secs_f64() * 1e6;
+    vec![
+        Figure::new(bench, "state for 1,000 of 100,000 members that wait", (whole - none) / thousands, "bytes")
+            .bar(Bar::AtMost(BYTES_MAX)),
+        Figure::new(bench, "the same beyond the first 10,000", (whole - tenth) / (thousands * 0.9), "bytes"),
+        Figure::new(bench, "a round on a full fleet, nobody else waiting", us(&without), "us").detail(without.json()),
+        Figure::new(bench, "the same, an array of 100,000 waiting", us(&with), "us").detail(with.json()),
+        Figure::new(bench, "with the array against without", us(&with) / us(&without).max(1.0), "times")
+            .bar(Bar::AtMost(RATIO_MAX)),
+    ]
+}

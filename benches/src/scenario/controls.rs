@@ -1,0 +1,230 @@
+//! Arrays, and what people ask of jobs: an array of the largest size, changes, holds and releases next to submissions, selectors
+//! over very many jobs, and a replica that reads all of it again.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use futures::StreamExt as _;
+use muster_client::{CallError, Client};
+use muster_wire::{FieldMask, v1};
+use serde_json::json;
+
+use super::Common;
+use crate::cluster::{Cluster, Settings};
+use crate::figures::Latencies;
+use crate::machine;
+use crate::muster::{DEADLINE, job};
+use crate::place::{self, Bar, Figure};
+
+/// Members of an array: as many as one may have.
+const MEMBERS: u32 = 100_000;
+/// Arrays that are submitted, and calls with a selector.
+const TIMES: usize = 20;
+/// Jobs in one batch of those that selectors go over, and batches under way at a time.
+const BATCH: usize = 500;
+const BATCHES_AT_ONCE: usize = 8;
+/// Different values of the label that selectors name.
+const TEAMS: usize = 1_000;
+/// Loops that submit, change, hold and release, next to one another.
+const LOOPS: usize = 8;
+/// Longest wait for a replica to come back.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Milliseconds for an array, and for a selector.
+const ARRAY_MS_MAX: f64 = 50.0;
+const SELECTOR_MS_MAX: f64 = 200.0;
+
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "EXAMPLES:\n  muster-bench controls --save\n  muster-bench controls --jobs 100000 --rounds 50")]
+pub(crate) struct ControlsArgs {
+    #[command(flatten)]
+    common: Common,
+    /// Jobs with labels that selectors go over: single jobs, each with its own row
+    #[arg(long, default_value_t = 1_000_000)]
+    jobs: usize,
+    /// Jobs that each loop submits, changes, holds and releases
+    #[arg(long, default_value_t = 100)]
+    rounds: usize,
+}
+
+/// Waits for a call and keeps how long it took.
+async fn timed<T>(latency: &mut Latencies, call: impl Future<Output = Result<T, CallError>>) -> Result<T> {
+    let begun = Instant::now();
+    let answer = call.await.context("a call of the bench")?;
+    latency.record(begun.elapsed());
+    Ok(answer)
+}
+
+fn everything() -> v1::JobSelector {
+    v1::JobSelector { all: true, ..Default::default() }
+}
+
+fn with_label(selector: &str) -> v1::JobFilter {
+    v1::JobFilter { label_selector: selector.to_owned(), ..Default::default() }
+}
+
+/// Arrays of the largest size, one after another; each is cancelled before the next.
+async fn arrays(client: &Client) -> Result<Latencies> {
+    let mut latency = Latencies::new()?;
+    for _ in 0..TIMES {
+        let mut array = job();
+        if let Some(spec) = &mut array.spec {
+            spec.array = Some(v1::JobArray { size: MEMBERS, ..Default::default() });
+        }
+        let request = v1::SubmitJobRequest { job: Some(array), ..Default::default() };
+        let answer = timed(&mut latency, client.submit_job(request)).await?;
+        ensure!(answer.job_ids.len() == MEMBERS as usize, "an array has {} jobs", answer.job_ids.len());
+        loop {
+            let request = v1::CancelJobsRequest { selector: Some(everything()), ..Default::default() };
+            let answer = client.cancel_jobs(request).await.context("cancelling an array")?;
+            if answer.remaining_count == 0 {
+                break;
+            }
+        }
+    }
+    Ok(latency)
+}
+
+/// Latencies of submissions, changes, holds and releases.
+struct LoopLatencies([Latencies; 4]);
+
+/// One loop: a job is submitted, changed, held and released, again and again.
+async fn asked(client: &Client, rounds: usize) -> Result<LoopLatencies> {
+    let [mut submit, mut modify, mut hold, mut release] =
+        [Latencies::new()?, Latencies::new()?, Latencies::new()?, Latencies::new()?];
+    for _ in 0..rounds {
+        let request = v1::SubmitJobRequest { job: Some(job()), ..Default::default() };
+        let answer = timed(&mut submit, client.submit_job(request)).await?;
+        let job_id = answer.job_ids.into_iter().next().context("a submission has a job")?;
+        let labels = [("phase".to_owned(), "changed".to_owned())].into();
+        let request = v1::UpdateJobRequest {
+            job_id: job_id.clone(),
+            job: Some(v1::Job { labels, ..Default::default() }),
+            update_mask: Some(FieldMask { paths: vec!["labels".to_owned()] }),
+            ..Default::default()
+        };
+        timed(&mut modify, client.update_job(request)).await?;
+        let filter = v1::JobFilter { job_ids: vec![job_id], ..Default::default() };
+        let selector = Some(v1::JobSelector { filter: Some(filter), ..Default::default() });
+        let request = v1::HoldJobsRequest { selector: selector.clone(), ..Default::default() };
+        timed(&mut hold, client.hold_jobs(request)).await?;
+        let request = v1::ReleaseJobsRequest { selector, ..Default::default() };
+        timed(&mut release, client.release_jobs(request)).await?;
+    }
+    Ok(LoopLatencies([submit, modify, hold, release]))
+}
+
+/// All loops next to one another: every call meets the same load.
+async fn controls(client: &Client, rounds: usize) -> Result<Vec<Figure>> {
+    let loops = futures::future::try_join_all((0..LOOPS).map(|_| asked(client, rounds))).await?;
+    let mut sums = [Latencies::new()?, Latencies::new()?, Latencies::new()?, Latencies::new()?];
+    for LoopLatencies(parts) in &loops {
+        for (sum, part) in sums.iter_mut().zip(parts) {
+            sum.add(part);
+        }
+    }
+    let [submit, others @ ..] = &sums;
+    let mut figures = vec![
+        Figure::new("controls", "submit, p50", submit.ms(0.5), "ms").detail(submit.json()),
+        Figure::new("controls", "submit, p99", submit.ms(0.99), "ms"),
+    ];
+    for (what, latency) in ["modify", "hold", "release"].into_iter().zip(others) {
+        for (name, quantile) in [("p50", 0.5), ("p99", 0.99)] {
+            let figure = Figure::new("controls", format!("{what}, {name}"), latency.ms(quantile), "ms");
+            figures.push(figure.bar(Bar::AtMost(submit.ms(quantile))).detail(latency.json()));
+        }
+    }
+    Ok(figures)
+}
+
+/// Submits the jobs that selectors go over: each batch has one of the teams as its label.
+async fn preload(client: &Client, jobs: usize) -> Result<()> {
+    let sizes = (0..jobs.div_ceil(BATCH)).map(|n| (n, BATCH.min(jobs - n * BATCH)));
+    let mut done = futures::stream::iter(sizes)
+        .map(|(n, size)| async move {
+            let mut labelled = job();
+            labelled.labels = [("team".to_owned(), format!("t{}", n % TEAMS))].into();
+            let request = v1::SubmitJobsRequest { jobs: vec![labelled; size], ..Default::default() };
+            client.submit_jobs(request).await
+        })
+        .buffer_unordered(BATCHES_AT_ONCE);
+    while let Some(answer) = done.next().await {
+        answer.context("a batch of jobs")?;
+    }
+    Ok(())
+}
+
+/// Lists and previews by label, of jobs that are there and of none.
+async fn selectors(client: &Client, jobs: usize) -> Result<Vec<Figure>> {
+    let mut figures = Vec::new();
+    for (what, selector) in [("a team in a thousand", "team=t7"), ("no job", "team=nobody")] {
+        let (mut list, mut preview) = (Latencies::new()?, Latencies::new()?);
+        for _ in 0..TIMES {
+            let filter = Some(with_label(selector));
+            let request = v1::ListJobsRequest { filter: filter.clone(), ..Default::default() };
+            timed(&mut list, client.list_jobs(request)).await?;
+            let selector = Some(v1::JobSelector { filter, ..Default::default() });
+            let request = v1::CancelJobsRequest { selector, validate_only: true, ..Default::default() };
+            timed(&mut preview, client.cancel_jobs(request)).await?;
+        }
+        for (call, latency) in [("list", &list), ("preview of a cancellation", &preview)] {
+            let text = format!("{call}, {what}, {jobs} jobs, p99");
+            let figure = Figure::new("selectors", text, latency.ms(0.99), "ms");
+            figures.push(figure.bar(Bar::AtMost(SELECTOR_MS_MAX)).detail(latency.json()));
+        }
+    }
+    Ok(figures)
+}
+
+/// A replica's place in the log, and the digest of its state there.
+async fn digest_of(cluster: &Cluster, replica: usize) -> Result<(u64, String)> {
+    let answer = cluster.client_of(replica)?.get_status(v1::GetStatusRequest::default()).await;
+    let status = answer.context("asking a replica")?;
+    Ok((status.freshness.map_or(0, |freshness| freshness.log_index), status.state_digest))
+}
+
+/// Kills a follower, starts it again, and compares its digest with the leader's once both are at one place of the log.
+async fn replayed(cluster: &mut Cluster, leader: usize) -> Result<Figure> {
+    let follower = (leader + 1) % 3;
+    let (target, _) = digest_of(cluster, leader).await?;
+    cluster.kill(follower)?;
+    let begun = Instant::now();
+    cluster.run(follower, false)?;
+    cluster.wait_for(follower, target, PATIENCE).await?;
+    let caught_up = begun.elapsed();
+    let mut agree = None;
+    while agree.is_none() && begun.elapsed() < PATIENCE {
+        let (own, theirs) = (digest_of(cluster, leader).await?, digest_of(cluster, follower).await?);
+        agree = (own.0 == theirs.0).then_some(own.1 == theirs.1);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let is_same = agree.context("the replicas were never at one place of the log")?;
+    let text = "a follower that reads the log again has the same digest (1 is yes)";
+    let figure = Figure::new("replay", text, f64::from(u8::from(is_same)), "");
+    Ok(figure.bar(Bar::AtLeast(1.0)).detail(json!({ "caught_up_s": caught_up.as_secs_f64() })))
+}
+
+pub(crate) async fn run(args: ControlsArgs) -> Result<()> {
+    let mut figures = place::waiting_array();
+    let mut cluster = Cluster::start(args.common.dir.as_deref(), Settings::default()).await?;
+    let machine = machine::describe_with_disk(cluster.directory())?;
+    println!("{}", machine::sentence(&machine));
+    let leader = cluster.wait_for_leader().await?;
+    let client = cluster.client(leader, DEADLINE)?;
+    let latency = arrays(&client).await?;
+    for (name, quantile) in [("p50", 0.5), ("p99", 0.99)] {
+        let text = format!("an array of 100,000 submitted, {name} of {TIMES}");
+        let figure = Figure::new("array", text, latency.ms(quantile), "ms");
+        figures.push(figure.bar(Bar::AtMost(ARRAY_MS_MAX)).detail(latency.json()));
+    }
+    figures.extend(controls(&client, args.rounds).await?);
+    preload(&client, args.jobs).await?;
+    figures.extend(selectors(&client, args.jobs).await?);
+    figures.push(replayed(&mut cluster, leader).await?);
+    for figure in &figures {
+        println!("{}", figure.line());
+    }
+    let mut report = place::report(machine, &figures);
+    report["scenario"] = json!("controls");
+    report["rows"] = json!("jobs that selectors go over are single jobs, each with its own row and label");
+    args.common.output.write("controls", &report)
+}

@@ -1,0 +1,416 @@
+//! What one replica serves over HTTP while it holds many jobs and hosts: web pages, `/metrics`, pages of the past, and streams of
+//! events with readers that take nothing.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use futures::{SinkExt as _, StreamExt as _};
+use muster_wire::agent::node_service_client::NodeServiceClient;
+use muster_wire::agent::session_request::Message as Request;
+use muster_wire::{agent, v1};
+use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
+use tonic::transport::Channel;
+
+use super::{Common, agents};
+use crate::cluster::{Cluster, Settings};
+use crate::figures::Latencies;
+use crate::load::{self, Load};
+use crate::machine;
+use crate::muster::{DEADLINE, Submitter, Via, job};
+use crate::place::{self, Bar, Figure};
+
+/// Sessions that share a connection, and registrations under way at a time.
+const SESSIONS_PER_CONNECTION: u32 = 250;
+const REGISTERING_MAX: usize = 256;
+/// Between two heartbeats of a host.
+const HEARTBEAT: Duration = Duration::from_secs(3);
+/// Devices of a host.
+const DEVICES: u32 = 10;
+/// Jobs in one batch, and batches under way at a time.
+const BATCH: usize = 500;
+const BATCHES_AT_ONCE: usize = 8;
+/// Requests for each page, and for a page of the past.
+const REQUESTS: usize = 50;
+const PAST_REQUESTS: usize = 10;
+/// Pairs of a load with scrapes and one without.
+const PAIRS: usize = 3;
+/// Clients of that load.
+const CLIENTS: u32 = 64;
+/// Bytes of the buffer of a reader that takes nothing.
+const SLOW_READER_BYTES: u32 = 4 << 10;
+/// How long changes come while readers take nothing, and how many a second. A replica cuts such a reader after 20 s.
+const STALLED: Duration = Duration::from_secs(60);
+const CHANGES_PER_S: f64 = 500.0;
+/// Longest wait for one answer, and for all hosts.
+const PATIENCE: Duration = Duration::from_secs(180);
+/// Bars, in milliseconds, bytes and thousandths.
+const PAGE_MS_MAX: f64 = 200.0;
+const SCRAPE_MS_MAX: f64 = 20.0;
+const SCRAPE_BYTES_MAX: f64 = 1_048_576.0;
+const SCRAPE_PERCENT_MAX: f64 = 2.0;
+const PAST_MS_MAX: f64 = 3_000.0;
+
+#[derive(Clone, Debug, clap::Args)]
+#[command(
+    after_help = "EXAMPLES:\n  muster-bench pages --save\n  muster-bench pages --jobs 10000 --hosts 1000 --records 50000 --seconds 3"
+)]
+pub(crate) struct PagesArgs {
+    #[command(flatten)]
+    common: Common,
+    /// Jobs: half of them ask for a whole host, so that most of those wait
+    #[arg(long, default_value_t = 100_000)]
+    jobs: usize,
+    /// Hosts of ten devices
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    hosts: u32,
+    /// Records between the page of the past and the present
+    #[arg(long, default_value_t = 1_000_000)]
+    records: u64,
+    /// Streams of events that are asked for; a replica has places for fewer
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    streams: u32,
+}
+
+/// One answer over HTTP.
+struct Answer {
+    code: u16,
+    first_byte: Duration,
+    whole: Duration,
+    /// With its head.
+    bytes: usize,
+}
+
+async fn ask(stream: &mut TcpStream, address: SocketAddr, path: &str) -> Result<()> {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.context("sending a request")
+}
+
+/// The code in the first line of an answer.
+fn code_of(head: &[u8]) -> Result<u16> {
+    let code = head.get(9..12).and_then(|code| std::str::from_utf8(code).ok());
+    code.and_then(|code| code.parse().ok()).context("an answer without a code")
+}
+
+/// Asks for a page on a new connection, and reads all of it.
+async fn get(address: SocketAddr, path: &str) -> Result<Answer> {
+    let asked = async {
+        let begun = Instant::now();
+        let mut stream = TcpStream::connect(address).await.context("connecting")?;
+        ask(&mut stream, address, path).await?;
+        let mut buffer = vec![0; 64 << 10];
+        let mut bytes = stream.read(&mut buffer).await.context("reading an answer")?;
+        let first_byte = begun.elapsed();
+        let code = code_of(&buffer[..bytes])?;
+        loop {
+            match stream.read(&mut buffer).await.context("reading an answer")? {
+                0 => break,
+                more => bytes += more,
+            }
+        }
+        Ok(Answer { code, first_byte, whole: begun.elapsed(), bytes })
+    };
+    tokio::time::timeout(PATIENCE, asked).await.with_context(|| format!("{path} was not answered"))?
+}
+
+/// A host of which nothing is known but that it is there.
+async fn host(n: u32, channel: Channel, turns: Arc<Semaphore>, ready: mpsc::Sender<()>) -> Result<()> {
+    let (mut to_leader, stream) = futures::channel::mpsc::channel(4);
+    let turn = turns.acquire().await.context("the semaphore is never closed")?;
+    to_leader.send(agents::registration(n, DEVICES)).await.context("the stream is closed")?;
+    let mut client = NodeServiceClient::new(channel);
+    let mut answers = client.session(stream).await.context("a session was refused")?.into_inner();
+    answers.message().await.context("a session broke")?.context("a session ended")?;
+    drop(turn);
+    let _ = ready.send(()).await;
+    let mut ticks = tokio::time::interval(HEARTBEAT);
+    let mut sequence = 0;
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {
+                sequence += 1;
+                let beat = Request::Heartbeat(agent::Heartbeat { sequence });
+                to_leader.send(agent::SessionRequest { message: Some(beat) }).await.context("a session ended")?;
+            }
+            // Orders are not carried out: jobs stay as they were placed.
+            answer = answers.message() => {
+                answer.context("a session broke")?.context("a session ended")?;
+            }
+        }
+    }
+}
+
+/// Registers the hosts; they stand as long as the tasks do.
+async fn hosts(cluster: &Cluster, leader: usize, count: u32) -> Result<JoinSet<Result<()>>> {
+    let endpoint = cluster.endpoints()[leader].clone();
+    let turns = Arc::new(Semaphore::new(REGISTERING_MAX));
+    let (ready, mut stand) = mpsc::channel(REGISTERING_MAX);
+    let mut sessions = JoinSet::new();
+    let mut channel = None;
+    for n in 0..count {
+        if n.is_multiple_of(SESSIONS_PER_CONNECTION) {
+            channel = Some(agents::connect(&endpoint).await?);
+        }
+        let channel = channel.clone().context("the first host has made a connection")?;
+        sessions.spawn(host(n, channel, Arc::clone(&turns), ready.clone()));
+    }
+    let all = async {
+        for _ in 0..count {
+            tokio::select! {
+                _ = stand.recv() => {}
+                Some(ended) = sessions.join_next() => {
+                    return Err(ended.context("a session panicked")?.err().context("a session ended")?);
+                }
+            }
+        }
+        Ok(())
+    };
+    tokio::time::timeout(PATIENCE, all).await.context("not all hosts stand")??;
+    Ok(sessions)
+}
+
+/// Submits the jobs; the id of one of them.
+async fn jobs(cluster: &Cluster, leader: usize, count: usize) -> Result<String> {
+    let client = cluster.client(leader, DEADLINE)?;
+    let sizes = (0..count.div_ceil(BATCH)).map(|n| (n, BATCH.min(count - n * BATCH)));
+    let mut done = futures::stream::iter(sizes)
+        .map(|(n, size)| {
+            let client = client.clone();
+            async move {
+                let mut one = job();
+                let group = one.spec.as_mut().and_then(|spec| spec.groups.first_mut());
+                if let Some(resources) = group.and_then(|group| group.resources.as_mut())
+                    && n % 2 == 1
+                {
+                    // All of a host's processors.
+                    resources.cpu_milli = 192_000;
+                }
+                let request = v1::SubmitJobsRequest { jobs: vec![one; size], ..Default::default() };
+                client.submit_jobs(request).await
+            }
+        })
+        .buffer_unordered(BATCHES_AT_ONCE);
+    let mut known = None;
+    while let Some(answer) = done.next().await {
+        known = answer.context("a batch of jobs")?.job_ids.into_iter().next().or(known);
+    }
+    known.context("no job was submitted")
+}
+
+/// A figure for the first byte and for the whole of a page, asked for several times.
+async fn page(address: SocketAddr, name: &str, path: &str) -> Result<Vec<Figure>> {
+    let (mut first, mut whole) = (Latencies::new()?, Latencies::new()?);
+    let mut bytes = 0;
+    for _ in 0..REQUESTS {
+        let answer = get(address, path).await?;
+        if answer.code != 200 {
+            let figure = Figure::new("pages", format!("{name}, {path}"), f64::from(answer.code), "as its code");
+            return Ok(vec![figure.bar(Bar::AtMost(PAGE_MS_MAX)).undone()]);
+        }
+        first.record(answer.first_byte);
+        whole.record(answer.whole);
+        bytes = bytes.max(answer.bytes);
+    }
+    let detail = json!({ "path": path, "bytes": bytes, "first_byte": first.json(), "whole": whole.json() });
+    let figure = |what: &str, latency: &Latencies, quantile| {
+        Figure::new("pages", format!("{name}, {bytes} bytes, {what}"), latency.ms(quantile), "ms")
+    };
+    Ok(vec![
+        figure("first byte, p50", &first, 0.5),
+        figure("first byte, p99", &first, 0.99),
+        figure("whole, p50", &whole, 0.5),
+        figure("whole, p99", &whole, 0.99).bar(Bar::AtMost(PAGE_MS_MAX)).detail(detail),
+    ])
+}
+
+async fn pages(address: SocketAddr, job_id: &str, past: u64) -> Result<Vec<Figure>> {
+    let (job, past) = (format!("/jobs/{job_id}"), format!("/jobs?at={past}"));
+    let mut figures = Vec::new();
+    for (name, path) in [
+        ("overview", "/"),
+        ("jobs", "/jobs"),
+        ("a job", job.as_str()),
+        ("queues", "/queues"),
+        ("nodes", "/nodes"),
+        ("a node", "/nodes/sim-0"),
+        ("fleet", "/fleet"),
+        ("map", "/fleet/map"),
+        ("timeline with reservations", "/timeline"),
+        ("plan", "/plan"),
+        ("events", "/events"),
+        ("jobs of a moment ago", past.as_str()),
+    ] {
+        let found = page(address, name, path).await?;
+        for figure in &found {
+            println!("{}", figure.line());
+        }
+        figures.extend(found);
+    }
+    Ok(figures)
+}
+
+/// Scrapes one after another.
+async fn scrapes(address: SocketAddr) -> Result<Vec<Figure>> {
+    let mut latency = Latencies::new()?;
+    let mut bytes = 0;
+    for _ in 0..REQUESTS {
+        let answer = get(address, "/metrics").await?;
+        ensure!(answer.code == 200, "/metrics is answered with {}", answer.code);
+        latency.record(answer.whole);
+        bytes = bytes.max(answer.bytes);
+    }
+    let time = Figure::new("metrics", "a scrape, p99", latency.ms(0.99), "ms");
+    let size = Figure::new("metrics", "its size", bytes as f64, "bytes");
+    Ok(vec![
+        time.bar(Bar::AtMost(SCRAPE_MS_MAX)).detail(latency.json()),
+        size.bar(Bar::AtMost(SCRAPE_BYTES_MAX)),
+    ])
+}
+
+/// Submissions per second without and with a scrape each second, alternately.
+async fn scraped_load(cluster: &Cluster, leader: usize, length: Duration) -> Result<Vec<Figure>> {
+    let connections = Submitter::connections(cluster, 16, &[leader], 1, Via::Stream)?;
+    let address = cluster.pages_of(leader);
+    let (mut without, mut with) = (Vec::new(), Vec::new());
+    for _ in 0..PAIRS {
+        for is_scraped in [false, true] {
+            let what = if is_scraped { "with a scrape each second" } else { "without" };
+            let load = Load { what: what.to_owned(), each: 1, length, processes: Vec::new() };
+            let scraping = async {
+                let mut ticks = tokio::time::interval(Duration::from_secs(1));
+                loop {
+                    ticks.tick().await;
+                    // One that fails is a result of the scrapes above, not of this load.
+                    let _ = get(address, "/metrics").await;
+                }
+            };
+            let submitting = load::closed(&load, &connections, CLIENTS);
+            let part = if is_scraped {
+                tokio::select! {
+                    part = submitting => part?,
+                    () = scraping => unreachable!("it never ends"),
+                }
+            } else {
+                submitting.await?
+            };
+            let parts = if is_scraped { &mut with } else { &mut without };
+            parts.push(part.per_s);
+        }
+    }
+    let (without, with) = (crate::figures::median(&without), crate::figures::median(&with));
+    let loss = (without - with) / without.max(1.0) * 100.0;
+    Ok(vec![
+        Figure::new("metrics", "submissions without scrapes", without, "per s"),
+        Figure::new("metrics", "submissions with a scrape each second", with, "per s"),
+        Figure::new("metrics", "what the scrapes take of them", loss, "%").bar(Bar::AtMost(SCRAPE_PERCENT_MAX)),
+    ])
+}
+
+async fn log_index(cluster: &Cluster, replica: usize) -> Result<u64> {
+    let answer = cluster.client_of(replica)?.get_status(v1::GetStatusRequest::default()).await;
+    Ok(answer.context("asking a replica")?.freshness.map_or(0, |freshness| freshness.log_index))
+}
+
+/// A page of the past with this number of records behind it.
+async fn past(cluster: &Cluster, leader: usize, (from, records): (u64, u64)) -> Result<Vec<Figure>> {
+    let connections = Submitter::connections(cluster, 16, &[leader], 1, Via::Stream)?;
+    let length = Duration::from_secs(5);
+    while log_index(cluster, leader).await?.saturating_sub(from) < records {
+        let load = Load { what: "more records".to_owned(), each: 1, length, processes: Vec::new() };
+        load::closed(&load, &connections, CLIENTS).await?;
+    }
+    let behind = log_index(cluster, leader).await?.saturating_sub(from);
+    let mut latency = Latencies::new()?;
+    let mut codes = Vec::new();
+    for _ in 0..PAST_REQUESTS {
+        let answer = get(cluster.pages_of(leader), &format!("/jobs?at={from}")).await?;
+        latency.record(answer.whole);
+        codes.push(answer.code);
+    }
+    let text = format!("jobs as of {behind} records ago, the slowest of {PAST_REQUESTS}");
+    let figure = Figure::new("past", text, latency.max_ms(), "ms").bar(Bar::AtMost(PAST_MS_MAX));
+    let figure = if codes.iter().all(|code| *code == 200) { figure } else { figure.undone() };
+    Ok(vec![figure.detail(json!({ "codes": codes, "latency": latency.json() }))])
+}
+
+/// A stream of events whose reader has a small buffer and takes nothing; none where the replica has no place for it.
+async fn event_stream(address: SocketAddr) -> Result<Option<TcpStream>> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
+    let socket = socket.context("making a socket")?;
+    socket.set_recv_buffer_size(SLOW_READER_BYTES).context("setting a buffer")?;
+    let mut stream = socket.connect(address).await.context("connecting")?;
+    ask(&mut stream, address, "/events/stream").await?;
+    let mut head = [0; 12];
+    tokio::time::timeout(PATIENCE, stream.read_exact(&mut head))
+        .await
+        .context("a stream was not answered")?
+        .context("reading an answer")?;
+    Ok((code_of(&head)? == 200).then_some(stream))
+}
+
+/// Whether a stream has ended behind what is left of it.
+async fn has_ended(mut stream: TcpStream) -> bool {
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        match tokio::time::timeout(Duration::from_secs(2), stream.read(&mut buffer)).await {
+            Ok(Ok(0) | Err(_)) => return true,
+            Ok(Ok(_)) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+/// Idle streams of events: memory, and what becomes of readers that take nothing while much happens.
+async fn streams(cluster: &Cluster, leader: usize, asked: u32) -> Result<Vec<Figure>> {
+    let (address, process) = (cluster.pages_of(leader), cluster.process(leader)?);
+    let before = machine::resident_bytes_of(process);
+    let mut open = Vec::new();
+    for _ in 0..asked {
+        open.extend(event_stream(address).await?);
+    }
+    let grown = machine::resident_bytes_of(process).saturating_sub(before);
+    let connections = Submitter::connections(cluster, 4, &[leader], 1, Via::Call)?;
+    let load = Load { what: "changes".to_owned(), each: 1, length: STALLED, processes: Vec::new() };
+    load::open(&load, &connections, CHANGES_PER_S).await?;
+    let taken = open.len();
+    let ended = futures::future::join_all(open.into_iter().map(has_ended)).await;
+    let cut = ended.into_iter().filter(|ended| *ended).count();
+    Ok(vec![
+        Figure::new("events", format!("streams that were taken of {asked} by one reader"), taken as f64, ""),
+        Figure::new("events", "memory of an idle stream", grown as f64 / taken.max(1) as f64, "bytes"),
+        Figure::new("events", "readers that took nothing and were cut", cut as f64, "")
+            .bar(Bar::AtLeast(taken as f64)),
+    ])
+}
+
+pub(crate) async fn run(args: PagesArgs) -> Result<()> {
+    let settings = Settings { has_pages: true, ..Settings::default() };
+    let cluster = Cluster::start(args.common.dir.as_deref(), settings).await?;
+    let machine = machine::describe_with_disk(cluster.directory())?;
+    println!("{}", machine::sentence(&machine));
+    let leader = cluster.wait_for_leader().await?;
+    let sessions = hosts(&cluster, leader, args.hosts).await?;
+    let job_id = jobs(&cluster, leader, args.jobs).await?;
+    let from = log_index(&cluster, leader).await?;
+    let mut figures = pages(cluster.pages_of(leader), &job_id, from).await?;
+    let mut rest = scrapes(cluster.pages_of(leader)).await?;
+    rest.extend(scraped_load(&cluster, leader, args.common.length()).await?);
+    rest.extend(past(&cluster, leader, (from, args.records)).await?);
+    rest.extend(streams(&cluster, leader, args.streams).await?);
+    for figure in &rest {
+        println!("{}", figure.line());
+    }
+    figures.extend(rest);
+    drop(sessions);
+    let mut report = place::report(machine, &figures);
+    report["scenario"] = json!("pages");
+    report["jobs"] = json!(args.jobs);
+    report["hosts"] = json!(args.hosts);
+    report["devices"] = json!(u64::from(args.hosts) * u64::from(DEVICES));
+    args.common.output.write("pages", &report)
+}
