@@ -170,6 +170,14 @@ impl Replica {
         Some((reading.state().log_index(), reading.state().digest()))
     }
 
+    /// A read that is complete up to so long before it arrived: where the log was, and the digest of the state there.
+    pub async fn read_bounded(&self, max_staleness_ms: u64) -> Option<(LogIndex, u64)> {
+        let deadline = Instant::from_std(SimConfig::instant() + READ_PATIENCE);
+        let consistency = Consistency::Bounded { max_staleness_ms };
+        let reading = self.engine.read_present(consistency, LogIndex::ZERO, deadline).await.ok()?;
+        Some((reading.state().log_index(), reading.state().digest()))
+    }
+
     /// Changes behind a place; waits a moment for some.
     pub async fn changes(&self, from: WatchPosition) -> Result<(Vec<Event>, WatchPosition), Refusal> {
         if from.log_index > self.view.state().log_index() {
