@@ -32,7 +32,7 @@ impl Asked {
         let line = |name: &&'a str| {
             format!("{name:<26} {:>6} sent {:>6} accepted\n", count(&self.sent, name), count(&self.accepted, name))
         };
-        names.into_iter().map(|name| line(name)).collect()
+        names.into_iter().map(line).collect()
     }
 }
 
