@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use muster_types::policy::{PolicyDraft, Quota, TenantPolicy, TenantRights, UNLISTED_TENANT};
 use muster_types::tpu::{PodPosition, SliceRequest, SliceShape};
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, DeviceAmount, JobDraft, JobSpec, LogTime, Name,
-    NodeDraft, NodeSpec, PriorityTier, TaskGroup, WorkerRequest,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, BookingClearing, Control, DeviceAmount, FieldChange,
+    JobDraft, JobSpec, LogTime, Name, NodeDraft, NodeSpec, PriorityTier, TaskGroup, WorkerRequest,
 };
 
 pub const SECOND: u64 = 1_000;
@@ -134,6 +134,35 @@ pub enum Act {
     },
     Return {
         node: usize,
+    },
+    /// Somebody asks something of a job, whatever has become of it by then.
+    Control {
+        job: usize,
+        control: Control,
+        is_operator: bool,
+    },
+    /// Somebody changes a job.
+    Modify {
+        job: usize,
+        change: FieldChange,
+    },
+    /// An operator sets hosts aside for a tenant, from now on.
+    Book {
+        booking: &'static str,
+        tenant: &'static str,
+        hosts: u32,
+        length_ms: u64,
+        clearing: BookingClearing,
+    },
+    /// An operator gives a booking up.
+    Unbook {
+        booking: &'static str,
+    },
+    /// An operator grants quota for some time.
+    Grant {
+        tenant: &'static str,
+        devices: u64,
+        length_ms: u64,
     },
     /// Another policy, whatever runs, waits or has reserved under the one before.
     SetPolicy {
