@@ -8,7 +8,7 @@ use crate::cluster::Cluster;
 use crate::runtime::{Host, below, chance, event, pick, random, sleep_ms, spawn_on};
 use crate::site::{FIRST_CLIENT, lock};
 use muster_decider::{Command, DrainOrder, OverridesOrder, RepairOrder, ScheduleAction, ScheduleControl};
-use muster_state::{NodeStatus, State};
+use muster_state::{NodeRow, NodeStatus, State};
 use muster_types::health::{HealthPolicy, RepairPhase};
 use muster_types::policy::{
     PolicyDraft, PolicyPart, PolicyUpdate, TenantPolicy, Window, WindowPurpose, WindowScope,
@@ -138,7 +138,9 @@ impl AdminClient {
         let Some(leader) = self.cluster.leader() else { return };
         let state = leader.view.state();
         drop(leader);
-        let what = below(9);
+        let is_lost = |row: &NodeRow| row.spec.cluster.as_str() == CHANGED_CLUSTER && row.status != NodeStatus::Up;
+        let some_are_lost = state.nodes().iter().any(|(_, row)| is_lost(row));
+        let what = if some_are_lost && chance(500) { 0 } else { below(9) };
         event("admin client", format_args!("settings {what}"));
         let (by, old) = (Requester::default(), chance(150).then_some(LogIndex(1)));
         match what {

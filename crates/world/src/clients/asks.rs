@@ -15,7 +15,7 @@ use muster_decider::{
 use muster_state::{QuotaGrantStatus, RankState, State};
 use muster_types::policy::QuotaGrant;
 use muster_types::{
-    BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, FencingToken, JobId, LogIndex,
+    ArrayId, BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, FencingToken, JobId, LogIndex,
     LogTime, Name, OverlapRule, RefusalCode, Requester, Schedule, ScheduleKey, ScheduleTemplate, TokenGrant,
     TokenId, TokenRole,
 };
@@ -93,7 +93,7 @@ fn bound_to() -> Option<Name> {
 fn something(client: &Client, state: &State) -> Option<Command> {
     let now = state.log_time();
     Some(match below(18) {
-        0 => throttle(client)?,
+        0 => throttle(client, state)?,
         1 | 2 => next_to_a_worker(state)?,
         3 | 4 => Command::RequestQuota(Box::new(quota(client, now))),
         5 | 6 => answer(client, state)?,
@@ -107,8 +107,12 @@ fn something(client: &Client, state: &State) -> Option<Command> {
     })
 }
 
-fn throttle(client: &Client) -> Option<Command> {
-    let array = pick(&lock(&client.recent).arrays)?;
+/// Mostly of an array that has members which a throttle keeps back.
+fn throttle(client: &Client, state: &State) -> Option<Command> {
+    let kept_back = state.arrays().iter().filter(|(_, row)| row.uncreated > 0);
+    let kept_back: Vec<ArrayId> = kept_back.map(|(array, _)| *array).collect();
+    let recent = lock(&client.recent).arrays.clone();
+    let array = pick(&kept_back).filter(|_| chance(800)).or_else(|| pick(&recent))?;
     Some(Command::SetThrottle(Box::new(ThrottleOrder {
         request: client.request_of_control(),
         by: requester(chance(300)),
