@@ -190,7 +190,7 @@ impl AdminClient {
                 .await;
             }
             7 => self.update_policy(&state, old).await,
-            // There is none that is newer: it is said to be so, or refused.
+            // There is none that is newer: the answer is that it is in force, or a refusal.
             _ => {
                 let format = if chance(500) { state.format() } else { u16::MAX };
                 self.tell(|_| Command::RaiseFormat { by: by.clone(), format }).await;

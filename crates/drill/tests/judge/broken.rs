@@ -121,7 +121,7 @@ fn append(sample: &mut Sample, decisions: Vec<Decision>) {
     append_rounds(sample, vec![(0, decisions)]);
 }
 
-/// Adds rounds behind the last one, each so many milliseconds after it.
+/// Adds rounds behind the last one, each a number of milliseconds after it.
 fn append_rounds(sample: &mut Sample, rounds: Vec<(u64, Vec<Decision>)>) {
     let mut archived = sample.rounds.last().expect("a log has rounds").round.clone();
     let (_, state) = sample.past.last().expect("a log has states").clone();
