@@ -18,7 +18,7 @@ use muster_types::{
 
 use crate::measure::Observer;
 use crate::random::Random;
-use crate::world::{Act, JobPlan, SECOND, World, name};
+use crate::world::{Act, JobOrder, JobPlan, SECOND, World, name};
 
 /// Log time of the beginning of every world: late enough that nothing reaches back before it.
 pub const EPOCH: LogTime = LogTime(1_600_000_000_000);
@@ -64,6 +64,8 @@ impl Record {
 enum Event {
     Submit(usize),
     Cancel(usize),
+    /// What the owner of a job asks of it, by its place among all that it asks.
+    Order(usize, usize),
     Running(JobId, FencingToken),
     Done(JobId, FencingToken),
     Stopped(JobId, FencingToken),
@@ -143,6 +145,9 @@ impl<'a> Drive<'a> {
             if let Some(at) = job.cancel_at_ms {
                 drive.at(at, Event::Cancel(place));
             }
+            for (number, (at, _)) in job.orders.iter().enumerate() {
+                drive.at(*at, Event::Order(place, number));
+            }
         }
         for (place, (at, _)) in world.acts.iter().enumerate() {
             drive.at(*at, Event::Act(place));
@@ -203,6 +208,15 @@ impl<'a> Drive<'a> {
                     let request = self.request();
                     let _ = self.handle(&Command::cancel(request, job), observer);
                 }
+            }
+            Event::Order(job, number) => {
+                let world = self.world;
+                let act = match world.jobs[job].orders[number].1.clone() {
+                    JobOrder::Control(control) => Act::Control { job, control, is_operator: false },
+                    JobOrder::Change(change) => Act::Modify { job, change },
+                };
+                let request = self.request();
+                self.order(request, &act, observer);
             }
             Event::Running(job, token) => {
                 if self.report(job, token, &RankUpdate::Running, observer) {

@@ -18,6 +18,13 @@ pub fn name(text: &str) -> Name {
     Name::new(text).expect("a name")
 }
 
+/// What its owner asks of a job while it waits or runs.
+#[derive(Clone, Debug)]
+pub enum JobOrder {
+    Control(Control),
+    Change(FieldChange),
+}
+
 /// A job as its tenant submits it, and what the scheduler does not know of it.
 #[derive(Clone, Debug)]
 pub struct JobPlan {
@@ -45,6 +52,8 @@ pub struct JobPlan {
     pub checkpointed: bool,
     /// When its owner cancels it.
     pub cancel_at_ms: Option<u64>,
+    /// What else its owner asks of it, and when.
+    pub orders: Vec<(u64, JobOrder)>,
 }
 
 impl JobPlan {
@@ -69,6 +78,7 @@ impl JobPlan {
             grace_ms: 20 * SECOND,
             checkpointed: false,
             cancel_at_ms: None,
+            orders: Vec::new(),
         }
     }
 
