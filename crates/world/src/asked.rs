@@ -27,12 +27,14 @@ impl Asked {
 
     /// One line for each name: sent and accepted.
     #[must_use]
-    pub fn table<'a>(&self, names: impl IntoIterator<Item = &'a &'a str>) -> String {
+    pub fn table(&self, names: &[&str]) -> String {
         let count = |of: &BTreeMap<&'static str, u64>, name: &str| of.get(name).copied().unwrap_or(0);
-        let line = |name: &&'a str| {
-            format!("{name:<26} {:>6} sent {:>6} accepted\n", count(&self.sent, name), count(&self.accepted, name))
-        };
-        names.into_iter().map(line).collect()
+        let mut text = String::new();
+        for name in names {
+            let (sent, accepted) = (count(&self.sent, name), count(&self.accepted, name));
+            text.push_str(&format!("{name:<26} {sent:>6} sent {accepted:>6} accepted\n"));
+        }
+        text
     }
 }
 
