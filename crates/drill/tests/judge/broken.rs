@@ -289,7 +289,7 @@ fn started_cancelled(sample: &mut Sample) -> Option<()> {
     })
 }
 
-/// A booking of every node for a tenant that has no gang, from so long after a time on.
+/// A booking of these nodes for a tenant that has no gang, for an hour.
 fn booking(nodes: Vec<Name>, start: LogTime) -> Decision {
     let spec = BookingSpec {
         tenant: Name::literal("elsewhere"),
