@@ -2,12 +2,15 @@
 //!
 //! **Invariant:** nothing here changes what the cluster does.
 
+use crate::asked::Asked;
+use crate::follower::Follower;
 use crate::pace::{Pace, Stamp};
 use crate::runtime::{self, Host, event, now_ns};
 use muster_engine::{Change, Event, WatchPosition};
 use muster_journal::{Decision, FORMAT_MAX, StopCause, decode_round, hash};
 use muster_state::{NodeStatus, Phase, State};
 use muster_store::{Entry, EntryPayload, LogId, Vote};
+use muster_types::schedule::SCHEDULE_LABEL;
 use muster_types::{
     ArrayId, Control, DependencyScope, DeviceSet, FencingToken, JobId, LogIndex, Name, NodeId, RequestId,
 };
@@ -20,6 +23,8 @@ const VIOLATIONS_MAX: usize = 20;
 const VERIFY_EVERY: u64 = 64;
 /// Clocks that agree are so far apart at most, with what passes between a look at them and an entry.
 const CLOCKS_APART_MS_MAX: u64 = 30_000 + 5_000;
+/// A bound on staleness is kept by clocks that run a little faster or slower than true time, and that pause.
+const BOUND_SLACK_MS: u64 = 200;
 /// A round that is appended so soon after its leader stood still may have been stamped before.
 const STAMPED_BEFORE_MS_MAX: u64 = 1_000;
 
@@ -64,6 +69,11 @@ struct Truth {
     jobs_ever_held: BTreeSet<JobId>,
     hard_quota: Option<(Name, u64)>,
     pace: Pace,
+    /// The log, followed by itself.
+    follower: Follower,
+    sent: BTreeMap<&'static str, u64>,
+    /// What was known to somebody, by the true time in milliseconds, rising.
+    floors: Vec<(u64, LogIndex)>,
     counts: Counts,
 }
 
@@ -74,6 +84,8 @@ pub struct Counts {
     pub acknowledged: u64,
     /// Linearizable reads answered.
     pub reads: u64,
+    /// Bounded reads answered.
+    pub bounded_reads: u64,
     /// Changes that watchers were told of.
     pub changes: u64,
     /// Worker processes that were started.
@@ -109,6 +121,14 @@ impl Truth {
         event("VIOLATION", format_args!("{text}"));
         if self.violations.len() < VIOLATIONS_MAX {
             self.violations.push(text);
+        }
+    }
+
+    /// Somebody knows of this index from now on.
+    fn raise_floor(&mut self, index: LogIndex) {
+        if index > self.floor {
+            self.floor = index;
+            self.floors.push((runtime::elapsed_ms(), index));
         }
     }
 }
@@ -152,6 +172,17 @@ impl Checks {
     /// Counts something.
     pub fn count(&self, change: impl FnOnce(&mut Counts)) {
         change(&mut self.lock().counts);
+    }
+
+    /// A client asks for something, by the name that the log has for it.
+    pub fn sent(&self, name: &'static str) {
+        *self.lock().sent.entry(name).or_default() += 1;
+    }
+
+    /// What was asked for, and what became records.
+    pub fn asked(&self) -> Asked {
+        let truth = self.lock();
+        Asked { sent: truth.sent.clone(), accepted: truth.follower.accepted.clone() }
     }
 
     /// This tenant never holds more than this many thousandths of devices.
@@ -243,7 +274,13 @@ impl Checks {
     }
 
     /// Applied equals applied, and what must hold of every state.
-    pub fn applied(&self, host: Host, log_id: LogId, content: u64, state: &State) {
+    pub fn applied(
+        &self,
+        host: Host,
+        log_id: LogId,
+        (content, payload): (u64, Option<&[u8]>),
+        state: &State,
+    ) {
         let (index, digest) = (log_id.index(), state.digest());
         let now = (id_of(log_id), content, digest);
         let mut truth = self.lock();
@@ -255,6 +292,7 @@ impl Checks {
         }
         truth.applied.insert(index, now);
         truth.digests.insert(digest, state.log_index());
+        truth.follow(payload, state, index);
         truth.check_state(state, index);
     }
 
@@ -332,7 +370,7 @@ impl Checks {
         }
         truth.acknowledged.insert(request, (jobs, at));
         truth.counts.acknowledged += 1;
-        truth.floor = truth.floor.max(at);
+        truth.raise_floor(at);
     }
 
     /// A linearizable read was answered from this state.
@@ -347,7 +385,31 @@ impl Checks {
         if truth.digests.get(&digest) != Some(&log_index) {
             truth.fail(format!("{who} read a state at {log_index} that no prefix of the log makes"));
         }
-        truth.floor = truth.floor.max(log_index);
+        truth.raise_floor(log_index);
+    }
+
+    /// A read that began then was answered from this state, and may lack what was committed so shortly before.
+    pub fn read_bounded(
+        &self,
+        who: Host,
+        (begun_ms, max_staleness_ms): (u64, u64),
+        log_index: LogIndex,
+        digest: u64,
+    ) {
+        let mut truth = self.lock();
+        truth.counts.bounded_reads += 1;
+        let known_ms = begun_ms.saturating_sub(max_staleness_ms + max_staleness_ms / 4 + BOUND_SLACK_MS);
+        let behind = truth.floors.partition_point(|(at_ms, _)| *at_ms <= known_ms);
+        let floor = behind.checked_sub(1).and_then(|last| truth.floors.get(last)).map(|(_, index)| *index);
+        if floor.is_some_and(|floor| log_index < floor) {
+            truth.fail(format!(
+                "stale bounded read: {who} was answered at {log_index} within {max_staleness_ms} ms, though {floor:?} was \
+                 known before that"
+            ));
+        }
+        if truth.digests.get(&digest) != Some(&log_index) {
+            truth.fail(format!("{who} read a state at {log_index} that no prefix of the log makes"));
+        }
     }
 
     /// A worker's process exists from now on.
@@ -417,14 +479,21 @@ impl Checks {
     /// At the end: every job stands for one acknowledged or open request, once.
     pub fn no_extra_jobs(&self, state: &State, asked: &BTreeSet<RequestId>) {
         // The policy was set by the harness, under request 1.
+        let scheduled = self.lock().follower.scheduled.clone();
+        let is_known = |request: &RequestId| asked.contains(request) || scheduled.contains(request);
         let known = state.requests_by_time().map(|(_, request)| request);
-        let foreign = known.filter(|request| request.0 > 1 && !asked.contains(request)).count();
+        let foreign = known.filter(|request| request.0 > 1 && !is_known(request)).count();
         if foreign > 0 {
             self.fail(format!("{foreign} requests in the state that no client made"));
         }
         // Every submission names its jobs as nobody else does.
         let mut names: BTreeSet<Name> = BTreeSet::new();
+        let is_scheduled = |job: JobId| {
+            state.metadata(job).is_some_and(|metadata| metadata.labels.contains_key(SCHEDULE_LABEL))
+        };
         let single = state.jobs().iter().filter(|(job, _)| state.array_of(**job).is_none());
+        // Those of a schedule are all called the same.
+        let single = single.filter(|(job, _)| !is_scheduled(**job));
         let single = single.filter_map(|(job, _)| state.spec(*job)).map(|spec| spec.name.clone());
         let arrays = state.arrays().iter().map(|(_, row)| row.template.spec.name.clone());
         for name in single.chain(arrays) {
@@ -493,7 +562,9 @@ impl Truth {
     fn beyond_throttles(&self, state: &State) -> Vec<String> {
         let mut running: BTreeMap<ArrayId, u32> = BTreeMap::new();
         let never_held = state.active().filter(|job| !self.jobs_ever_held.contains(job));
-        for (array, _) in never_held.filter_map(|job| state.array_of(job)) {
+        let of_arrays = never_held.filter_map(|job| state.array_of(job));
+        // No member is stopped for a throttle that is lowered.
+        for (array, _) in of_arrays.filter(|(array, _)| !self.follower.throttled.contains(array)) {
             *running.entry(array).or_default() += 1;
         }
         let throttle = |array| state.array(array).and_then(|row| row.template.array.throttle);
@@ -505,6 +576,17 @@ impl Truth {
                 format!("{running} members of {array} that nobody held are under way, beyond its throttle")
             })
             .collect()
+    }
+
+    /// What this round breaks, by the records alone.
+    fn follow(&mut self, payload: Option<&[u8]>, state: &State, index: u64) {
+        let Some(payload) = payload else { return };
+        let Ok(round) = decode_round(payload, FORMAT_MAX) else {
+            return self.fail(format!("at raft index {index}: a round was applied that cannot be read"));
+        };
+        for text in self.follower.applied(&round, state) {
+            self.fail(format!("at raft index {index}: {text}"));
+        }
     }
 
     /// Of the log's own view: no device twice, quotas kept, tokens rising.

@@ -1,12 +1,15 @@
 //! Clients: submissions under request ids, repeated until they are answered; linearizable reads; watches that
 //! go on exactly where they were, through any replica.
 
+mod asks;
 mod controls;
 mod requests;
 
 use crate::agent::KIND;
+use crate::asked::asked_of;
 use crate::cluster::Cluster;
 use crate::runtime::{Host, JoinHandle, below, chance, elapsed_ms, pick, random, sleep_ms, spawn_on};
+use crate::settings::Settings;
 use crate::site::{FIRST_CLIENT, lock};
 use muster_decider::{Answer, Command};
 use muster_engine::WatchPosition;
@@ -24,14 +27,27 @@ pub const BOUND_TENANT: &str = "bound";
 /// Thousandths of devices that it may hold.
 pub const BOUND_MILLI: u64 = 8_000;
 const FREE_TENANT: &str = "free";
+/// A tenant without quota that is in the policy now and then. It has no jobs.
+pub const GUEST_TENANT: &str = "guest";
 /// The client that asks things of jobs that exist.
 const CONTROLLER: Host = 8;
 /// One attempt at a call.
 const PATIENCE: Duration = Duration::from_millis(2_500);
 
+/// Whether the tenant that may never borrow is granted more quota in this run: then what it may hold changes. Never where a rule
+/// is broken on purpose: nothing but jobs is asked for then.
+fn grants_to_bound(settings: &Settings) -> bool {
+    settings.bug.is_none() && settings.seed.is_multiple_of(3)
+}
+
+/// Requests of the client that asks things of jobs, the last of them: for one that uses an id twice.
+const REQUESTS_KEPT: usize = 8;
+
 /// What was submitted last.
 #[derive(Debug, Default)]
 struct Recent {
+    /// Of controls, the last ones.
+    requests: Vec<RequestId>,
     /// Members of arrays, too, whether or not they are created.
     jobs: Vec<JobId>,
     arrays: Vec<ArrayId>,
@@ -61,12 +77,17 @@ pub fn policy_of(free_milli: u64) -> PolicyDraft {
         borrowing_limit_milli,
         lending_limit_milli: None,
     };
-    let rights = TenantRights { tier_max: Some(PriorityTier::Production), ..TenantRights::default() };
+    let rights = TenantRights {
+        tier_max: Some(PriorityTier::Production),
+        bookings: Some(true),
+        ..TenantRights::default()
+    };
     let tenant = |quota| TenantPolicy { quotas: vec![quota], rights, ..TenantPolicy::default() };
     PolicyDraft {
         tenants: [
             (Name::literal(BOUND_TENANT), tenant(quota(BOUND_MILLI, Some(0)))),
             (Name::literal(FREE_TENANT), tenant(quota(free_milli, None))),
+            (Name::literal(GUEST_TENANT), TenantPolicy::default()),
         ]
         .into(),
         ..PolicyDraft::default()
@@ -88,6 +109,11 @@ pub async fn ask(
             None => pick(&cluster.site.replica_hosts())?,
         };
         let command = command(attempt);
+        if attempt == 0
+            && let Some(name) = asked_of(&command)
+        {
+            cluster.site.checks.sent(name);
+        }
         let call = cluster.call(who, replica, PATIENCE, "command", move |replica| {
             let command = command.clone();
             async move {
@@ -126,7 +152,10 @@ impl Clients {
             recent: Arc::default(),
             tasks: Vec::new(),
         };
-        cluster.site.checks.set_hard_quota(Name::literal(BOUND_TENANT), BOUND_MILLI);
+        // Where it is granted more, only what is placed is held against its quota.
+        if !grants_to_bound(&cluster.site.settings) {
+            cluster.site.checks.set_hard_quota(Name::literal(BOUND_TENANT), BOUND_MILLI);
+        }
         for place in 0..3 {
             let client = clients.client(FIRST_CLIENT + place);
             clients.tasks.push(spawn_on(FIRST_CLIENT + place, async move { client.submit_all().await }));
@@ -196,6 +225,17 @@ impl Client {
         request
     }
 
+    /// Of something that may be asked or not: a new one, and now and then one that was used before.
+    fn request_of_control(&self) -> RequestId {
+        let used = if chance(40) { pick(&lock(&self.recent).requests) } else { None };
+        let request = used.unwrap_or_else(|| self.new_request());
+        let mut recent = lock(&self.recent);
+        recent.requests.push(request);
+        let surplus = recent.requests.len().saturating_sub(REQUESTS_KEPT);
+        recent.requests.drain(..surplus);
+        request
+    }
+
     async fn submit_all(self) {
         while self.goes_on() {
             sleep_ms(below(2_400)).await;
@@ -259,6 +299,10 @@ impl Client {
         while self.goes_on() {
             sleep_ms(below(250)).await;
             let Some(replica) = pick(&self.cluster.site.replica_hosts()) else { continue };
+            if self.cluster.site.settings.bug.is_none() && chance(300) {
+                self.read_bounded(replica).await;
+                continue;
+            }
             let floor = self.cluster.site.checks.floor();
             let read = self
                 .cluster
@@ -266,6 +310,19 @@ impl Client {
             if let Some(Some((log_index, digest))) = read.await {
                 self.cluster.site.checks.read(self.host, floor, log_index, digest);
             }
+        }
+    }
+
+    /// A read that is content with what was committed so long before.
+    async fn read_bounded(&self, replica: Host) {
+        let max_staleness_ms = 200 + below(2_000);
+        let begun_ms = elapsed_ms();
+        let read = self.cluster.call(self.host, replica, PATIENCE, "bounded read", move |replica| async move {
+            replica.read_bounded(max_staleness_ms).await
+        });
+        if let Some(Some((log_index, digest))) = read.await {
+            let checks = &self.cluster.site.checks;
+            checks.read_bounded(self.host, (begun_ms, max_staleness_ms), log_index, digest);
         }
     }
 

@@ -12,12 +12,14 @@
 
 pub mod admin_client;
 pub mod agent;
+pub mod asked;
 pub mod checks;
 pub mod clients;
 pub mod cluster;
 pub mod disk;
 pub mod environment;
 pub mod faults;
+pub mod follower;
 pub mod link;
 pub mod log_disk;
 pub mod log_store;

@@ -162,6 +162,7 @@ impl SimMachine {
             leader: ReplicaId(leader.node_id),
             payload,
         };
+        let recorded = committed.payload.clone();
         let before = self.view.state().log_index();
         let mut inner = self.lock();
         inner.application.apply(&[committed]);
@@ -179,7 +180,7 @@ impl SimMachine {
         let state = self.view.state();
         let checks = &self.site.checks;
         event("apply", format_args!("n{} {} -> {}", self.host, entry.log_id, state.log_index()));
-        checks.applied(self.host, entry.log_id, content, &state);
+        checks.applied(self.host, entry.log_id, (content, recorded.as_deref()), &state);
         checks.published(self.host, before, state.log_index(), &events);
         let bytes = match &entry.payload {
             EntryPayload::Normal(payload) => payload.0.len() as u64,

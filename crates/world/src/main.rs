@@ -2,6 +2,7 @@
 
 use anyhow::{Result, anyhow, bail};
 use clap::{Parser, Subcommand};
+use muster_journal::REQUESTED_DECISIONS;
 use muster_planted::Rule;
 use muster_world::settings::{Settings, breakable};
 use muster_world::simulation::{Report, simulate};
@@ -135,6 +136,8 @@ fn run_swarm(extent: Extent) -> Result<()> {
         summary.replaced_leaders
     );
     println!("{}", summary.depth());
+    println!("{} bounded reads; asked for:", summary.bounded_reads);
+    print!("{}", summary.asked.table(&REQUESTED_DECISIONS));
     if let Some(speed) = summary.speed_of_five() {
         println!("five replicas alone: {speed:.0} simulated seconds a second of one core");
     }

@@ -5,7 +5,7 @@ use crate::log_store::{Abort, SimLog};
 use crate::machine::SimMachine;
 use crate::peers::{FindPeer, SimPeers, SimTransport};
 use crate::raft_runtime::SimConfig;
-use crate::runtime::{Host, event, spawn, timeout};
+use crate::runtime::{Host, event, local_ns, spawn, thawed_at, timeout};
 use crate::site::Site;
 use crate::storage::SimStorage;
 use muster_consensus::{CheckQuorum, Consensus, Environment, Parts, PeerService, Raft};
@@ -23,6 +23,8 @@ use tokio::time::Instant;
 const LANE_MAX: usize = 4_096;
 /// How long a read may take.
 const READ_PATIENCE: Duration = Duration::from_secs(3);
+/// From the end of a pause until a replica has heard again how the others fare, in addition to the bound itself.
+const PAUSE_KNOWN_MS: u64 = 1_000;
 /// How long a call that waits for news waits for it.
 const NEWS_PATIENCE: Duration = Duration::from_millis(900);
 
@@ -167,6 +169,19 @@ impl Replica {
         let deadline = Instant::from_std(SimConfig::instant() + READ_PATIENCE);
         let consistency = Consistency::Linearizable;
         let reading = self.engine.read_present(consistency, LogIndex::ZERO, deadline).await.ok()?;
+        Some((reading.state().log_index(), reading.state().digest()))
+    }
+
+    /// A read that is complete up to so long before it arrived: where the log was, and the digest of the state there. None as well
+    /// from a host that has just stood still: its clock may not know of that, and the bound is one by its clock.
+    pub async fn read_bounded(&self, max_staleness_ms: u64) -> Option<(LogIndex, u64)> {
+        let pause_counts_ns = (2 * max_staleness_ms + PAUSE_KNOWN_MS) * 1_000_000;
+        let deadline = Instant::from_std(SimConfig::instant() + READ_PATIENCE);
+        let consistency = Consistency::Bounded { max_staleness_ms };
+        let reading = self.engine.read_present(consistency, LogIndex::ZERO, deadline).await.ok()?;
+        if thawed_at(self.host).is_some_and(|at_ns| local_ns() < at_ns + pause_counts_ns) {
+            return None;
+        }
         Some((reading.state().log_index(), reading.state().digest()))
     }
 

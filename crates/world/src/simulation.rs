@@ -3,6 +3,7 @@
 
 use crate::admin_client;
 use crate::agent::Machine;
+use crate::asked::Asked;
 use crate::checks::Counts;
 use crate::clients::{Clients, ask, policy};
 use crate::cluster::Cluster;
@@ -35,6 +36,8 @@ pub struct Report {
     pub violations: Vec<String>,
     /// What it came to.
     pub counts: Counts,
+    /// What clients asked for.
+    pub asked: Asked,
     /// From the end of all faults to the next acknowledged submission, in milliseconds.
     pub recovered_ms: Option<u64>,
     /// What identifies it.
@@ -74,6 +77,7 @@ pub fn simulate(settings: Settings, keep_trace: bool) -> Report {
         settings,
         violations,
         counts: cluster.site.checks.counts(),
+        asked: cluster.site.checks.asked(),
         recovered_ms,
         digest: runtime::digest(),
         trace: runtime::take_trace(),

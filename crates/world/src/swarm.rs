@@ -1,5 +1,6 @@
 //! Many seeds: those that failed once, then new ones; and rules broken on purpose, to see them caught.
 
+use crate::asked::Asked;
 use crate::checks::Counts;
 use crate::settings::Settings;
 use crate::simulation::{Report, simulate};
@@ -123,6 +124,10 @@ pub struct Summary {
     pub lost_machines: u64,
     /// Checkpoints acknowledged, of all.
     pub checkpoints: u64,
+    /// Bounded reads answered, of all.
+    pub bounded_reads: u64,
+    /// What clients asked for, of all.
+    pub asked: Asked,
 }
 
 impl Summary {
@@ -178,6 +183,8 @@ impl Summary {
         self.power_cuts += report.counts.power_cuts;
         self.lost_machines += report.counts.lost_machines;
         self.checkpoints += report.counts.checkpoints;
+        self.bounded_reads += report.counts.bounded_reads;
+        self.asked.add(&report.asked);
         if !report.violations.is_empty() {
             self.failed.push(report);
         }

@@ -1,9 +1,9 @@
 //! Tenants that try to get more than they are promised, each in one way.
 
-use muster_types::PriorityTier;
+use muster_types::{Control, FieldChange, PriorityTier};
 
 use crate::random::Random;
-use crate::world::{HOUR, JobPlan, MINUTE, SECOND, World};
+use crate::world::{HOUR, JobOrder, JobPlan, MINUTE, SECOND, World};
 
 /// What somebody without any promise may try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,10 +22,16 @@ pub enum Trick {
     Deadline,
     /// Submitted, cancelled, and submitted once more.
     Resubmit,
+    /// Held while it waits, and released later.
+    Park,
+    /// Suspended while it runs, and released later; or stopped and back in the queue at once.
+    Suspend,
+    /// Changed to the highest tier once it is admitted, with another run time.
+    Change,
 }
 
 impl Trick {
-    pub const ALL: [Trick; 7] = [
+    pub const ALL: [Trick; 10] = [
         Trick::Rename,
         Trick::MisnameTier,
         Trick::NotPreemptible,
@@ -33,6 +39,9 @@ impl Trick {
         Trick::LieAboutRunTime,
         Trick::Deadline,
         Trick::Resubmit,
+        Trick::Park,
+        Trick::Suspend,
+        Trick::Change,
     ];
 }
 
@@ -77,6 +86,29 @@ pub fn flood(
                     gone.name = format!("{name}-gone");
                     gone.cancel_at_ms = Some(at_ms + random.below(30 * MINUTE));
                     world.submit(gone);
+                }
+                Trick::Park => {
+                    let held_at = at_ms + random.below(10 * MINUTE);
+                    let released_at = held_at + random.below(40 * MINUTE);
+                    job.orders = vec![
+                        (held_at, JobOrder::Control(Control::Hold)),
+                        (released_at, JobOrder::Control(Control::Release)),
+                    ];
+                }
+                Trick::Suspend => {
+                    let stopped_at = at_ms + MINUTE + random.below(40 * MINUTE);
+                    let control = if random.once_in(2) { Control::Suspend } else { Control::Requeue };
+                    job.orders = vec![
+                        (stopped_at, JobOrder::Control(control)),
+                        (stopped_at + random.below(20 * MINUTE), JobOrder::Control(Control::Release)),
+                    ];
+                }
+                Trick::Change => {
+                    let changed_at = at_ms + random.below(20 * MINUTE);
+                    job.orders = vec![
+                        (changed_at, JobOrder::Change(FieldChange::Tier(PriorityTier::Critical))),
+                        (changed_at + MINUTE, JobOrder::Change(FieldChange::ExpectedRun(Some(SECOND)))),
+                    ];
                 }
             }
         }

@@ -73,7 +73,7 @@ impl Book {
                 });
             }
         }
-        Book { policy: Arc::clone(&state.policy().policy), gangs, known: RefCell::default() }
+        Book { policy: Arc::clone(state.effective_policy()), gangs, known: RefCell::default() }
     }
 
     pub fn gang(&self, job: JobId) -> Option<&Gang> {

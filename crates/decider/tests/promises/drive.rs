@@ -3,19 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_decider::{
-    Answer, BootstrapConfig, Command, DrainOrder, Pass, Speculation, handle, schedule, tick,
+    Answer, BookingOrder, BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder, Pass,
+    QuotaOrder, Speculation, handle, schedule, tick,
 };
+use muster_drill::judge::LogBooks;
 use muster_journal::{Decision, RankUpdate, RearrangeCause, StopCause};
 use muster_planner::Budget;
 use muster_state::State;
+use muster_types::policy::QuotaGrant;
 use muster_types::{
-    ClusterId, ExitStatus, FencingToken, HolderId, JobId, Leadership, LogTime, NodeId, Parameters, Refusal,
-    ReplicaId, RequestId,
+    BookingAmount, BookingShape, BookingSpec, BookingTimes, ClusterId, ExitStatus, FencingToken, HolderId,
+    JobId, Leadership, LogTime, NodeId, Parameters, Refusal, ReplicaId, RequestId, Requester,
 };
 
 use crate::measure::Observer;
 use crate::random::Random;
-use crate::world::{Act, JobPlan, SECOND, World};
+use crate::world::{Act, JobOrder, JobPlan, SECOND, World, name};
 
 /// Log time of the beginning of every world: late enough that nothing reaches back before it.
 pub const EPOCH: LogTime = LogTime(1_600_000_000_000);
@@ -61,6 +64,8 @@ impl Record {
 enum Event {
     Submit(usize),
     Cancel(usize),
+    /// What the owner of a job asks of it, by its place among all that it asks.
+    Order(usize, usize),
     Running(JobId, FencingToken),
     Done(JobId, FencingToken),
     Stopped(JobId, FencingToken),
@@ -90,6 +95,12 @@ pub struct Drive<'a> {
     pub open: BTreeSet<usize>,
     /// Passes over the queue that were completed.
     pub passes: u64,
+    /// Orders of people that were taken: of jobs, bookings and quota.
+    pub orders_taken: u64,
+    /// What every record is held against: the books that drills are judged by, which ask no state.
+    books: LogBooks,
+    /// What these found.
+    pub broken: Vec<String>,
     queue: BTreeMap<(u64, u64), Event>,
     events: u64,
     requests: u128,
@@ -111,6 +122,9 @@ impl<'a> Drive<'a> {
             jobs: BTreeMap::new(),
             open: BTreeSet::new(),
             passes: 0,
+            orders_taken: 0,
+            books: LogBooks::default(),
+            broken: Vec::new(),
             queue: BTreeMap::new(),
             events: 0,
             requests: 0,
@@ -130,6 +144,9 @@ impl<'a> Drive<'a> {
             drive.at(job.at_ms, Event::Submit(place));
             if let Some(at) = job.cancel_at_ms {
                 drive.at(at, Event::Cancel(place));
+            }
+            for (number, (at, _)) in job.orders.iter().enumerate() {
+                drive.at(*at, Event::Order(place, number));
             }
         }
         for (place, (at, _)) in world.acts.iter().enumerate() {
@@ -191,6 +208,15 @@ impl<'a> Drive<'a> {
                     let request = self.request();
                     let _ = self.handle(&Command::cancel(request, job), observer);
                 }
+            }
+            Event::Order(job, number) => {
+                let world = self.world;
+                let act = match world.jobs[job].orders[number].1.clone() {
+                    JobOrder::Control(control) => Act::Control { job, control, is_operator: false },
+                    JobOrder::Change(change) => Act::Modify { job, change },
+                };
+                let request = self.request();
+                self.order(request, &act, observer);
             }
             Event::Running(job, token) => {
                 if self.report(job, token, &RankUpdate::Running, observer) {
@@ -259,6 +285,11 @@ impl<'a> Drive<'a> {
                 let _ = self.handle(&Command::SessionOver { node, incarnation }, observer);
             }
             Act::Return { node } => self.register(*node, observer),
+            Act::Control { .. }
+            | Act::Modify { .. }
+            | Act::Book { .. }
+            | Act::Unbook { .. }
+            | Act::Grant { .. } => self.order(request, act, observer),
             Act::SetPolicy { policy } => {
                 self.note("another policy".into());
                 self.set_policy(policy, observer);
@@ -276,6 +307,78 @@ impl<'a> Drive<'a> {
                 self.speculation.set_now(self.log_time());
             }
         }
+    }
+
+    /// What people ask for, which may be refused.
+    fn order(&mut self, request: RequestId, act: &Act, observer: &mut dyn Observer) {
+        let Some(command) = self.command_of(request, act) else { return };
+        let answer = self.handle(&command, observer);
+        self.note(format!("{act:?}: {}", if answer.is_ok() { "taken" } else { "refused" }));
+        self.orders_taken += u64::from(answer.is_ok());
+    }
+
+    fn command_of(&self, request: RequestId, act: &Act) -> Option<Command> {
+        let by = |is_operator| Requester { name: "tenant/lab/ada".to_owned(), is_operator };
+        Some(match act {
+            Act::Control { job, control, is_operator } => {
+                let selection = JobSelection::named(vec![self.records[*job].id?]);
+                let (by, control) = (by(*is_operator), *control);
+                Command::Control(Box::new(ControlOrder { request, by, acts_for: None, control, selection }))
+            }
+            Act::Modify { job, change } => Command::Modify(Box::new(ModifyOrder {
+                request,
+                by: by(false),
+                acts_for: None,
+                job: self.records[*job].id?,
+                expected: None,
+                changes: vec![change.clone()],
+            })),
+            Act::Book { booking, tenant, hosts, length_ms, clearing } => {
+                let shape = BookingShape::Chosen {
+                    amount: BookingAmount::Hosts(*hosts),
+                    kind: Some(name("h100")),
+                    region: None,
+                    cluster: None,
+                    labels: BTreeMap::new(),
+                };
+                let times =
+                    BookingTimes { start: LogTime(0), length_ms: *length_ms, every_days: 0, windows: 1 };
+                let spec = BookingSpec {
+                    tenant: name(tenant),
+                    user: None,
+                    jobs: Vec::new(),
+                    is_shared: true,
+                    shape,
+                    times,
+                    notice_ms: 0,
+                    clearing: *clearing,
+                    reason: String::new(),
+                };
+                let (by, name) = (by(true), name(booking));
+                Command::CreateBooking(Box::new(BookingOrder { request, by, acts_for: None, name, spec }))
+            }
+            Act::Unbook { booking } => {
+                Command::DeleteBooking { request, by: by(true), acts_for: None, name: name(booking) }
+            }
+            Act::Grant { tenant, devices, length_ms } => {
+                let grant = QuotaGrant {
+                    tenant: name(tenant),
+                    kind: name("h100"),
+                    region: None,
+                    amount_milli: devices * 1_000,
+                    until: self.log_time().plus_ms(*length_ms),
+                    reason: "a deadline".to_owned(),
+                };
+                Command::GrantQuota(Box::new(QuotaOrder { request, by: by(true), acts_for: None, grant }))
+            }
+            Act::Drain { .. }
+            | Act::EndDrain { .. }
+            | Act::Lose { .. }
+            | Act::Return { .. }
+            | Act::SetPolicy { .. }
+            | Act::ChangeLeader
+            | Act::Jump { .. } => return None,
+        })
     }
 
     fn set_policy(&mut self, draft: &muster_types::policy::PolicyDraft, observer: &mut dyn Observer) {
@@ -365,6 +468,8 @@ impl<'a> Drive<'a> {
         for (ordinal, decision) in round.decisions.iter().enumerate() {
             let index = muster_types::LogIndex(round.first_index.0 + ordinal as u64);
             observer.before(self, decision);
+            let broken = self.books.record(index, round.log_time, decision, true);
+            self.broken.extend(broken.into_iter().map(|text| format!("{text} (record {index})")));
             let applied = self.replica.apply(self.leadership, index, round.log_time, decision);
             assert_eq!(applied.rejection, None, "an honest leader's record was refused");
             self.follow(decision);
@@ -412,6 +517,11 @@ impl<'a> Drive<'a> {
             Decision::Rearranged { stops, .. } => {
                 for stop in stops {
                     self.stop(stop.job, StopCause::Rearranged(stop.cause));
+                }
+            }
+            Decision::JobRequeueRequested { jobs, suspended, .. } => {
+                for job in jobs {
+                    self.stop(*job, StopCause::Requested { suspended: *suspended });
                 }
             }
             Decision::JobRequeued { job, .. } => {

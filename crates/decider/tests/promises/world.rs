@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use muster_types::policy::{PolicyDraft, Quota, TenantPolicy, TenantRights, UNLISTED_TENANT};
 use muster_types::tpu::{PodPosition, SliceRequest, SliceShape};
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, DeviceAmount, JobDraft, JobSpec, LogTime, Name,
-    NodeDraft, NodeSpec, PriorityTier, TaskGroup, WorkerRequest,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, BookingClearing, Control, DeviceAmount, FieldChange,
+    JobDraft, JobSpec, LogTime, Name, NodeDraft, NodeSpec, PriorityTier, TaskGroup, WorkerRequest,
 };
 
 pub const SECOND: u64 = 1_000;
@@ -16,6 +16,13 @@ const GIB: u64 = 1 << 30;
 
 pub fn name(text: &str) -> Name {
     Name::new(text).expect("a name")
+}
+
+/// What its owner asks of a job while it waits or runs.
+#[derive(Clone, Debug)]
+pub enum JobOrder {
+    Control(Control),
+    Change(FieldChange),
 }
 
 /// A job as its tenant submits it, and what the scheduler does not know of it.
@@ -45,6 +52,8 @@ pub struct JobPlan {
     pub checkpointed: bool,
     /// When its owner cancels it.
     pub cancel_at_ms: Option<u64>,
+    /// What else its owner asks of it, and when.
+    pub orders: Vec<(u64, JobOrder)>,
 }
 
 impl JobPlan {
@@ -69,6 +78,7 @@ impl JobPlan {
             grace_ms: 20 * SECOND,
             checkpointed: false,
             cancel_at_ms: None,
+            orders: Vec::new(),
         }
     }
 
@@ -134,6 +144,35 @@ pub enum Act {
     },
     Return {
         node: usize,
+    },
+    /// Somebody asks something of a job, whatever has become of it by then.
+    Control {
+        job: usize,
+        control: Control,
+        is_operator: bool,
+    },
+    /// Somebody changes a job.
+    Modify {
+        job: usize,
+        change: FieldChange,
+    },
+    /// An operator sets hosts aside for a tenant, from now on.
+    Book {
+        booking: &'static str,
+        tenant: &'static str,
+        hosts: u32,
+        length_ms: u64,
+        clearing: BookingClearing,
+    },
+    /// An operator gives a booking up.
+    Unbook {
+        booking: &'static str,
+    },
+    /// An operator grants quota for some time.
+    Grant {
+        tenant: &'static str,
+        devices: u64,
+        length_ms: u64,
     },
     /// Another policy, whatever runs, waits or has reserved under the one before.
     SetPolicy {

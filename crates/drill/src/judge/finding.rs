@@ -50,6 +50,18 @@ rules! {
     /// Nothing is placed, and no capacity promised, beyond what quotas and borrowing limits allow; counted from the records
     /// alone.
     QuotaExceeded = "QUOTA_EXCEEDED",
+    /// No job starts while somebody holds it or has suspended it.
+    StartedHeld = "STARTED_HELD",
+    /// No job starts once its end was asked for.
+    StartedCancelled = "STARTED_CANCELLED",
+    /// During its windows, and only then, a booking's nodes are given to nobody but those that it is open to.
+    BookingBroken = "BOOKING_BROKEN",
+    /// A grant of quota counts no longer than to its end.
+    GrantOutlived = "GRANT_OUTLIVED",
+    /// A moment of a schedule is carried out once, not before it has come, and not while the schedule is suspended.
+    ScheduleMoment = "SCHEDULE_MOMENT",
+    /// No schedule makes a job by a token that was revoked or has expired.
+    TokenOutlived = "TOKEN_OUTLIVED",
     /// The history is one of this drill, whole and written once.
     History = "HISTORY",
     /// What was acknowledged is in the log.

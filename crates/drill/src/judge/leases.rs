@@ -11,8 +11,9 @@ use std::sync::Arc;
 
 use muster_journal::{Decision, RankUpdate, StopCause, WorkerSlot};
 use muster_types::policy::{Policy, Quota, QuotaGrant};
-use muster_types::{DeviceSet, JobId, JobSpec, Name, NodeId, NodeSpec};
+use muster_types::{DeviceSet, JobId, JobSpec, LogTime, Name, NodeId, NodeSpec};
 
+use super::controls::{self, Controls, Start};
 use super::{Checked, Findings, Rule};
 
 /// Thousandths of one device.
@@ -75,8 +76,15 @@ pub(super) struct Leases {
     stated: Policy,
     /// Requests for quota and grants, by their records, with whether they are in force.
     grants: BTreeMap<u64, (QuotaGrant, bool)>,
+    /// Holds, bookings, schedules and tokens.
+    controls: Controls,
     /// Of the record that is being applied.
     decision: Option<Decision>,
+}
+
+/// Grants that count now.
+fn in_force(grants: &BTreeMap<u64, (QuotaGrant, bool)>) -> impl Iterator<Item = (u64, &QuotaGrant)> {
+    grants.iter().filter(|(_, (_, is_in_force))| *is_in_force).map(|(id, (grant, _))| (*id, grant))
 }
 
 fn key(job: JobId) -> (u64, u64) {
@@ -109,30 +117,46 @@ impl Leases {
                 | Decision::JobModified { .. }
                 | Decision::JobFinished { .. }
         );
-        self.decision = concerns.then(|| decision.clone());
+        self.decision = (concerns || controls::concerns(decision)).then(|| decision.clone());
     }
 
     /// It has this position. One that the guard refused is held against the books too, as what a leader decided, and
     /// changes nothing.
     pub(super) fn after(
         &mut self,
-        index: u64,
+        (index, log_time): (u64, LogTime),
         was_taken: bool,
         checked: &mut Checked,
         findings: &mut Findings,
     ) {
         let Some(decision) = self.decision.take() else { return };
-        self.check(index, &decision, checked, findings);
+        self.check((index, log_time), &decision, checked, findings);
         if was_taken {
+            self.controls.take(index, log_time, &decision);
             self.take(index, decision);
         }
+        self.controls.note_overdue(in_force(&self.grants), log_time);
     }
 
-    fn check(&mut self, index: u64, decision: &Decision, checked: &mut Checked, findings: &mut Findings) {
+    fn check(
+        &mut self,
+        (index, log_time): (u64, LogTime),
+        decision: &Decision,
+        checked: &mut Checked,
+        findings: &mut Findings,
+    ) {
+        for (rule, text) in self.controls.broken_by(decision, log_time) {
+            findings.say(rule, || format!("record {index} {text}"));
+        }
         match decision {
             Decision::GangPlaced { job, workers } => {
                 checked.leases += workers.len() as u64;
-                let found = self.broken_by(*job, workers);
+                let mut found = self.broken_by(*job, workers);
+                let hosts = workers.iter().filter_map(|slot| self.hosts.get(&slot.node));
+                let nodes = hosts.map(|host| &host.spec.name).collect();
+                let start = Start { job: *job, spec: self.spec(*job).map(|spec| &**spec), workers, nodes };
+                let grants = in_force(&self.grants);
+                found.extend(self.controls.broken_by_start(&start, &self.stated, grants, log_time));
                 let is_charged = self.gangs.get(job).is_some_and(|gang| gang.promise.is_some());
                 let over = if is_charged { None } else { self.exceeded_by(&[], &[(*job, workers)]) };
                 for (rule, text) in found.into_iter().chain(over.map(|text| (Rule::QuotaExceeded, text))) {

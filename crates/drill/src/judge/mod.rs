@@ -4,6 +4,8 @@
 //! nothing looked at is a finding.
 //! **Invariant:** the log is replayed once, from its beginning, through the guard and the fold of the replicas.
 
+mod books;
+mod controls;
 mod evidence;
 mod expectation;
 mod finding;
@@ -23,6 +25,7 @@ use crate::history::{Call, Consistency, History, Outcome};
 use crate::run::Run;
 use crate::scenario::{Expectations, Scenario};
 
+pub use books::LogBooks;
 pub use finding::{Breaches, Finding, Findings, Rule};
 pub use intervals::{Interval, IntervalError, read_intervals};
 pub use ledger::{Interruption, Ledger, Loss};

@@ -473,7 +473,8 @@ impl Observer for Judge<'_> {
         let Some(LogIndex(index)) = applied.log_index else { return };
         self.told.last_index = index;
         let time_ms = state.log_time().0;
-        self.leases.after(index, applied.rejection.is_none(), self.checked, self.findings);
+        let position = (index, state.log_time());
+        self.leases.after(position, applied.rejection.is_none(), self.checked, self.findings);
         if applied.rejection.is_none() {
             if let Some((request, jobs)) = self.request.take() {
                 if jobs > 0 {

@@ -5,8 +5,12 @@ use muster_drill::history::{
 };
 use muster_drill::judge::{LogRound, Rule};
 use muster_journal::{Decision, Estimate, NodeLostCause, RequestKey, Round, WorkerSlot, encode_round};
-use muster_types::policy::{PolicyDraft, Quota, TenantPolicy};
-use muster_types::{DeviceSet, HolderId, JobId, LogIndex, LogTime, Name, NodeId, RequestId};
+use muster_types::policy::{PolicyDraft, Quota, QuotaGrant, TenantPolicy};
+use muster_types::{
+    BookingClearing, BookingShape, BookingSpec, BookingTimes, DeviceSet, HolderId, JobId, LogIndex, LogTime,
+    Name, NodeId, OverlapRule, RequestId, Requester, Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate,
+    TokenGrant, TokenId, TokenRole,
+};
 
 use crate::support::{self, Sample, seen};
 
@@ -22,6 +26,13 @@ pub const BREACHES: &[(&str, Rule, Breach)] = &[
     ("a device is given to two gangs", Rule::LeasedTwice, leased_twice),
     ("a gang is placed on a node that is lost", Rule::LeaseWithoutSession, lost_node),
     ("a gang is placed beyond its tenant's quota", Rule::QuotaExceeded, over_quota),
+    ("a gang is placed that its owner holds", Rule::StartedHeld, started_held),
+    ("a gang is placed that is cancelled", Rule::StartedCancelled, started_cancelled),
+    ("a gang is placed on nodes that others have booked", Rule::BookingBroken, booked_by_others),
+    ("a window of a booking opens too early", Rule::BookingBroken, opened_early),
+    ("a gang is placed on a grant that is over", Rule::GrantOutlived, grant_outlived),
+    ("a moment of a schedule is carried out twice", Rule::ScheduleMoment, moment_twice),
+    ("a schedule makes a job by a token that was revoked", Rule::TokenOutlived, token_outlived),
     ("the guard refuses a record of the leader in force", Rule::RecordRefused, refused_by_guard),
     ("linearizable reads are silent for too long", Rule::ReadsLate, reads_late),
     ("submissions stay slow while the fault lasts", Rule::SubmissionsSlow, slow),
@@ -107,22 +118,31 @@ fn other_jobs(sample: &mut Sample) -> Option<()> {
 
 /// Adds a round behind the last one.
 fn append(sample: &mut Sample, decisions: Vec<Decision>) {
-    let last = sample.rounds.last().expect("a log has rounds").round.clone();
+    append_rounds(sample, vec![(0, decisions)]);
+}
+
+/// Adds rounds behind the last one, each a number of milliseconds after it.
+fn append_rounds(sample: &mut Sample, rounds: Vec<(u64, Vec<Decision>)>) {
+    let mut archived = sample.rounds.last().expect("a log has rounds").round.clone();
     let (_, state) = sample.past.last().expect("a log has states").clone();
     let leadership = state.leadership().expect("somebody leads");
-    let round = Round {
-        format: muster_journal::FORMAT_MIN,
-        term: leadership.term,
-        replica: leadership.replica,
-        first_index: state.log_index().next(),
-        basis_index: state.log_index(),
-        log_time: state.log_time(),
-        decisions,
-    };
-    let mut archived = last;
-    archived.raft_index += 1;
-    archived.payload = encode_round(&round).into();
-    sample.rounds.push(LogRound::whole(archived));
+    let mut basis_index = state.log_index();
+    for (after_ms, decisions) in rounds {
+        let records = decisions.len() as u64;
+        let round = Round {
+            format: muster_journal::FORMAT_MIN,
+            term: leadership.term,
+            replica: leadership.replica,
+            first_index: basis_index.next(),
+            basis_index,
+            log_time: state.log_time().plus_ms(after_ms),
+            decisions,
+        };
+        basis_index = LogIndex(basis_index.0 + records);
+        archived.raft_index += 1;
+        archived.payload = encode_round(&round).into();
+        sample.rounds.push(LogRound::whole(archived.clone()));
+    }
 }
 
 fn twice(sample: &mut Sample) -> Option<()> {
@@ -229,6 +249,189 @@ fn over_quota(sample: &mut Sample) -> Option<()> {
     let set =
         Decision::PolicySet { request, by: muster_types::Requester::default(), policy: Box::new(policy) };
     placed_again(sample, vec![set], |slot| slot.devices = DeviceSet(0xf0))
+}
+
+/// The id of a request that no client made.
+fn key(number: u128) -> RequestKey {
+    RequestKey { id: RequestId(0xc0ff_ee00 + number), fingerprint: 1 }
+}
+
+/// Another job like one that runs, what is recorded about it, and then its placement on free devices.
+fn placed_behind(sample: &mut Sample, between: impl Fn(JobId) -> Vec<Decision>) -> Option<()> {
+    let (_, state) = sample.past.last()?;
+    let runs = |job: &JobId| state.job(*job).is_some_and(|row| row.placement.is_some());
+    let running = state.jobs().iter().map(|(job, _)| *job).find(runs)?;
+    let mut workers = state.job(running)?.placement.as_ref()?.slots.clone();
+    workers.iter_mut().for_each(|slot| slot.devices = DeviceSet(0xf0));
+    let job = JobId::derive(state.log_index().next(), 0);
+    let mut decisions = vec![Decision::JobsSubmitted {
+        request: key(0),
+        by: Requester::default(),
+        specs: vec![state.spec(running)?.clone()],
+        estimates: vec![Estimate::default()],
+    }];
+    decisions.extend(between(job));
+    decisions.push(Decision::GangPlaced { job, workers });
+    append(sample, decisions);
+    Some(())
+}
+
+fn started_held(sample: &mut Sample) -> Option<()> {
+    let by = Requester { name: "tenant/lab/ada".into(), is_operator: false };
+    placed_behind(sample, |job| {
+        vec![Decision::JobHoldSet { request: key(1), by: by.clone(), jobs: vec![job], held: true }]
+    })
+}
+
+fn started_cancelled(sample: &mut Sample) -> Option<()> {
+    placed_behind(sample, |job| {
+        vec![Decision::JobCancelRequested { request: key(1), by: Requester::default(), jobs: vec![job] }]
+    })
+}
+
+/// A booking of these nodes for a tenant that has no gang, for an hour.
+fn booking(nodes: Vec<Name>, start: LogTime) -> Decision {
+    let spec = BookingSpec {
+        tenant: Name::literal("elsewhere"),
+        user: None,
+        jobs: Vec::new(),
+        is_shared: true,
+        shape: BookingShape::Nodes(nodes.clone()),
+        times: BookingTimes { start, length_ms: 3_600_000, every_days: 0, windows: 1 },
+        notice_ms: 0,
+        clearing: BookingClearing::Finish,
+        reason: String::new(),
+    };
+    let (request, by, name) = (key(2), Requester::default(), Name::literal("exam"));
+    Decision::BookingCreated { request, by, name, spec: Box::new(spec), nodes }
+}
+
+fn booked_by_others(sample: &mut Sample) -> Option<()> {
+    let (_, state) = sample.past.last()?;
+    let (nodes, now) = (state.nodes_by_name().map(|(name, _)| name.clone()).collect(), state.log_time());
+    let booked = booking(nodes, now);
+    placed_behind(sample, |_| {
+        vec![booked.clone(), Decision::BookingOpened { name: Name::literal("exam") }]
+    })
+}
+
+fn opened_early(sample: &mut Sample) -> Option<()> {
+    let (_, state) = sample.past.last()?;
+    let nodes = state.nodes_by_name().map(|(name, _)| name.clone()).collect();
+    let booked = booking(nodes, state.log_time().plus_ms(60_000));
+    append(sample, vec![booked, Decision::BookingOpened { name: Name::literal("exam") }]);
+    Some(())
+}
+
+/// Nobody records that it is over, though time goes on.
+fn grant_outlived(sample: &mut Sample) -> Option<()> {
+    let (_, state) = sample.past.last()?;
+    let runs = |job: &JobId| state.job(*job).is_some_and(|row| row.placement.is_some());
+    let running = state.jobs().iter().map(|(job, _)| *job).find(runs)?;
+    let mut workers = state.job(running)?.placement.as_ref()?.slots.clone();
+    workers.iter_mut().for_each(|slot| slot.devices = DeviceSet(0xf0));
+    let spec = state.spec(running)?.clone();
+    let quota = Quota {
+        kind: Name::literal("h100"),
+        region: None,
+        nominal_milli: 64_000,
+        borrowing_limit_milli: Some(0),
+        lending_limit_milli: None,
+    };
+    let tenant = TenantPolicy { quotas: vec![quota], ..TenantPolicy::default() };
+    let policy = PolicyDraft { tenants: [(spec.tenant.clone(), tenant)].into(), ..PolicyDraft::default() };
+    let set = Decision::PolicySet {
+        request: key(3),
+        by: Requester::default(),
+        policy: Box::new(policy.check().ok()?),
+    };
+    let grant = QuotaGrant {
+        tenant: spec.tenant.clone(),
+        kind: Name::literal("h100"),
+        region: None,
+        amount_milli: 1_000,
+        until: state.log_time().plus_ms(1_000),
+        reason: "a deadline".into(),
+    };
+    let grant = Decision::QuotaGranted {
+        request: key(4),
+        by: Requester::default(),
+        giver: None,
+        grant: Box::new(grant),
+    };
+    let submitted = Decision::JobsSubmitted {
+        request: key(5),
+        by: Requester::default(),
+        specs: vec![spec],
+        estimates: vec![Estimate::default()],
+    };
+    let job = JobId::derive(LogIndex(state.log_index().0 + 3), 0);
+    let placed = Decision::GangPlaced { job, workers };
+    append_rounds(sample, vec![(0, vec![set, grant]), (2_000, vec![submitted]), (20_000, vec![placed])]);
+    Some(())
+}
+
+/// A schedule of somebody that is due now.
+fn schedule(sample: &Sample, by: &str) -> Option<(ScheduleKey, LogTime, Vec<Decision>)> {
+    let (_, state) = sample.past.last()?;
+    let job = state.jobs().iter().map(|(job, _)| *job).next()?;
+    let spec = state.spec(job)?;
+    let schedule = ScheduleKey { tenant: spec.tenant.clone(), name: Name::literal("nightly") };
+    let asked = Schedule {
+        key: schedule.clone(),
+        cron: "0 2 * * *".parse().ok()?,
+        zone: "UTC".into(),
+        template: ScheduleTemplate::of(muster_types::JobSpec::clone(spec).into()).ok()?,
+        overlap: OverlapRule::Allow,
+        starting_deadline_ms: 60_000,
+        runs_max: 5,
+    };
+    let set = Decision::ScheduleSet {
+        request: key(6),
+        by: Requester { name: by.into(), is_operator: true },
+        acts_for: None,
+        schedule: Box::new(asked),
+        is_new: true,
+    };
+    let due = state.log_time();
+    let planned = Decision::SchedulePlanned { schedule: schedule.clone(), next: due };
+    Some((schedule, due, vec![set, planned]))
+}
+
+fn moment_twice(sample: &mut Sample) -> Option<()> {
+    let (schedule, due, mut decisions) = schedule(sample, "admin/root")?;
+    let skipped = ScheduleRun::Skipped("its run before is not over".into());
+    let ran = Decision::ScheduleRan { schedule, due: Some(due), next: None, run: skipped };
+    decisions.extend([ran.clone(), ran]);
+    append(sample, decisions);
+    Some(())
+}
+
+fn token_outlived(sample: &mut Sample) -> Option<()> {
+    let token = TokenId(0xfade);
+    let grant = TokenGrant {
+        name: Name::literal("night"),
+        user: Name::literal("ops"),
+        role: TokenRole::Operator,
+        tenant: None,
+        secret_sha256: [7; 32],
+        own_role: None,
+    };
+    let created = Decision::TokenCreated {
+        request: key(7),
+        by: Requester::default(),
+        token,
+        grant: Box::new(grant),
+        lifetime_ms: 3_600_000,
+    };
+    let (schedule, due, mut decisions) = schedule(sample, &format!("all-tenants/ops+token/{token}"))?;
+    let job = sample.past.last()?.1.jobs().iter().map(|(job, _)| *job).next()?;
+    decisions.insert(0, created);
+    decisions.push(Decision::TokenRevoked { request: key(8), by: Requester::default(), token });
+    let run = ScheduleRun::Submitted(job);
+    decisions.push(Decision::ScheduleRan { schedule, due: Some(due), next: None, run });
+    append(sample, decisions);
+    Some(())
 }
 
 fn reads_late(sample: &mut Sample) -> Option<()> {

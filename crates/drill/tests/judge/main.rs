@@ -5,11 +5,11 @@ mod figures;
 mod page;
 mod support;
 
-use muster_drill::judge::Rule;
+use muster_drill::judge::{LogBooks, LogRound, Rule};
 use muster_journal::RequestKey;
-use muster_types::RequestId;
+use muster_types::{LogIndex, RequestId};
 use proptest::prelude::*;
-use support::sample;
+use support::{Sample, sample};
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
@@ -81,5 +81,45 @@ fn every_breach_of_the_list_is_found() {
             found += 1;
         }
         assert!(found > 0, "{what} was never made");
+    }
+}
+
+/// What the books find in a log alone; rounds of a leadership that had ended have no position in it.
+fn found_in_the_log(sample: &Sample) -> Vec<String> {
+    let (mut books, mut found, mut term) = (LogBooks::default(), Vec::new(), 0);
+    for LogRound { round, .. } in &sample.rounds {
+        let round = round.decode().expect("a round of the sample");
+        if round.term < term {
+            continue;
+        }
+        term = round.term;
+        for (ordinal, decision) in round.decisions.iter().enumerate() {
+            let index = LogIndex(round.first_index.0 + ordinal as u64);
+            found.extend(books.record(index, round.log_time, decision, true));
+        }
+    }
+    assert!(books.leases() > 0, "places of workers were counted");
+    found
+}
+
+#[test]
+fn the_books_alone_find_what_a_log_breaks_and_nothing_in_one_that_is_sound() {
+    let whole = sample(5, 80);
+    assert_eq!(found_in_the_log(&whole), Vec::<String>::new());
+    let rules = [
+        Rule::LeasedTwice,
+        Rule::QuotaExceeded,
+        Rule::StartedHeld,
+        Rule::StartedCancelled,
+        Rule::BookingBroken,
+        Rule::GrantOutlived,
+        Rule::ScheduleMoment,
+        Rule::TokenOutlived,
+    ];
+    for (what, rule, breach) in broken::BREACHES.iter().filter(|(_, rule, _)| rules.contains(rule)) {
+        let mut sample = whole.clone();
+        breach(&mut sample).expect("a gang runs in the sample");
+        let found = found_in_the_log(&sample);
+        assert!(found.iter().any(|text| text.starts_with(rule.code())), "{what}: {found:?}");
     }
 }

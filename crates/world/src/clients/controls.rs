@@ -1,11 +1,15 @@
 //! A client that asks things of jobs that exist: hold, release, requeue, suspend, change and cancel, of jobs in whatever
 //! phase they are. At the end it lets all of them go on.
 
-use super::{Client, ask};
+use super::asks::{ask_for_something, give_up_all};
+use super::{BOUND_TENANT, Client, ask};
 use crate::runtime::{below, chance, pick, sleep_ms};
 use crate::site::lock;
-use muster_decider::{Command, ControlOrder, JobSelection, ModifyOrder};
-use muster_types::{ArrayId, Control, FieldChange, JobId, PriorityTier, Refusal, RefusalCode, Requester};
+use muster_decider::{Command, ControlOrder, JobSelection, JobVersion, ModifyOrder};
+use muster_types::{
+    ArrayId, Control, FieldChange, JobId, LogIndex, Name, PriorityTier, Refusal, RefusalCode, RequestId,
+    Requester,
+};
 
 /// Jobs that are still asked something of: the last that were submitted.
 const RECENT_MAX: usize = 24;
@@ -19,6 +23,11 @@ pub(super) async fn control_all(client: Client) {
     let mut asked = Selected::default();
     while client.goes_on() {
         sleep_ms(below(1_800)).await;
+        // Where a rule is broken on purpose, the seeds that are known to show it stay the same.
+        if client.cluster.site.settings.bug.is_none() && chance(600) {
+            ask_for_something(&client).await;
+            continue;
+        }
         let selected = some(&client);
         if selected.is_empty() {
             continue;
@@ -35,6 +44,7 @@ pub(super) async fn control_all(client: Client) {
             client.cluster.site.checks.fail(format!("a control was refused: {refusal}"));
         }
     }
+    give_up_all(&client).await;
     asked.jobs.sort_unstable();
     asked.jobs.dedup();
     asked.arrays.sort_unstable();
@@ -42,7 +52,7 @@ pub(super) async fn control_all(client: Client) {
     // A release by an operator takes back the operators' hold; the owner's hold that lies beneath it is released by a
     // second one.
     for _ in 0..HOLDS_OF_A_JOB_MAX {
-        let command = order(&client, Control::Release, asked.clone(), (true, true));
+        let command = order(client.new_request(), Control::Release, asked.clone(), (true, true));
         if !matches!(ask(&client.cluster, client.host, RELEASE_TRIES, |_| command.clone()).await, Some(Ok(_)))
         {
             client.cluster.site.checks.fail("held jobs could not be released".to_owned());
@@ -82,7 +92,7 @@ fn some(client: &Client) -> Selected {
 }
 
 fn order(
-    client: &Client,
+    request: RequestId,
     control: Control,
     selected: Selected,
     (is_found, is_operator): (bool, bool),
@@ -90,7 +100,7 @@ fn order(
     let by =
         Requester { name: if is_operator { "admin/ops" } else { "tenant/free/ada" }.to_owned(), is_operator };
     let selection = JobSelection { is_found, arrays: selected.arrays, ..JobSelection::named(selected.jobs) };
-    let order = ControlOrder { acts_for: None, request: client.new_request(), by, control, selection };
+    let order = ControlOrder { acts_for: None, request, by, control, selection };
     Command::Control(Box::new(order))
 }
 
@@ -106,7 +116,27 @@ fn control(client: &Client, selected: Selected) -> Command {
         Control::Cancel,
     ];
     let control = pick(&controls).unwrap_or(Control::Hold);
-    order(client, control, selected, (chance(600), chance(200)))
+    let (is_found, is_operator) = (chance(600), chance(200));
+    let mut command = order(request_of(client), control, selected, (is_found, is_operator));
+    if let Command::Control(order) = &mut command
+        && is_strange(client, 60)
+    {
+        // Jobs of the other tenant are not found.
+        order.acts_for = Some(Name::literal(BOUND_TENANT));
+    }
+    command
+}
+
+/// Whether something is asked that has little chance; never where a rule is broken on purpose.
+fn is_strange(client: &Client, permille: u64) -> bool {
+    client.cluster.site.settings.bug.is_none() && chance(permille)
+}
+
+fn request_of(client: &Client) -> RequestId {
+    match client.cluster.site.settings.bug {
+        None => client.request_of_control(),
+        Some(_) => client.new_request(),
+    }
 }
 
 fn modify(client: &Client, job: JobId) -> Command {
@@ -119,14 +149,11 @@ fn modify(client: &Client, job: JobId) -> Command {
         _ => vec![FieldChange::Labels([("stage".to_owned(), format!("s{}", below(3)))].into())],
     };
     let by = Requester { name: "tenant/free/ada".to_owned(), is_operator: false };
-    Command::Modify(Box::new(ModifyOrder {
-        acts_for: None,
-        request: client.new_request(),
-        by,
-        job,
-        expected: None,
-        changes,
-    }))
+    // A version that was read long ago.
+    let old = JobVersion { generation: 1, changed_at: LogIndex(1) };
+    let expected = is_strange(client, 80).then_some(old);
+    let request = request_of(client);
+    Command::Modify(Box::new(ModifyOrder { acts_for: None, request, by, job, expected, changes }))
 }
 
 /// What has become of a job meanwhile.
@@ -140,5 +167,7 @@ fn is_expected(refusal: &Refusal) -> bool {
             // A limit that is below what it has run for.
             | RefusalCode::InvalidField
             | RefusalCode::NeverFits
+            | RefusalCode::JobChanged
+            | RefusalCode::RequestIdReused
     )
 }

@@ -35,6 +35,13 @@ pub(super) fn submissions(request: RequestId, has_bug: bool) -> Arc<[Submission]
     }
 }
 
+/// A job of one worker with one device, of the tenant that may borrow.
+pub(super) fn small(name: &str) -> Submission {
+    let tenant = Name::literal(FREE_TENANT);
+    let draft = JobDraft { tenant, tier: PriorityTier::Standard, ..draft(name, 1, 1) };
+    Submission::new(draft.check().expect("it is a job"), JobContract::default())
+}
+
 /// The job, mostly as it is, and else not on one of the hosts, whose cluster is one of two.
 fn on_some_nodes(mut submission: Submission) -> Submission {
     if chance(800) {
