@@ -149,15 +149,16 @@ fn check_topology(spec: &JobSpec, nodes: &[&NodeSpec]) -> Result<(), GangFault> 
     {
         return Err(GangFault::Topology);
     }
-    let segment = rule.segment_workers as usize;
-    if segment > 0 && !nodes.chunks(segment).all(|segment| one(segment, Level::Rack)) {
-        return Err(GangFault::Topology);
+    for segment in rule.all_segments() {
+        if !nodes.chunks(segment.workers.max(1) as usize).all(|nodes| one(nodes, segment.level)) {
+            return Err(GangFault::Topology);
+        }
     }
     if rule.balanced {
         let counts = counts(nodes, Level::Rack);
         let most = counts.values().max().copied().unwrap_or(0);
         let least = counts.values().min().copied().unwrap_or(0);
-        if most - least > rule.segment_workers.max(1) {
+        if most - least > rule.unit_in(Level::Rack) {
             return Err(GangFault::Topology);
         }
     }
