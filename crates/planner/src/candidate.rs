@@ -87,7 +87,7 @@ fn most_workers(attempt: &mut Attempt<'_, '_>, bound: u32) -> Result<Option<u32>
         let placed = attempt.placed();
         return Ok((placed >= attempt.spec.worker_count_min()).then_some(placed));
     }
-    let unit = attempt.spec.topology.segment_workers.max(1);
+    let unit = attempt.spec.topology.segment_unit();
     let mut low = attempt.spec.worker_count_min().div_ceil(unit).max(1);
     let mut fails = bound / unit + 1;
     let mut works = None;
