@@ -54,7 +54,7 @@ pub(super) fn topology() -> impl Strategy<Value = TopologyRule> {
             ..TopologyRule::default()
         }),
         (1..8usize).prop_map(|levels| TopologyRule {
-            segments: (0..3)
+            segments: (0..3usize)
                 .filter(|place| levels >> place & 1 == 1)
                 .map(|place| Segment { level: Level::ALL[place], workers: 1 })
                 .collect(),
