@@ -142,10 +142,9 @@ fn last_checkpoint(view: &State, id: JobId, row: &JobRow) -> Option<v1::Checkpoi
 fn size_now(row: &JobRow, spec: &JobSpec) -> (u32, u64) {
     let (workers, devices) = (spec.worker_count(), spec.device_count());
     match row.placement.as_deref().filter(|_| spec.is_elastic() && row.finished_at.is_none()) {
-        // Workers of an elastic gang are alike.
         Some(placement) => {
             let placed = u32::try_from(placement.slots.len()).unwrap_or(u32::MAX);
-            (placed, devices / u64::from(workers.max(1)) * u64::from(placed))
+            (placed, spec.device_count_of(placed))
         }
         None => (workers, devices),
     }
@@ -533,7 +532,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
     let rank_map = placement.slots.iter().map(rank_place);
     let mine = placement.slots.iter().enumerate().filter(|(_, slot)| slot.node == node);
     let workers = mine.filter_map(|(rank, slot)| {
-        let (group, _) = spec.group_of(rank as u32)?;
+        let (group, _) = spec.group_of(rank as u32, placement.slots.len())?;
         Some(agent::WorkerLaunch {
             rank: rank as u32,
             group: group.name.to_string(),

@@ -365,16 +365,23 @@ impl JobSpec {
     /// Thousandths of devices of a gang of this many workers; of all where it may not have so many.
     #[must_use]
     pub fn device_milli_of(&self, workers: u32) -> u64 {
-        match self.groups.as_slice() {
-            [only] => only.request.device_milli().saturating_mul(workers.min(only.workers).into()),
-            _ => self.step_of(workers).map_or_else(
-                || self.device_milli(),
-                |step| {
-                    let groups = self.groups.iter().zip(self.sizes_at(step));
-                    groups.map(|(group, workers)| u64::from(workers) * group.request.device_milli()).sum()
-                },
-            ),
+        self.sum_of(workers, WorkerRequest::device_milli)
+    }
+
+    /// Devices of a gang of this many workers; of all where it may not have so many. A share of one counts as one.
+    #[must_use]
+    pub fn device_count_of(&self, workers: u32) -> u64 {
+        self.sum_of(workers, |request| request.device_count().into())
+    }
+
+    /// The sum over the workers of a gang of this many; over all where it may not have so many.
+    fn sum_of(&self, workers: u32, of: impl Fn(&WorkerRequest) -> u64) -> u64 {
+        if let [only] = self.groups.as_slice() {
+            return of(&only.request).saturating_mul(workers.min(only.workers).into());
         }
+        let step = self.step_of(workers).unwrap_or_else(|| self.size_steps());
+        let groups = self.groups.iter().zip(self.sizes_at(step));
+        groups.map(|(group, workers)| of(&group.request).saturating_mul(workers.into())).sum()
     }
 
     /// The group of a rank of a gang that has this many workers, and the rank's number in it. One that may not have so many

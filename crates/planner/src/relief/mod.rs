@@ -658,7 +658,7 @@ impl<'a> Search<'a, '_> {
             let spares = question.state.spares(job).iter().enumerate();
             let spares = spares.map(|(place, slot)| (spec.worker_count() as usize + place, slot));
             for (rank, slot) in live.chain(spares) {
-                let group = spec.group_of_slot(u32::try_from(rank).ok()?)?;
+                let group = spec.group_of_slot(u32::try_from(rank).ok()?, placement.slots.len())?;
                 by_node.entry(slot.node).or_default().push((&group.request, slot.devices));
             }
             Some(Known { harm, by_node })

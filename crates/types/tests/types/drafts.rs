@@ -231,13 +231,13 @@ fn ranks_run_through_the_groups() {
     let spec = draft.clone().check().unwrap();
     assert_eq!((spec.worker_count(), spec.device_count()), (5, 16));
     let places: Vec<_> =
-        (0..6).map(|rank| spec.group_of(rank).map(|(g, n)| (g.name.to_string(), n))).collect();
+        (0..6).map(|rank| spec.group_of(rank, 5).map(|(g, n)| (g.name.to_string(), n))).collect();
     let expected = [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("b", 2)];
     for (place, (group, n)) in places.iter().zip(expected) {
         assert_eq!(*place, Some((group.to_string(), n)));
     }
     assert_eq!(places[5], None);
-    assert_eq!(spec.group_of(u32::MAX), None);
+    assert_eq!(spec.group_of(u32::MAX, 5), None);
     assert_eq!(spec.into_draft(), draft);
 }
 
