@@ -150,7 +150,7 @@ impl Variations<'_> {
         if let Some(finding) = self.shortage_beside_devices(&report_of, wanted) {
             return finding;
         }
-        let need = self.spec.device_milli() / u64::from(self.spec.worker_count().max(1)) * u64::from(wanted);
+        let need = self.spec.device_milli_of(wanted);
         let is_enough = |report: &&ClusterReport| {
             report.could_hold_placeable && need > 0 && report.free_devices.saturating_mul(1_000) >= need
         };
@@ -230,8 +230,7 @@ impl Variations<'_> {
 
     /// Thousandths of devices of a plan.
     fn milli(&self, plan: &Plan) -> u64 {
-        let workers = plan.workers.len() as u64;
-        self.spec.device_milli() / u64::from(self.spec.worker_count().max(1)) * workers
+        self.spec.device_milli_of(u32::try_from(plan.workers.len()).unwrap_or(u32::MAX))
     }
 
     pub(super) fn would_help(&self, clusters: &[ClusterReport], wanted: u32) -> Vec<String> {
