@@ -418,6 +418,7 @@ fn the_examples_are_valid() {
         "segments.yaml",
         "tpu-slice.yaml",
         "elastic.yaml",
+        "elastic-groups.yaml",
         "share.yaml",
         "torchrun.yaml",
         "mpi.yaml",

@@ -227,11 +227,8 @@ fn any_job() -> impl Strategy<Value = JobSpec> {
             if let Some(second) = second {
                 let mut more = draft.groups[0].clone();
                 more.name = name("second");
-                (more.workers, more.workers_min) = (second, second);
+                (more.workers, more.workers_min) = (second, second.min(least));
                 draft.groups.push(more);
-            }
-            if draft.groups.len() > 1 {
-                draft.groups[0].workers_min = workers;
             }
             let rule = &mut draft.topology;
             rule.required = required;
@@ -408,6 +405,48 @@ proptest! {
         let unit = spec.topology.all_segments().map(|segment| segment.workers).max().unwrap();
         let workers = fleet.plan(&with_least(&spec, unit)).map_or(0, |plan| plan.workers.len() as u32);
         prop_assert_eq!(workers, most);
+    }
+
+    /// An elastic gang of several groups gets a size of its list at which it would fit as a fixed gang, all workers where all
+    /// fit, and the fewest where only those do.
+    #[test]
+    fn groups_of_an_elastic_gang_shrink_together(
+        hosts in hosts(),
+        groups in prop::collection::vec((1..8u32, 1..8u32, 1..3u16), 2..4),
+        unit in 0..3u32,
+    ) {
+        let fleet = fleet(&hosts);
+        let mut draft = draft_of(1, "h100", DeviceAmount::Whole(1));
+        let like = draft.groups.remove(0);
+        for (number, (workers, least, devices)) in groups.into_iter().enumerate() {
+            let mut group = like.clone();
+            group.name = name(&format!("g{number}"));
+            (group.workers, group.workers_min) = (workers, least.min(workers));
+            if let Some(accelerators) = &mut group.request.accelerators {
+                accelerators.amount = DeviceAmount::Whole(devices);
+            }
+            draft.groups.push(group);
+        }
+        draft.topology.segment_workers = unit;
+        let Ok(spec) = draft.clone().check() else { return Ok(()) };
+        let fixed = |step: u32| {
+            let mut draft = draft.clone();
+            for (group, workers) in draft.groups.iter_mut().zip(spec.sizes_at(step)) {
+                (group.workers, group.workers_min) = (workers, workers);
+            }
+            draft.check().ok()
+        };
+        let fits = |step: u32| fixed(step).is_some_and(|fixed| fleet.plan(&fixed).is_some());
+        match fleet.plan(&spec) {
+            Some(plan) => {
+                let step = spec.step_of(plan.workers.len() as u32);
+                prop_assert!(step.is_some_and(fits), "{:?} of {:?}", step, spec);
+                prop_assert!(step == Some(spec.size_steps()) || !fits(spec.size_steps()), "{:?}", spec);
+                let placed = fleet.clone().start(&spec, 1_000, plan.workers.clone());
+                prop_assert!(placed.is_ok(), "{:?}: {:?} {:?}", placed, spec, plan);
+            }
+            None => prop_assert!(!fits(0), "{:?}", spec),
+        }
     }
 
     /// Whatever else the job asks for: the ranks of a segment are in one domain of its level.
