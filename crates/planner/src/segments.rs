@@ -100,7 +100,9 @@ impl<'a> Attempt<'a, '_> {
         let mut by_block: BTreeMap<&Name, u64> = BTreeMap::new();
         for (key, rack) in pool.racks.iter() {
             let parts = match level {
-                Level::Host => self.capacity_in_rack(rack, |node| self.host_capacity(&units, node)) / units.host,
+                Level::Host => {
+                    self.capacity_in_rack(rack, |node| self.host_capacity(&units, node)) / units.host
+                }
                 Level::Rack | Level::Block => self.segment_capacity(&units, rack),
             };
             *by_block.entry(&key.block).or_default() += u64::from(parts);

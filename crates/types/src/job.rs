@@ -320,7 +320,8 @@ impl JobSpec {
     pub fn sizes_at(&self, step: u32) -> impl Iterator<Item = u32> {
         let steps = self.size_steps();
         self.groups.iter().map(move |group| {
-            let more = u64::from(group.workers.saturating_sub(group.workers_min)) * u64::from(step.min(steps));
+            let range = u64::from(group.workers.saturating_sub(group.workers_min));
+            let more = range * u64::from(step.min(steps));
             let more = u32::try_from(more.div_ceil(u64::from(steps.max(1)))).unwrap_or(u32::MAX);
             group.workers_min.saturating_add(more).min(group.workers)
         })
@@ -392,7 +393,8 @@ impl JobSpec {
             return (rank < only.workers).then_some((only, rank));
         }
         let steps = self.size_steps();
-        let step = u32::try_from(workers).ok().filter(|_| steps > 0).and_then(|workers| self.step_of(workers));
+        let workers = u32::try_from(workers).ok().filter(|_| steps > 0);
+        let step = workers.and_then(|workers| self.step_of(workers));
         let mut first = 0;
         for (group, workers) in self.groups.iter().zip(self.sizes_at(step.unwrap_or(steps))) {
             if rank < first + workers {

@@ -100,7 +100,8 @@ impl Count {
             let live = placement.slots.iter().zip(&placement.ranks).enumerate();
             let live = live.filter(|(_, (_, state))| !state.is_over());
             let workers = placement.slots.len();
-            let live = live.map(|(rank, (slot, _))| (spec.group_of(rank as u32, workers).unwrap().0, slot, how));
+            let group = |rank: usize| spec.group_of(rank as u32, workers).unwrap().0;
+            let live = live.map(|(rank, (slot, _))| (group(rank), slot, how));
             let spares = state.spares(*id).iter().map(|slot| (&spec.groups[0], slot, "spare"));
             for (group, slot, how) in live.chain(spares) {
                 let milli = u128::from(group.request.device_milli());

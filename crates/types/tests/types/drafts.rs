@@ -265,7 +265,9 @@ fn groups_of_an_elastic_job_have_one_list_of_sizes() {
     assert_eq!(sizes[6], [1, 8, 7]);
     assert_eq!(spec.sizes_of(9), Some(vec![1, 3, 5]));
     assert_eq!((spec.sizes_of(8), spec.sizes_of(6), spec.sizes_of(17)), (None, None, None));
-    let group = |rank: u32, workers: usize| spec.group_of(rank, workers).map(|(g, n)| (g.name.to_string(), n));
+    let group = |rank: u32, workers: usize| {
+        spec.group_of(rank, workers).map(|(group, number)| (group.name.to_string(), number))
+    };
     assert_eq!(group(4, 9), Some(("g2".to_owned(), 0)));
     assert_eq!(group(4, 16), Some(("g1".to_owned(), 3)));
     assert_eq!(group(9, 9), None);

@@ -17,7 +17,8 @@ use muster_types::{
     DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken,
     HolderId, JobContract, JobDraft, JobId, JobSpec, LabelTest, LaunchForm, Level, LogIndex, LogTime, Mount,
     Name, NodeDraft, NodeExpression, NodeRequirements, NodeSpec, NoticeRules, Preflight, PriorityTier,
-    PullRule, RequestId, RetryRules, Segment, Spread, Submission, TaskGroup, TokenRole, TopologyRule, Violation,
+    PullRule, RequestId, RetryRules, Segment, Spread, Submission, TaskGroup, TokenRole, TopologyRule,
+    Violation,
     WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, btree_set, hash_map, vec};
