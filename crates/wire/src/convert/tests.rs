@@ -18,8 +18,7 @@ use muster_types::{
     HolderId, JobContract, JobDraft, JobId, JobSpec, LabelTest, LaunchForm, Level, LogIndex, LogTime, Mount,
     Name, NodeDraft, NodeExpression, NodeRequirements, NodeSpec, NoticeRules, Preflight, PriorityTier,
     PullRule, RequestId, RetryRules, Segment, Spread, Submission, TaskGroup, TokenRole, TopologyRule,
-    Violation,
-    WorkerRequest, limits,
+    Violation, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, btree_set, hash_map, vec};
 use proptest::option;
