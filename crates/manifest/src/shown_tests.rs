@@ -245,9 +245,12 @@ fn nodes() -> impl Strategy<Value = Option<v1::NodeRequirements>> {
 fn topology() -> impl Strategy<Value = Option<v1::TopologyRule>> {
     let level = || 0..4i32;
     let spread = prop::option::of((level(), 1..9u32));
-    // Rarely: most rules of segments do not go with the others.
-    let segment = (1..4i32, 1..3u32).prop_map(|(level, workers)| v1::Segment { level, workers });
-    let segments = prop_oneof![3 => Just(Vec::new()), 1 => vec(segment, 1..3)];
+    // Of some levels, from the outside in.
+    let nested = (1..8usize).prop_map(|levels| {
+        let levels = (1..4i32).filter(|level| levels >> (level - 1) & 1 == 1);
+        levels.map(|level| v1::Segment { level, workers: 1 }).collect::<Vec<_>>()
+    });
+    let segments = prop_oneof![3 => Just(Vec::new()), 1 => nested];
     prop::option::of((level(), level(), any::<bool>(), 0..3u32, spread, segments)).prop_map(|said| {
         said.map(|(required, preferred, balanced, segment_workers, spread, segments)| v1::TopologyRule {
             required,
