@@ -580,6 +580,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
         spares: view.spares(order.job).iter().map(rank_place).collect(),
         slices: tpu_slices(spec, placement.slots.len()),
         world_size_min: spec.worker_count_min(),
+        groups: group_sizes(spec, placement.slots.len()),
         gang_secret: gang_secret(order),
         workdir: contract.workdir.map(muster_wire::convert::workdir_to_proto),
         artifacts: contract.artifacts.as_ref().map(muster_wire::convert::artifacts_to_proto),
@@ -602,6 +603,14 @@ fn gang_secret(order: &StartOrder) -> String {
         .chain_update(token.generation.to_le_bytes())
         .chain_update(token.log_index.0.to_le_bytes());
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The groups of a gang that has several, with the workers that each has; empty for one group.
+fn group_sizes(spec: &JobSpec, workers: usize) -> Vec<agent::GroupSize> {
+    let workers = u32::try_from(workers).ok().filter(|_| spec.groups.len() > 1);
+    let sizes = workers.and_then(|workers| spec.sizes_of(workers)).unwrap_or_default();
+    let groups = spec.groups.iter().zip(sizes);
+    groups.map(|(group, workers)| agent::GroupSize { name: group.name.to_string(), workers }).collect()
 }
 
 /// The slices of a gang's groups, by rank.

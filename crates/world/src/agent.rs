@@ -230,6 +230,7 @@ fn placement_of(order: &StartOrder, node: NodeId) -> Placement {
         preflight: false,
         form: LaunchForm::Environment,
         world_size_min: spec.worker_count_min(),
+        groups: Vec::new(),
         slices: Vec::new(),
         notice: None,
         checkpoint: Checkpoint::default(),
