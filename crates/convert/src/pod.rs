@@ -114,9 +114,7 @@ fn about(template: &Field<'_>, rules: &mut Rules, labels: &mut BTreeMap<String, 
         let Some(value) = field.text() else { continue };
         match topology::exclusive(key) {
             Some(strength) => topology::require(value, &field, strength, rules),
-            None if key.starts_with("kueue.x-k8s.io/podset-slice-") => {
-                field.drop("use `topology: {segments: [{level, workers}]}`: consecutive ranks on one host or in one rack");
-            }
+            None if topology::segment(key, value, &field, rules) => {}
             None => field.drop("annotations are those of the job, and workers have none"),
         }
     }
