@@ -7,8 +7,8 @@ use crate::executor::KeptArtifacts;
 use crate::limits;
 use crate::rules::node::{Message, Order};
 use crate::rules::{
-    Checkpoint, DEVICE_MILLI, DeviceLoad, HttpNotice, Launch, Limits, OutputRequest, OutputStream, Placement,
-    Plan, RankPlace, SequencedEvent, Slices, StopRequest, WHOLE_PLACEMENT, WorkerEvent, WorkerKey,
+    Checkpoint, DEVICE_MILLI, DeviceLoad, GroupSize, HttpNotice, Launch, Limits, OutputRequest, OutputStream,
+    Placement, Plan, RankPlace, SequencedEvent, Slices, StopRequest, WHOLE_PLACEMENT, WorkerEvent, WorkerKey,
     WorkerState, detail,
 };
 use muster_types::job::ArrayMember;
@@ -149,11 +149,28 @@ pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderErro
         preflight: order.preflight,
         form: launch_form(&order.launch)?,
         world_size_min: order.world_size_min,
+        groups: group_sizes(order.groups, world)?,
         slices: order.slices.iter().map(|slices| tpu_slices(slices, world)).collect::<Result<_, _>>()?,
         notice,
         checkpoint,
         gang_secret: order.gang_secret,
     })
+}
+
+fn group_sizes(groups: Vec<agent::GroupSize>, world: usize) -> Result<Vec<GroupSize>, OrderError> {
+    if groups.len() > bounds::TASK_GROUPS_MAX {
+        return Err(broken("groups", format!("must be at most {}", bounds::TASK_GROUPS_MAX)));
+    }
+    let workers: u64 = groups.iter().map(|group| u64::from(group.workers)).sum();
+    if !groups.is_empty() && workers != world as u64 {
+        return Err(broken("groups.workers", "must be as many as there are ranks"));
+    }
+    let mut sizes = Vec::with_capacity(groups.len());
+    for group in groups {
+        short("groups.name", &group.name, bounds::NAME_BYTES_MAX)?;
+        sizes.push(GroupSize { name: group.name, workers: group.workers });
+    }
+    Ok(sizes)
 }
 
 fn rank_place(place: agent::RankPlace) -> Result<RankPlace, OrderError> {
@@ -461,6 +478,16 @@ pub(crate) mod tests {
         let placement = placement(order()).unwrap();
         assert_eq!(placement.workers[0].devices, DeviceSet(0b1001));
         assert_eq!(placement.key(1).to_string(), "job-1@1.7/1");
+    }
+
+    #[test]
+    fn groups_have_as_many_workers_as_there_are_ranks() {
+        let size = |workers| agent::GroupSize { name: "g".into(), workers };
+        let mut good = order();
+        good.groups = vec![size(1), size(1)];
+        assert_eq!(placement(good).unwrap().groups.len(), 2);
+        assert_eq!(refused(|order| order.groups = vec![size(1), size(2)]), "groups.workers");
+        assert_eq!(refused(|order| order.groups = vec![size(1); 17]), "groups");
     }
 
     #[test]

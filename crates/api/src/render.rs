@@ -142,10 +142,9 @@ fn last_checkpoint(view: &State, id: JobId, row: &JobRow) -> Option<v1::Checkpoi
 fn size_now(row: &JobRow, spec: &JobSpec) -> (u32, u64) {
     let (workers, devices) = (spec.worker_count(), spec.device_count());
     match row.placement.as_deref().filter(|_| spec.is_elastic() && row.finished_at.is_none()) {
-        // Workers of an elastic gang are alike.
         Some(placement) => {
             let placed = u32::try_from(placement.slots.len()).unwrap_or(u32::MAX);
-            (placed, devices / u64::from(workers.max(1)) * u64::from(placed))
+            (placed, spec.device_count_of(placed))
         }
         None => (workers, devices),
     }
@@ -533,7 +532,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
     let rank_map = placement.slots.iter().map(rank_place);
     let mine = placement.slots.iter().enumerate().filter(|(_, slot)| slot.node == node);
     let workers = mine.filter_map(|(rank, slot)| {
-        let (group, _) = spec.group_of(rank as u32)?;
+        let (group, _) = spec.group_of(rank as u32, placement.slots.len())?;
         Some(agent::WorkerLaunch {
             rank: rank as u32,
             group: group.name.to_string(),
@@ -581,6 +580,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
         spares: view.spares(order.job).iter().map(rank_place).collect(),
         slices: tpu_slices(spec, placement.slots.len()),
         world_size_min: spec.worker_count_min(),
+        groups: group_sizes(spec, placement.slots.len()),
         gang_secret: gang_secret(order),
         workdir: contract.workdir.map(muster_wire::convert::workdir_to_proto),
         artifacts: contract.artifacts.as_ref().map(muster_wire::convert::artifacts_to_proto),
@@ -603,6 +603,14 @@ fn gang_secret(order: &StartOrder) -> String {
         .chain_update(token.generation.to_le_bytes())
         .chain_update(token.log_index.0.to_le_bytes());
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The groups of a gang that has several, with the workers that each has; empty for one group.
+fn group_sizes(spec: &JobSpec, workers: usize) -> Vec<agent::GroupSize> {
+    let workers = u32::try_from(workers).ok().filter(|_| spec.groups.len() > 1);
+    let sizes = workers.and_then(|workers| spec.sizes_of(workers)).unwrap_or_default();
+    let groups = spec.groups.iter().zip(sizes);
+    groups.map(|(group, workers)| agent::GroupSize { name: group.name.to_string(), workers }).collect()
 }
 
 /// The slices of a gang's groups, by rank.

@@ -436,6 +436,13 @@ impl TopologyRule {
         self
     }
 
+    /// Consecutive ranks that stay in one domain of this level together. Called again for segments within these, from the
+    /// outside in: `segment(TopologyLevel::Rack, 16).segment(TopologyLevel::Host, 4)`.
+    pub fn segment(mut self, level: TopologyLevel, workers: u32) -> TopologyRule {
+        self.0.segments.push(v1::Segment { level: level.into(), workers });
+        self
+    }
+
     /// The most workers that one domain of this level may have.
     pub fn spread(mut self, level: TopologyLevel, max_workers: u32) -> TopologyRule {
         self.0.spread = Some(v1::Spread { level: level.into(), max_workers });

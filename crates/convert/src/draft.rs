@@ -68,6 +68,10 @@ pub struct Rules {
     pub required: Option<&'static str>,
     /// The level within which all workers should be.
     pub preferred: Option<&'static str>,
+    /// The level within which the workers of a segment have to be.
+    pub segment_level: Option<&'static str>,
+    /// How many workers a segment has.
+    pub segment_workers: Option<u32>,
 }
 
 /// One group of workers.
@@ -181,6 +185,9 @@ impl Draft {
         let mut topology = Map::new();
         put(&mut topology, "required", json!(rules.required));
         put(&mut topology, "preferred", json!(rules.preferred));
+        if let (Some(level), Some(workers)) = (rules.segment_level, rules.segment_workers) {
+            put(&mut topology, "segments", json!([{ "level": level, "workers": workers }]));
+        }
         put(&mut spec, "topology", Value::Object(topology));
         put(&mut spec, "nodeSelector", json!(rules.node_selector));
         let mut nodes = Map::new();

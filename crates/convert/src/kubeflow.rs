@@ -117,7 +117,7 @@ fn elastic_policy(elastic: &Field<'_>, only: Option<u32>, draft: &mut Draft) {
         elastic.get("maxRestarts").approximate("the job is tried again this often, from its last checkpoint");
     }
     let Some(workers) = only else {
-        elastic.refuse("a gang that changes its size has one group: Master and Worker have to be alike, or without a Master");
+        elastic.refuse("torchrun changes the size of one group of workers: Master and Worker have to be alike, or without a Master");
         return;
     };
     let most = most.unwrap_or(workers);

@@ -114,6 +114,7 @@ fn about(template: &Field<'_>, rules: &mut Rules, labels: &mut BTreeMap<String, 
         let Some(value) = field.text() else { continue };
         match topology::exclusive(key) {
             Some(strength) => topology::require(value, &field, strength, rules),
+            None if topology::segment(key, value, &field, rules) => {}
             None => field.drop("annotations are those of the job, and workers have none"),
         }
     }

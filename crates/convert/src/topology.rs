@@ -40,6 +40,28 @@ pub fn require(label: &str, field: &Field<'_>, strength: Strength, rules: &mut R
     field.approximate(format!("all workers are in one {level}; others may have workers there, too"));
 }
 
+/// Notes what an annotation of Kueue says of workers that stay together by a number; whether it is one of these.
+pub fn segment(annotation: &str, value: &str, field: &Field<'_>, rules: &mut Rules) -> bool {
+    match annotation {
+        "kueue.x-k8s.io/podset-slice-required-topology" => match level(value) {
+            Some(level) => {
+                rules.segment_level = Some(level);
+                field.approximate(format!("consecutive ranks of the whole job are in one {level} together"));
+            }
+            None => field.drop(format!(
+                "no level is known for {:?}; `topology: {{segments}}` takes block, rack or host",
+                shown(value)
+            )),
+        },
+        "kueue.x-k8s.io/podset-slice-size" => match value.trim().parse::<u32>() {
+            Ok(workers) if workers > 0 => rules.segment_workers = Some(workers),
+            _ => field.refuse(format!("must be a number of workers from 1, got {:?}", shown(value))),
+        },
+        _ => return false,
+    }
+    true
+}
+
 /// The level of the fleet that a label of nodes stands for.
 fn level(label: &str) -> Option<&'static str> {
     let name = label.rsplit('/').next().unwrap_or_default();

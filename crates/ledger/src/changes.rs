@@ -79,7 +79,7 @@ impl ChangeSet {
             let is_live = placement.ranks.get(place).is_some_and(|state| !state.is_over());
             if is_live && matches!(update, RankUpdate::Exited(_)) {
                 self.nodes.insert(node);
-                self.job(job).freed.push((node, milli_of(spec, place)));
+                self.job(job).freed.push((node, milli_of(spec, place, placement.slots.len())));
             }
         }
     }

@@ -254,9 +254,9 @@ pub(crate) fn mode_of(state: &State, id: JobId, row: &JobRow, spec: &JobSpec) ->
     })
 }
 
-/// Thousandths of a worker's devices.
-pub(crate) fn milli_of(spec: &JobSpec, place: usize) -> u64 {
-    let group = u32::try_from(place).ok().and_then(|place| spec.group_of_slot(place));
+/// Thousandths of a worker's devices, of a gang that has so many workers.
+pub(crate) fn milli_of(spec: &JobSpec, place: usize, workers: usize) -> u64 {
+    let group = u32::try_from(place).ok().and_then(|place| spec.group_of_slot(place, workers));
     group.map_or(0, |group| group.request.device_milli())
 }
 
@@ -275,12 +275,12 @@ fn holdings(state: &State, id: JobId, pool: impl Fn(NodeId) -> Option<u32>) -> (
     if let Some(placement) = row.placement.as_ref().filter(|placement| placement.live > 0) {
         let live = placement.slots.iter().zip(&placement.ranks).enumerate();
         for (rank, (slot, _)) in live.filter(|(_, (_, rank))| !rank.is_over()) {
-            add(&mut held, slot, milli_of(spec, rank));
+            add(&mut held, slot, milli_of(spec, rank, placement.slots.len()));
         }
     }
     // Every spare is like a worker of the first group.
     for slot in state.spares(id) {
-        add(&mut spares, slot, milli_of(spec, 0));
+        add(&mut spares, slot, milli_of(spec, 0, 1));
     }
     (held, spares)
 }

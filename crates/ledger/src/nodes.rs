@@ -118,7 +118,7 @@ fn reserved(state: &State, node: NodeId, job: JobId, idle: &mut Idle) -> u64 {
     let Some(hold) = &row.promise else { return 0 };
     let mut sum = 0;
     for (rank, slot) in hold.slots.iter().enumerate().filter(|(_, slot)| slot.node == node) {
-        let group = u32::try_from(rank).ok().and_then(|rank| spec.group_of_slot(rank));
+        let group = u32::try_from(rank).ok().and_then(|rank| spec.group_of_slot(rank, hold.slots.len()));
         let amount = group.and_then(|group| group.request.accelerators.as_ref()).map(|a| a.amount);
         sum += match amount {
             None => 0,

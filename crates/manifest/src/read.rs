@@ -422,6 +422,21 @@ impl Reader<'_> {
                 ),
             }
         });
+        let mut segments = Vec::new();
+        for (place, segment) in given.segments.unwrap_or_default().into_iter().enumerate() {
+            let field = path(&format!("segments[{place}]"));
+            self.place(&field, segment.referenced);
+            let advice = "it is how many workers are in one domain together";
+            segments.push(v1::Segment {
+                level: self.closed::<Level>(&format!("{field}.level"), segment.value.level),
+                workers: self.above_zero(
+                    &format!("{field}.workers"),
+                    segment.value.workers,
+                    quantity::count,
+                    advice,
+                ),
+            });
+        }
         v1::TopologyRule {
             required: self.closed::<Level>(&path("required"), given.required),
             preferred: self.closed::<Level>(&path("preferred"), given.preferred),
@@ -432,6 +447,7 @@ impl Reader<'_> {
                 quantity::count,
                 "leave it out for no segments",
             ),
+            segments,
             spread,
         }
     }

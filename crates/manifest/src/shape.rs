@@ -336,7 +336,15 @@ pub struct Topology {
     pub preferred: Option<Text>,
     pub balanced: Option<Text>,
     pub segment_workers: Option<Text>,
+    pub segments: Option<Vec<Spanned<Segment>>>,
     pub spread: Option<Spanned<Spread>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Segment {
+    pub level: Option<Text>,
+    pub workers: Option<Text>,
 }
 
 #[derive(Deserialize)]

@@ -284,6 +284,13 @@ fn topology(rule: &v1::TopologyRule) -> Fields {
     shown.say("preferred", word::<Level>(rule.preferred));
     shown.say("balanced", Some(true).filter(|_| rule.balanced));
     shown.say("segmentWorkers", count(rule.segment_workers));
+    let segments = rule.segments.iter().map(|segment| {
+        let mut shown = Fields::default();
+        shown.say("level", word::<Level>(segment.level));
+        shown.say("workers", count(segment.workers));
+        Content::Fields(shown)
+    });
+    shown.put("segments", (!rule.segments.is_empty()).then(|| Content::List(segments.collect())));
     if let Some(spread) = &rule.spread {
         let mut limit = Fields::default();
         limit.say("level", word::<Level>(spread.level));

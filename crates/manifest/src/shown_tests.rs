@@ -244,16 +244,25 @@ fn nodes() -> impl Strategy<Value = Option<v1::NodeRequirements>> {
 
 fn topology() -> impl Strategy<Value = Option<v1::TopologyRule>> {
     let level = || 0..4i32;
-    prop::option::of((level(), level(), any::<bool>(), 0..3u32, prop::option::of((level(), 1..9u32))))
-        .prop_map(|said| {
-            said.map(|(required, preferred, balanced, segment_workers, spread)| v1::TopologyRule {
-                required,
-                preferred,
-                balanced,
-                segment_workers,
-                spread: spread.map(|(level, max_workers)| v1::Spread { level, max_workers }),
-            })
+    let spread = prop::option::of((level(), 1..9u32));
+    // Of some levels, from the outside in.
+    let nested = (1..8usize).prop_map(|levels| {
+        let levels = (1..4i32).filter(|level| levels >> (level - 1) & 1 == 1);
+        levels.map(|level| v1::Segment { level, workers: 1 }).collect::<Vec<_>>()
+    });
+    let segments = prop_oneof![3 => Just(Vec::new()), 1 => nested];
+    prop::option::of((level(), level(), any::<bool>(), 0..3u32, spread, segments)).prop_map(|said| {
+        said.map(|(required, preferred, balanced, segment_workers, spread, segments)| v1::TopologyRule {
+            required,
+            preferred,
+            balanced,
+            segment_workers: if segments.is_empty() { segment_workers } else { 0 },
+            spread: spread
+                .filter(|_| segments.is_empty())
+                .map(|(level, max_workers)| v1::Spread { level, max_workers }),
+            segments,
         })
+    })
 }
 
 /// Jobs of which most are right; what a server would refuse is left out by the test.

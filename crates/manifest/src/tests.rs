@@ -199,7 +199,7 @@ fn place_and_time_are_read() {
     manifest.check().unwrap();
     let message = manifest.message.spec();
     assert_eq!((message.groups[0].workers, message.groups[0].min_workers), (8, 2));
-    let topology = message.topology.unwrap();
+    let topology = message.topology.clone().unwrap();
     assert_eq!(
         (topology.required(), topology.preferred()),
         (v1::TopologyLevel::Block, v1::TopologyLevel::Rack)
@@ -226,8 +226,34 @@ fn place_and_time_are_read() {
         (Some(duration(5_400_000)), ["imagenet".to_owned()].as_slice())
     );
     let spread = one(&job("  command: [run]\n  topology:\n    spread: {level: host, maxWorkers: 1}\n"));
-    let spread = spread.message.spec().topology.unwrap().spread.unwrap();
+    let spread = spread.message.spec().topology.clone().unwrap().spread.unwrap();
     assert_eq!((spread.level(), spread.max_workers), (v1::TopologyLevel::Host, 1));
+}
+
+#[test]
+fn segments_within_segments_are_read_and_mistakes_name_the_field() {
+    let nested = "  command: [run]\n  workers: 32\n  topology:\n    segments:\n    \
+         - {level: rack, workers: 16}\n    - {level: host, workers: 4}\n";
+    let manifest = one(&job(nested));
+    manifest.check().unwrap();
+    let segments = manifest.message.spec().topology.clone().unwrap().segments;
+    let said: Vec<_> = segments.iter().map(|segment| (segment.level(), segment.workers)).collect();
+    assert_eq!(said, [(v1::TopologyLevel::Rack, 16), (v1::TopologyLevel::Host, 4)]);
+    assert_eq!(
+        problems(&job(&nested.replace("rack, workers: 16", "row, workers: 0"))),
+        [
+            "line 9: spec.topology.segments[0].level: must be one of block, rack, host, got \"row\"",
+            "line 9: spec.topology.segments[0].workers: must be above zero; it is how many workers are in one domain \
+             together",
+        ]
+    );
+    let refused = |from: &str, to: &str| problems(&job(&nested.replace(from, to)));
+    let uneven = refused("host, workers: 4", "host, workers: 5");
+    assert!(uneven[0].contains("spec.topology.segments[1].workers: must divide the 16 workers"), "{uneven:?}");
+    let turned = refused("level: rack", "level: host");
+    assert!(turned[0].contains("spec.topology.segments[1].level: must be a level inside"), "{turned:?}");
+    let gang = refused("workers: 32", "workers: 40");
+    assert!(gang[0].contains("spec.topology.segments[0].workers: must divide the 40 workers"), "{gang:?}");
 }
 
 #[test]

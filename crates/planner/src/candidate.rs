@@ -47,7 +47,9 @@ pub(crate) fn place(
 ) -> Result<Option<Plan>, Spent> {
     let site = &candidate.site;
     let mut attempt = Attempt::new(state, spec, terms, site, budget);
-    let workers = if terms.elastic && spec.is_elastic() {
+    let workers = if terms.elastic && spec.is_elastic() && spec.groups.len() > 1 {
+        largest_step(&mut attempt, candidate.bound)?
+    } else if terms.elastic && spec.is_elastic() {
         match most_workers(&mut attempt, candidate.bound)? {
             Some(fitting) => listed_workers(&mut attempt, fitting)?,
             None => None,
@@ -87,7 +89,7 @@ fn most_workers(attempt: &mut Attempt<'_, '_>, bound: u32) -> Result<Option<u32>
         let placed = attempt.placed();
         return Ok((placed >= attempt.spec.worker_count_min()).then_some(placed));
     }
-    let unit = attempt.spec.topology.segment_workers.max(1);
+    let unit = attempt.spec.topology.segment_unit();
     let mut low = attempt.spec.worker_count_min().div_ceil(unit).max(1);
     let mut fails = bound / unit + 1;
     let mut works = None;
@@ -142,11 +144,48 @@ fn listed_workers(attempt: &mut Attempt<'_, '_>, fitting: u32) -> Result<Option<
     }
 }
 
+/// Places an elastic gang of several groups at the largest step that fits, with at most `bound` workers in whole segments;
+/// returns how many. The largest is tried first, the others by bisection: where a larger step fits although a smaller
+/// one does not, it may stay below.
+fn largest_step(attempt: &mut Attempt<'_, '_>, bound: u32) -> Result<Option<u32>, Spent> {
+    let spec = attempt.spec;
+    let unit = spec.topology.segment_unit();
+    let is_open = |step: &u32| {
+        let workers = spec.workers_at(*step);
+        workers <= bound && workers.is_multiple_of(unit)
+    };
+    let steps: Vec<u32> = (0..=spec.size_steps()).filter(is_open).collect();
+    let sizes = |at: usize| steps.get(at).map_or_else(Vec::new, |step| spec.sizes_at(*step).collect());
+    let (mut low, mut fails) = (0, steps.len());
+    let (mut works, mut last) = (None, None);
+    let mut next = steps.len().saturating_sub(1);
+    while low < fails {
+        last = Some(next);
+        if try_sizes(attempt, sizes(next))?.0 {
+            works = Some(next);
+            low = next + 1;
+        } else {
+            fails = next;
+        }
+        next = low.midpoint(fails.saturating_sub(1));
+    }
+    let Some(at) = works else { return Ok(None) };
+    if last != works {
+        try_sizes(attempt, sizes(at))?;
+    }
+    Ok(steps.get(at).map(|step| spec.workers_at(*step)))
+}
+
 /// Whether this many workers of the one group fit, and how many did.
 fn try_workers(attempt: &mut Attempt<'_, '_>, workers: u32) -> Result<(bool, u32), Spent> {
+    try_sizes(attempt, alloc::vec![workers])
+}
+
+/// Whether this many workers of each group fit, and how many did.
+fn try_sizes(attempt: &mut Attempt<'_, '_>, wanted: Vec<u32>) -> Result<(bool, u32), Spent> {
     attempt.reset();
     attempt.most_placed = 0;
-    attempt.wanted = alloc::vec![workers];
+    attempt.wanted = wanted;
     let placed = attempt.arrange()?;
     if !placed {
         attempt.reset();

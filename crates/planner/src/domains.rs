@@ -1,34 +1,31 @@
-//! How close together and how far apart: blocks, racks, segments, slices.
+//! How close together and how far apart: blocks, racks, slices.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use muster_state::{Rack, RackKey};
 use muster_types::tpu::{Generation, PodPosition, SliceRequest};
-use muster_types::{AcceleratorRequest, DeviceAmount, Level, Name, NodeId, WorkerRequest};
+use muster_types::{DeviceAmount, Level, Name, NodeId};
 
 use crate::Spent;
 use crate::fill::{Attempt, Scope, racks_of};
 use crate::slices::{SliceVerdict, find_slices};
 
-/// Times that an even split is tried on counters before the nodes of every rack are looked at.
-const GUESSES_MAX: u32 = 8;
-
 /// A rack and how many workers, or segments of workers, it has capacity for.
-struct RackCapacity<'a> {
-    key: &'a RackKey,
-    rack: &'a Rack,
-    capacity: u32,
+pub(crate) struct RackCapacity<'a> {
+    pub(crate) key: &'a RackKey,
+    pub(crate) rack: &'a Rack,
+    pub(crate) capacity: u32,
     /// Whether the nodes were looked at; before that the capacity is what the counters allow at most.
-    is_exact: bool,
+    pub(crate) is_exact: bool,
 }
 
 /// A node of a rack with capacity for workers of a group.
-struct RackNode {
-    capacity: u32,
-    node: NodeId,
+pub(crate) struct RackNode {
+    pub(crate) capacity: u32,
+    pub(crate) node: NodeId,
     /// Whether the rack limits how many like it may be taken from: nobody uses it, and the rack keeps spare
     /// hosts.
-    is_limited: bool,
+    pub(crate) is_limited: bool,
 }
 
 impl<'a> Attempt<'a, '_> {
@@ -77,7 +74,7 @@ impl<'a> Attempt<'a, '_> {
     fn arrange_in(&mut self, scope: Scope<'a>) -> Result<bool, Spent> {
         let rule = &self.spec.topology;
         // On one host nothing is apart.
-        let is_split = !matches!(scope, Scope::Node(_)) && (rule.balanced || rule.segment_workers > 0);
+        let is_split = !matches!(scope, Scope::Node(_)) && (rule.balanced || rule.has_segments());
         let placed = if is_split { self.fill_segments(scope)? } else { self.fill_groups(scope)? };
         if !placed {
             self.reset();
@@ -86,7 +83,7 @@ impl<'a> Attempt<'a, '_> {
     }
 
     /// The place of the group that says which pool's counters are looked at: the first with devices.
-    fn primary(&self) -> usize {
+    pub(crate) fn primary(&self) -> usize {
         let groups = &self.spec.groups;
         groups.iter().position(|group| group.request.accelerators.is_some()).unwrap_or(0)
     }
@@ -209,7 +206,7 @@ impl<'a> Attempt<'a, '_> {
     }
 
     /// The racks of a scope that have any free capacity by their counters.
-    fn rack_capacities(&self, group: usize, scope: Scope<'a>) -> Vec<RackCapacity<'a>> {
+    pub(crate) fn rack_capacities(&self, group: usize, scope: Scope<'a>) -> Vec<RackCapacity<'a>> {
         let count = u64::from(self.spec.groups[group].request.device_count().max(1));
         let is_whole = self.is_whole(group);
         let capacity = |rack: &Rack| {
@@ -238,7 +235,7 @@ impl<'a> Attempt<'a, '_> {
 
     /// The rack with the least capacity for all the rest, else with the most capacity. Looks at the nodes of
     /// a rack only when its counters make it the choice.
-    fn next_rack(
+    pub(crate) fn next_rack(
         &mut self,
         racks: &mut [RackCapacity<'a>],
         rest: u32,
@@ -264,7 +261,11 @@ impl<'a> Attempt<'a, '_> {
 
     /// Nodes of a rack with free capacity, fullest first, and how many of those that nobody uses the gang may
     /// take from; none for all.
-    fn rack_nodes(&self, rack: &Rack, capacity: impl Fn(NodeId) -> u32) -> (Vec<RackNode>, Option<u32>) {
+    pub(crate) fn rack_nodes(
+        &self,
+        rack: &Rack,
+        capacity: impl Fn(NodeId) -> u32,
+    ) -> (Vec<RackNode>, Option<u32>) {
         let mut nodes = Vec::with_capacity(rack.by_idle.size());
         let mut most = None;
         for (_, node) in rack.by_idle.iter() {
@@ -284,7 +285,7 @@ impl<'a> Attempt<'a, '_> {
         self.capacity_in_rack(rack, |node| self.capacity(group, node))
     }
 
-    fn capacity_in_rack(&self, rack: &Rack, capacity: impl Fn(NodeId) -> u32) -> u32 {
+    pub(crate) fn capacity_in_rack(&self, rack: &Rack, capacity: impl Fn(NodeId) -> u32) -> u32 {
         let (nodes, most) = self.rack_nodes(rack, capacity);
         let (mut limited, open): (Vec<RackNode>, Vec<RackNode>) =
             nodes.into_iter().partition(|node| node.is_limited);
@@ -375,190 +376,6 @@ impl<'a> Attempt<'a, '_> {
         found.sort_by_key(|(idle, _)| *idle);
         found.into_iter().map(|(_, domain)| domain).collect()
     }
-}
-
-/// Segments, and the even split.
-impl<'a> Attempt<'a, '_> {
-    /// Whole segments to racks. Balanced: over the fewest racks that can have equal parts, or parts that
-    /// differ by one segment, the racks with the least capacity first. Otherwise like workers to racks.
-    fn fill_segments(&mut self, scope: Scope<'a>) -> Result<bool, Spent> {
-        let rule = &self.spec.topology;
-        let unit = rule.segment_workers.max(1);
-        let workers: u32 = self.wanted.iter().sum();
-        if !workers.is_multiple_of(unit) {
-            return Ok(false);
-        }
-        let segments = workers / unit;
-        let Some(envelope) = self.envelope() else { return Ok(false) };
-        let primary = self.primary();
-        let mut racks = self.segment_rooms(&envelope, primary, unit, scope);
-        let parts = if rule.balanced {
-            self.balanced_parts(&mut racks, segments, &envelope, unit)?
-        } else {
-            self.greedy_parts(racks, segments, &envelope, unit)?
-        };
-        let Some(mut parts) = parts else { return Ok(false) };
-        parts.sort_unstable_by_key(|(key, _)| *key);
-        self.fill_parts(&parts, unit)
-    }
-
-    /// A request that is at least that of every worker; none when groups need different types.
-    fn envelope(&self) -> Option<WorkerRequest> {
-        let primary = self.primary();
-        let pool = self.site.pool_of[primary];
-        let mut envelope = self.spec.groups[primary].request.clone();
-        for (group, of) in self.spec.groups.iter().zip(&self.site.pool_of) {
-            if of.is_some() && *of != pool {
-                return None;
-            }
-            envelope.cpu_milli = envelope.cpu_milli.max(group.request.cpu_milli);
-            envelope.memory_bytes = envelope.memory_bytes.max(group.request.memory_bytes);
-            if let (Some(most), Some(own)) = (&mut envelope.accelerators, &group.request.accelerators) {
-                most.amount = larger(most, own);
-            }
-        }
-        Some(envelope)
-    }
-
-    fn segment_rooms(
-        &self,
-        envelope: &WorkerRequest,
-        primary: usize,
-        unit: u32,
-        scope: Scope<'a>,
-    ) -> Vec<RackCapacity<'a>> {
-        let per_segment = u64::from(envelope.device_count()) * u64::from(unit);
-        let is_whole =
-            matches!(envelope.accelerators.as_ref().map(|a| a.amount), Some(DeviceAmount::Whole(_)));
-        let mut racks = self.rack_capacities(primary, scope);
-        for rack in &mut racks {
-            let by_idle = rack.rack.idle_devices / per_segment.max(1);
-            rack.capacity = if is_whole { u32::try_from(by_idle).unwrap_or(u32::MAX) } else { u32::MAX };
-        }
-        racks.retain(|rack| rack.capacity > 0);
-        racks
-    }
-
-    /// How many segments a rack has capacity for, should every worker be like the largest.
-    fn segment_capacity(&self, envelope: &WorkerRequest, unit: u32, rack: &Rack) -> u32 {
-        let primary = self.primary();
-        let of_group = |node: NodeId| self.capacity(primary, node);
-        let of_largest = |node: NodeId| of_group(node).min(self.row(node).offer().workers(envelope));
-        let is_same = self.spec.groups[primary].request == *envelope;
-        let capacity = if is_same {
-            self.capacity_in_rack(rack, of_group)
-        } else {
-            self.capacity_in_rack(rack, of_largest)
-        };
-        capacity / unit
-    }
-
-    /// How many segments go to each rack chosen; none when there is not enough capacity for all.
-    fn greedy_parts(
-        &mut self,
-        mut racks: Vec<RackCapacity<'a>>,
-        segments: u32,
-        envelope: &WorkerRequest,
-        unit: u32,
-    ) -> Result<Option<Vec<(&'a RackKey, u32)>>, Spent> {
-        let mut parts = Vec::new();
-        let mut rest = segments;
-        while rest > 0 {
-            let exact =
-                |attempt: &Attempt<'a, '_>, rack: &Rack| attempt.segment_capacity(envelope, unit, rack);
-            let Some(at) = self.next_rack(&mut racks, rest, &exact)? else {
-                self.most_placed = self.most_placed.max((segments - rest) * unit);
-                return Ok(None);
-            };
-            let chosen = racks.swap_remove(at);
-            let part = chosen.capacity.min(rest);
-            parts.push((chosen.key, part));
-            rest -= part;
-        }
-        Ok(Some(parts))
-    }
-
-    /// The same over the fewest racks with even parts.
-    fn balanced_parts(
-        &mut self,
-        racks: &mut Vec<RackCapacity<'a>>,
-        segments: u32,
-        envelope: &WorkerRequest,
-        unit: u32,
-    ) -> Result<Option<Vec<(&'a RackKey, u32)>>, Spent> {
-        let most = u32::try_from(racks.len()).unwrap_or(u32::MAX).min(segments);
-        let widest = racks.iter().map(|rack| rack.capacity).max().unwrap_or(0);
-        if widest == 0 {
-            return Ok(None);
-        }
-        for count in segments.div_ceil(widest)..=most {
-            for round in 0.. {
-                racks.sort_unstable_by_key(|rack| (rack.capacity, rack.key));
-                let Some(parts) = even_parts(racks, segments, count) else { break };
-                let mut is_sure = true;
-                for (at, rack) in racks.iter_mut().enumerate() {
-                    let concerned = round >= GUESSES_MAX || parts.iter().any(|(taken, _)| *taken == at);
-                    if rack.is_exact || !concerned {
-                        continue;
-                    }
-                    for _ in 0..rack.rack.by_idle.size() {
-                        self.budget.spend()?;
-                    }
-                    let exact = self.segment_capacity(envelope, unit, rack.rack);
-                    is_sure &= exact == rack.capacity;
-                    (rack.capacity, rack.is_exact) = (exact, true);
-                }
-                if is_sure {
-                    return Ok(Some(parts.into_iter().map(|(at, part)| (racks[at].key, part)).collect()));
-                }
-            }
-        }
-        Ok(None)
-    }
-
-    /// The gang by rank into racks, each with its number of segments.
-    fn fill_parts(&mut self, parts: &[(&'a RackKey, u32)], unit: u32) -> Result<bool, Spent> {
-        let mut group = 0;
-        let mut left_of_group = self.wanted.first().copied().unwrap_or(0);
-        for (key, segments) in parts {
-            let mut left = segments * unit;
-            while left > 0 {
-                while left_of_group == 0 {
-                    group += 1;
-                    let Some(wanted) = self.wanted.get(group) else { return Ok(false) };
-                    left_of_group = *wanted;
-                }
-                let part = left.min(left_of_group);
-                if self.fill_rack(group, part, key)? > 0 {
-                    return Ok(false);
-                }
-                left -= part;
-                left_of_group -= part;
-            }
-        }
-        Ok(true)
-    }
-}
-
-/// `segments` segments in `count` racks, as even as can be: places of racks, which come with the least
-/// capacity first, and the segments of each. The larger parts choose first: their racks are harder to find.
-fn even_parts(racks: &[RackCapacity<'_>], segments: u32, count: u32) -> Option<Vec<(usize, u32)>> {
-    let (floor, larger) = (segments / count, (segments % count) as usize);
-    let from = |part: u32| racks.partition_point(|rack| rack.capacity < part);
-    let first_larger = from(floor + 1);
-    let larger_end = first_larger + larger;
-    if larger_end > racks.len() {
-        return None;
-    }
-    let mut parts: Vec<(usize, u32)> = (first_larger..larger_end).map(|at| (at, floor + 1)).collect();
-    let others = (from(floor)..racks.len()).filter(|at| !(first_larger..larger_end).contains(at));
-    parts.extend(others.take(count as usize - larger).map(|at| (at, floor)));
-    (parts.len() == count as usize).then_some(parts)
-}
-
-/// The larger of two amounts; a share counts less than a device.
-fn larger(a: &AcceleratorRequest, b: &AcceleratorRequest) -> DeviceAmount {
-    if a.amount.milli() >= b.amount.milli() { a.amount } else { b.amount }
 }
 
 /// Slices.

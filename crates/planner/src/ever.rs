@@ -93,7 +93,7 @@ fn most_by_counts<'a>(
     group: &TaskGroup,
 ) -> Option<(u64, Option<(&'a Name, &'a Name)>)> {
     let rule = &spec.topology;
-    if fit::is_selective(spec) || rule.balanced || rule.segment_workers > 0 || rule.spread.is_some() {
+    if fit::is_selective(spec) || rule.balanced || rule.has_segments() || rule.spread.is_some() {
         return None;
     }
     if !state.policy().policy.required_isolation.is_empty() || spec.needs_container_runtime() {
@@ -163,7 +163,7 @@ fn holds_by_counts(state: &State, spec: &JobSpec, group: &TaskGroup) -> Option<b
 fn is_simple(spec: &JobSpec) -> bool {
     let rule = &spec.topology;
     let bounded = rule.required.is_some_and(|level| level != Level::Host);
-    !rule.balanced && rule.segment_workers == 0 && rule.spread.is_none() && !bounded
+    !rule.balanced && !rule.has_segments() && rule.spread.is_none() && !bounded
 }
 
 /// Which nodes count.
@@ -281,7 +281,7 @@ fn fill_empty(
             });
         }
     }
-    if rule.balanced || rule.segment_workers > 0 {
+    if rule.balanced || rule.has_segments() {
         return holds_segments(spec, &racks, kind) || holds_on_one_host(spec, &racks, kind);
     }
     let mut groups: Vec<&TaskGroup> = spec.groups.iter().collect();
@@ -357,19 +357,28 @@ fn take_group(
 /// Whether racks hold whole segments, evenly where that is asked for.
 fn holds_segments(spec: &JobSpec, racks: &BTreeMap<RackKey, Hosts>, kind: Option<&Name>) -> bool {
     let rule = &spec.topology;
-    let unit = rule.segment_workers.max(1);
-    let wanted = spec.worker_count_min().div_ceil(unit);
+    let [of_block, of_rack, of_host] = Level::ALL.map(|level| rule.unit_in(level));
+    // Of the parts that racks have a number of, and of a whole segment.
+    let per_segment = rule.segment_unit() / of_rack;
+    let wanted = spec.worker_count_min().div_ceil(rule.segment_unit()).saturating_mul(per_segment);
     let mut capacities: Vec<u32> = Vec::with_capacity(racks.len());
-    for hosts in racks.values() {
+    let mut by_block: BTreeMap<&Name, u32> = BTreeMap::new();
+    for (key, hosts) in racks {
         // Each worker is counted like the largest of them.
         let each =
             hosts.left.iter().filter(|(has, _)| kind.is_none() || has.as_ref() == kind).map(|(_, free)| {
-                spec.groups.iter().map(|group| free.workers(&group.request)).min().unwrap_or(0)
+                let workers = spec.groups.iter().map(|group| free.workers(&group.request)).min().unwrap_or(0);
+                workers / of_host * of_host
             });
-        capacities.push(each.fold(0, u32::saturating_add) / unit);
+        let parts = each.fold(0, u32::saturating_add) / of_rack;
+        capacities.push(parts);
+        let of_its_block = by_block.entry(&key.block).or_default();
+        *of_its_block = of_its_block.saturating_add(parts);
     }
     if !rule.balanced {
-        return capacities.iter().map(|capacity| u64::from(*capacity)).sum::<u64>() >= u64::from(wanted);
+        let each = of_block / of_rack;
+        let parts = by_block.values().map(|parts| u64::from(parts / each * each));
+        return parts.sum::<u64>() >= u64::from(wanted);
     }
     (1..=wanted.min(capacities.len() as u32)).any(|count| {
         let (floor, larger) = (wanted / count, (wanted % count) as usize);
@@ -486,6 +495,10 @@ fn rule_in_words(spec: &JobSpec) -> String {
     }
     if rule.segment_workers > 0 {
         text.push_str(&format!(" in segments of {}", rule.segment_workers));
+    }
+    for (place, segment) in rule.segments.iter().enumerate() {
+        let start = if place == 0 { " in segments of" } else { " and of" };
+        text.push_str(&format!("{start} {} in a {}", segment.workers, segment.level));
     }
     if let Some(spread) = rule.spread {
         text.push_str(&format!(" with at most {} in a {}", spread.workers_max, spread.level));
@@ -606,7 +619,7 @@ fn closest(state: &State, spec: &JobSpec, group: &TaskGroup) -> String {
 /// bisection.
 fn largest_by_rule(state: &State, spec: &JobSpec) -> Option<u32> {
     let [group] = spec.groups.as_slice() else { return None };
-    let unit = spec.topology.segment_workers.max(1);
+    let unit = spec.topology.segment_unit();
     let holds = |units: u32| {
         let mut draft = spec.clone().into_draft();
         for group in &mut draft.groups {

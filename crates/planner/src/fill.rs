@@ -478,7 +478,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
             (&row.spec.block, &row.spec.rack, pick.node, pick.devices.0.trailing_zeros())
         };
         // Segments over several groups have their order from where they were placed.
-        let keeps_order = spec.topology.segment_workers > 0 && spec.groups.len() > 1;
+        let keeps_order = spec.topology.has_segments() && spec.groups.len() > 1;
         picks.sort_by(|a, b| {
             let by_group = a.group.cmp(&b.group);
             let is_ordered = keeps_order || spec.groups[a.group].slice.is_some();

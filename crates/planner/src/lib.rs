@@ -39,6 +39,7 @@ mod gang;
 mod outlook;
 mod relief;
 mod score;
+mod segments;
 mod selection;
 mod single;
 mod sites;

@@ -263,7 +263,9 @@ impl CapacityTimeline {
                 }
                 let Some(node) = self.place(slot.node) else { continue };
                 let node = node as u32;
-                let Some((group, _)) = spec.group_of(rank as u32) else { continue };
+                let Some((group, _)) = spec.group_of(rank as u32, placement.slots.len()) else {
+                    continue;
+                };
                 let row = state.node(slot.node).expect("an indexed node has a row");
                 let mut amount = Amount::of_workers(&group.request, 1);
                 // Devices that are promised to others come back to them.
@@ -320,7 +322,9 @@ impl CapacityTimeline {
     pub fn begin(&mut self, spec: &JobSpec, workers: &[WorkerSlot], end: LogTime) -> bool {
         let end = end.max(self.now);
         for (rank, slot) in workers.iter().enumerate() {
-            let Some((group, _)) = spec.group_of(rank as u32).or(spec.group_of(0)) else { return false };
+            let count = workers.len();
+            let group = spec.group_of(rank as u32, count).or(spec.group_of(0, count));
+            let Some((group, _)) = group else { return false };
             let Some(place) = self.place(slot.node) else { return false };
             let request = &group.request;
             if request.accelerators.as_ref().is_some_and(|a| matches!(a.amount, DeviceAmount::Share(_))) {

@@ -139,7 +139,7 @@ pub(crate) fn values(
 ) -> Values {
     let weights = &terms.policy.weights;
     let wanted = spec.worker_count().max(1);
-    let used = site.devices_milli(workers);
+    let used = spec.device_milli_of(workers);
     let left = site.idle_devices.saturating_mul(1_000).saturating_sub(used);
     let cost = || match (work_price(terms, site), cheapest) {
         (Some(price), Some(cheapest)) => ratio(cheapest, price),

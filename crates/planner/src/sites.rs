@@ -40,10 +40,6 @@ pub(crate) struct Site<'a> {
     pub(crate) best_milli: u32,
     /// Idle devices of the types used.
     pub(crate) idle_devices: u64,
-    /// Thousandths of devices of the whole gang at full size.
-    pub(crate) full_milli: u64,
-    /// Its workers at full size.
-    pub(crate) full_workers: u32,
 }
 
 impl<'a> Site<'a> {
@@ -101,8 +97,6 @@ impl<'a> Site<'a> {
             slowest_milli,
             best_milli: per_device(best),
             idle_devices: 0,
-            full_milli: spec.device_milli(),
-            full_workers: spec.worker_count(),
         };
         site.idle_devices = site.used_pools().map(|(_, pool)| pool.idle_devices).sum();
         site
@@ -122,18 +116,12 @@ impl<'a> Site<'a> {
         }
     }
 
-    /// Thousandths of devices that this many of its workers have. Only a gang of one group has fewer than
-    /// all.
-    pub(crate) fn devices_milli(&self, workers: u32) -> u64 {
-        if workers >= self.full_workers {
-            return self.full_milli;
-        }
-        self.full_milli / u64::from(self.full_workers.max(1)) * u64::from(workers)
-    }
-
     /// The most workers that counters and quota leave capacity for, without a look at a node; none when that
     /// is fewer than the gang may start with.
     pub(crate) fn workers_bound(&self, spec: &JobSpec, terms: &Terms<'_>) -> Option<u32> {
+        if terms.elastic && spec.is_elastic() && spec.groups.len() > 1 {
+            return self.step_bound(spec, terms);
+        }
         let full = spec.worker_count();
         let least = if terms.elastic { spec.worker_count_min() } else { full };
         let mut most = full;
@@ -154,7 +142,7 @@ impl<'a> Site<'a> {
                 if need == 0 || have >= need {
                     return full;
                 }
-                // Fewer than all is of use to a gang of one group alone, where all workers are alike.
+                // Fewer than all is of use to an elastic gang alone, and of one group all workers are alike.
                 u32::try_from(have / (need / u64::from(full.max(1))).max(1)).unwrap_or(full).min(full)
             };
             most = most.min(enough(pool.idle_devices, whole)).min(enough(pool.free_milli, milli));
@@ -165,6 +153,33 @@ impl<'a> Site<'a> {
             most = most.min(enough(capacity, milli));
         }
         (most >= least && most > 0).then_some(most)
+    }
+
+    /// The same for an elastic gang of several groups: the workers of its largest step.
+    fn step_bound(&self, spec: &JobSpec, terms: &Terms<'_>) -> Option<u32> {
+        let end = terms.end(spec, self.slowest_milli);
+        let mut pools: Vec<(usize, u64, u64)> = Vec::new();
+        for (place, (key, pool)) in self.pools.iter().enumerate() {
+            if self.pool_of.contains(&Some(place)) {
+                pools.push((place, pool.idle_devices, pool.free_milli.min(terms.room_until(key, end))));
+            }
+        }
+        let fits = |step: &u32| {
+            pools.iter().all(|(place, idle, free_milli)| {
+                let (mut whole, mut milli) = (0u64, 0u64);
+                let groups = spec.groups.iter().zip(&self.pool_of).zip(spec.sizes_at(*step));
+                for ((group, _), workers) in groups.filter(|((_, of), _)| **of == Some(*place)) {
+                    milli += u64::from(workers) * group.request.device_milli();
+                    if let Some(DeviceAmount::Whole(count)) =
+                        group.request.accelerators.as_ref().map(|a| a.amount)
+                    {
+                        whole += u64::from(workers) * u64::from(count);
+                    }
+                }
+                *idle >= whole && *free_milli >= milli
+            })
+        };
+        (0..=spec.size_steps()).rev().find(fits).map(|step| spec.workers_at(step))
     }
 
     /// 1,000 when there are hosts without devices to place something on, else 0.

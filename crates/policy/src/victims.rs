@@ -63,9 +63,8 @@ fn begun_at(row: &JobRow, now: LogTime) -> LogTime {
 
 /// Thousandths of devices that a gang holds. A worker without devices still loses its time.
 fn held_milli(row: &JobRow, spec: &JobSpec) -> u64 {
-    let workers = row.placement.as_ref().map_or(0, |p| p.slots.len() as u64);
-    let per_worker = spec.device_milli() / u64::from(spec.worker_count()).max(1);
-    per_worker.max(1).saturating_mul(workers)
+    let workers = row.placement.as_ref().map_or(0, |p| u32::try_from(p.slots.len()).unwrap_or(u32::MAX));
+    spec.device_milli_of(workers).max(workers.into())
 }
 
 /// Says what it costs to preempt gangs now.

@@ -97,10 +97,12 @@ pub fn forms_gang(spec: &JobSpec, nodes: &[&NodeSpec], policy: &Policy) -> Resul
     if nodes.iter().any(|node| !allows(node, spec, policy)) {
         return Err(GangFault::Node);
     }
+    // Groups of an elastic job may be shorter than they ask for.
+    let count = u32::try_from(nodes.len()).map_err(|_| GangFault::Kind)?;
+    let sizes = spec.sizes_of(count).ok_or(GangFault::Kind)?;
     let mut begin = 0;
-    for group in &spec.groups {
-        // An elastic job has one group, which may be shorter than it asks for.
-        let end = (begin + group.workers as usize).min(nodes.len());
+    for (group, workers) in spec.groups.iter().zip(sizes) {
+        let end = begin + workers as usize;
         let Some(of_group) = nodes.get(begin..end) else { return Err(GangFault::Kind) };
         check_kinds(group, of_group)?;
         check_slices(group, of_group)?;
@@ -149,15 +151,16 @@ fn check_topology(spec: &JobSpec, nodes: &[&NodeSpec]) -> Result<(), GangFault> 
     {
         return Err(GangFault::Topology);
     }
-    let segment = rule.segment_workers as usize;
-    if segment > 0 && !nodes.chunks(segment).all(|segment| one(segment, Level::Rack)) {
-        return Err(GangFault::Topology);
+    for segment in rule.all_segments() {
+        if !nodes.chunks(segment.workers.max(1) as usize).all(|nodes| one(nodes, segment.level)) {
+            return Err(GangFault::Topology);
+        }
     }
     if rule.balanced {
         let counts = counts(nodes, Level::Rack);
         let most = counts.values().max().copied().unwrap_or(0);
         let least = counts.values().min().copied().unwrap_or(0);
-        if most - least > rule.segment_workers.max(1) {
+        if most - least > rule.unit_in(Level::Rack) {
             return Err(GangFault::Topology);
         }
     }

@@ -334,7 +334,8 @@ impl State {
         for promise in promises {
             let spec = self.specs.get(&promise.job).expect("the guard has seen the job").clone();
             for (rank, slot) in promise.workers.iter().enumerate() {
-                let (group, _) = spec.group_of(rank as u32).expect("the guard has counted the workers");
+                let group = spec.group_of(rank as u32, promise.workers.len());
+                let (group, _) = group.expect("the guard has counted the workers");
                 self.change_node(slot.node, false, |row| row.promised.add(&group.request, slot.devices));
             }
             let row = PromiseRow {
@@ -355,7 +356,8 @@ impl State {
         let promise = promise.expect("the guard has seen the promise");
         let spec = self.specs.get(&job).expect("the guard has seen the job").clone();
         for (rank, slot) in promise.slots.iter().enumerate() {
-            let group = spec.group_of_slot(rank as u32).expect("a promised place has a group");
+            let group = spec.group_of_slot(rank as u32, promise.slots.len());
+            let group = group.expect("a promised place has a group");
             self.change_node(slot.node, false, |row| row.promised.remove(&group.request, slot.devices));
         }
         self.change_job(job, |row| row.promise = None);
@@ -370,7 +372,8 @@ impl State {
     pub(crate) fn charge_for(&self, spec: &JobSpec, workers: &[WorkerSlot]) -> Charge {
         let mut charge = Charge::default();
         for (rank, slot) in workers.iter().enumerate() {
-            let group = spec.group_of_slot(rank as u32).expect("the guard has counted the workers");
+            let group = spec.group_of_slot(rank as u32, workers.len());
+            let group = group.expect("the guard has counted the workers");
             charge.cpu_milli += group.request.cpu_milli;
             charge.memory_bytes += group.request.memory_bytes;
             let milli = group.request.device_milli();
@@ -515,17 +518,17 @@ impl State {
             let mut there = placement.slots.iter().zip(&placement.ranks);
             let remains = there.any(|(slot, state)| slot.node == node && !state.is_over());
             let all_started = placement.unstarted == 0 && placement.ranks.iter().all(RankState::has_started);
-            (freed, remains, all_started && row.phase == Phase::Starting)
+            (freed, remains, all_started && row.phase == Phase::Starting, placement.slots.len())
         };
         let changed = self.jobs.change(&job, change);
-        let (freed, remains, begins) = changed.expect("a gang on a node has a job");
+        let (freed, remains, begins, workers) = changed.expect("a gang on a node has a job");
         if !remains {
             self.indexes.gangs_by_node.remove(&(node, job));
         }
         if !freed.is_empty() {
             self.change_node(node, false, |row| {
                 for (rank, devices) in freed {
-                    let (group, _) = spec.group_of(rank).expect("a placed rank has a group");
+                    let (group, _) = spec.group_of(rank, workers).expect("a placed rank has a group");
                     row.free.give(&group.request, devices);
                 }
                 assert!(row.free.cpu_milli <= row.spec.cpu_milli, "no more is freed than there is");
@@ -560,7 +563,8 @@ impl State {
             let node = of_node[0].node;
             self.change_node(node, false, |row| {
                 for slot in of_node {
-                    let (group, _) = spec.group_of(rank).expect("the guard has counted the workers");
+                    let group = spec.group_of(rank, workers.len());
+                    let (group, _) = group.expect("the guard has counted the workers");
                     row.free.take(&group.request, slot.devices);
                     rank += 1;
                 }

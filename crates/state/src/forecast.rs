@@ -30,7 +30,8 @@ impl Forecast {
         let spec = self.0.specs.get(&job).expect("a placed job has a spec").clone();
         for (rank, (slot, state)) in placement.slots.iter().zip(&placement.ranks).enumerate() {
             if !state.is_over() {
-                let (group, _) = spec.group_of(rank as u32).expect("a placed rank has a group");
+                let group = spec.group_of(rank as u32, placement.slots.len());
+                let (group, _) = group.expect("a placed rank has a group");
                 self.0.change_node(slot.node, false, |row| row.free.give(&group.request, slot.devices));
             }
         }
@@ -50,7 +51,8 @@ impl Forecast {
         let Some(promise) = row.promise.clone().filter(|_| row.placement.is_none()) else { return };
         let spec = self.0.specs.get(&job).expect("a job that has a promise has a spec").clone();
         for (rank, slot) in promise.slots.iter().enumerate() {
-            let group = spec.group_of_slot(rank as u32).expect("a promised place has a group");
+            let group = spec.group_of_slot(rank as u32, promise.slots.len());
+            let group = group.expect("a promised place has a group");
             self.0.change_node(slot.node, false, |row| row.promised.remove(&group.request, slot.devices));
         }
         if let Some((region, charge)) = row_charge(&self.0, job) {
@@ -61,7 +63,8 @@ impl Forecast {
     /// A gang takes devices that are free and not promised.
     pub fn begin(&mut self, spec: &JobSpec, workers: &[WorkerSlot]) {
         for (rank, slot) in workers.iter().enumerate() {
-            let (group, _) = spec.group_of(rank as u32).expect("a planned rank has a group");
+            let group = spec.group_of(rank as u32, workers.len());
+            let (group, _) = group.expect("a planned rank has a group");
             self.0.change_node(slot.node, false, |row| row.free.take(&group.request, slot.devices));
         }
         let charge = self.0.charge_for(spec, workers);

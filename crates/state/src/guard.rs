@@ -365,7 +365,7 @@ impl State {
     /// The workers are the gang that was asked for, on nodes that take new work.
     pub(crate) fn check_gang(&self, spec: &JobSpec, workers: &[WorkerSlot]) -> Check {
         let count = u32::try_from(workers.len()).map_err(|_| GuardError::Limit)?;
-        require((spec.worker_count_min()..=spec.worker_count()).contains(&count), GuardError::Limit)?;
+        require(spec.may_have(count), GuardError::Limit)?;
         let mut nodes: Vec<&NodeSpec> = Vec::with_capacity(workers.len());
         for slot in workers {
             let row = self.nodes.get(&slot.node).ok_or(GuardError::NodeUnknown)?;
@@ -385,7 +385,7 @@ impl State {
         free_of: impl Fn(&NodeRow) -> Free,
     ) -> Check {
         for (rank, slot) in workers.iter().enumerate() {
-            let group = spec.group_of_slot(rank as u32).ok_or(GuardError::Limit)?;
+            let group = spec.group_of_slot(rank as u32, workers.len()).ok_or(GuardError::Limit)?;
             let free = match left.entry(slot.node) {
                 Entry::Occupied(free) => free.into_mut(),
                 Entry::Vacant(place) => {

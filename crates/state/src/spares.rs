@@ -171,7 +171,7 @@ impl State {
         let spares = self.spares(job).iter().enumerate();
         let spares = spares.map(|(place, slot)| (spec.worker_count() as usize + place, slot));
         for (rank, slot) in live.chain(spares) {
-            let group = spec.group_of_slot(rank as u32).ok_or(GuardError::Limit)?;
+            let group = spec.group_of_slot(rank as u32, placement.slots.len()).ok_or(GuardError::Limit)?;
             let node = self.nodes.get(&slot.node).ok_or(GuardError::NodeUnknown)?;
             let free = left.entry(slot.node).or_insert_with(|| node.free.clone());
             free.give(&group.request, slot.devices);
@@ -186,7 +186,8 @@ impl State {
         let slots = swapped(placement, self.spares(job), ranks);
         self.drop_spares(job);
         for (rank, slot) in slots.iter().enumerate() {
-            let group = spec.group_of_slot(rank as u32).expect("the guard has counted the workers");
+            let group = spec.group_of_slot(rank as u32, slots.len());
+            let group = group.expect("the guard has counted the workers");
             self.change_node(slot.node, false, |row| row.promised.add(&group.request, slot.devices));
         }
         let promise = PromiseRow {

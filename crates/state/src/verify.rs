@@ -92,8 +92,8 @@ impl State {
             let Some(placement) = &row.placement else { continue };
             let spec = self.specs.get(id).ok_or_else(|| broken(format!("{id} has no spec")))?;
             let ranks = placement.ranks.len();
-            let sizes = spec.worker_count_min() as usize..=spec.worker_count() as usize;
-            if ranks != placement.slots.len() || !sizes.contains(&ranks) {
+            let is_size = u32::try_from(ranks).is_ok_and(|ranks| spec.may_have(ranks));
+            if ranks != placement.slots.len() || !is_size {
                 return Err(broken(format!("{id} has {} workers, placed {ranks}", spec.worker_count())));
             }
             let unstarted = placement.ranks.iter().filter(|r| **r == RankState::Assigned).count();
@@ -106,8 +106,9 @@ impl State {
                     continue;
                 }
                 live += 1;
-                let (group, _) =
-                    spec.group_of(rank as u32).ok_or_else(|| broken(format!("{id} has no rank {rank}")))?;
+                let (group, _) = spec
+                    .group_of(rank as u32, ranks)
+                    .ok_or_else(|| broken(format!("{id} has no rank {rank}")))?;
                 let Some(node) = self.nodes.get(&slot.node) else {
                     return Err(broken(format!("{id} rank {rank} is on a node that is not there")));
                 };
@@ -177,7 +178,7 @@ impl State {
             }
             for (rank, slot) in promise.slots.iter().enumerate() {
                 let group = spec
-                    .group_of_slot(rank as u32)
+                    .group_of_slot(rank as u32, promise.slots.len())
                     .ok_or_else(|| broken(format!("{id} has no rank {rank}")))?;
                 let sum = sums.entry(slot.node).or_default();
                 let twice = group.request.accelerators.as_ref().is_some_and(|a| {

@@ -89,7 +89,7 @@ pub struct TaskGroup {
     pub name: Name,
     /// How many; ranks run through the groups in order.
     pub workers: u32,
-    /// Fewest it can start and go on with; below `workers` only for the one group of an elastic job.
+    /// Fewest it can start and go on with; below `workers` only in an elastic job. Several groups shrink together.
     pub workers_min: u32,
     /// Program and arguments; not passed through a shell. Empty for those of its image.
     pub command: Vec<String>,
@@ -308,25 +308,110 @@ impl JobSpec {
         self.checkpoint_directory.is_some()
     }
 
-    /// The group of a rank, and the rank's number in it.
+    /// Steps from its fewest workers to all of them. Each step has more workers than the one before it, because one group
+    /// grows by at least one.
     #[must_use]
-    pub fn group_of(&self, rank: u32) -> Option<(&TaskGroup, u32)> {
+    pub fn size_steps(&self) -> u32 {
+        let widest = self.groups.iter().map(|g| g.workers.saturating_sub(g.workers_min)).max();
+        widest.unwrap_or(0).min(limits::ELASTIC_STEPS_MAX)
+    }
+
+    /// Workers of each group at a step: the groups grow in proportion from their fewest to all.
+    pub fn sizes_at(&self, step: u32) -> impl Iterator<Item = u32> {
+        let steps = self.size_steps();
+        self.groups.iter().map(move |group| {
+            let range = u64::from(group.workers.saturating_sub(group.workers_min));
+            let more = range * u64::from(step.min(steps));
+            let more = u32::try_from(more.div_ceil(u64::from(steps.max(1)))).unwrap_or(u32::MAX);
+            group.workers_min.saturating_add(more).min(group.workers)
+        })
+    }
+
+    /// Workers over all groups at a step.
+    #[must_use]
+    pub fn workers_at(&self, step: u32) -> u32 {
+        self.sizes_at(step).sum()
+    }
+
+    /// The step at which a gang of several groups has this many workers; none where no step has.
+    #[must_use]
+    pub fn step_of(&self, workers: u32) -> Option<u32> {
+        let (mut low, mut high) = (0, self.size_steps());
+        while low < high {
+            let middle = low.midpoint(high);
+            if self.workers_at(middle) < workers { low = middle + 1 } else { high = middle }
+        }
+        (self.workers_at(low) == workers).then_some(low)
+    }
+
+    /// Whether the gang may have this many workers: one group any number from its fewest on, several groups that of a
+    /// step.
+    #[must_use]
+    pub fn may_have(&self, workers: u32) -> bool {
+        match self.groups.as_slice() {
+            [only] => (only.workers_min..=only.workers).contains(&workers),
+            _ => self.step_of(workers).is_some(),
+        }
+    }
+
+    /// Workers of each group of a gang of this many; none where it may not have so many.
+    #[must_use]
+    pub fn sizes_of(&self, workers: u32) -> Option<Vec<u32>> {
+        match self.groups.as_slice() {
+            [_] => self.may_have(workers).then(|| Vec::from([workers])),
+            _ => self.step_of(workers).map(|step| self.sizes_at(step).collect()),
+        }
+    }
+
+    /// Thousandths of devices of a gang of this many workers; of all where it may not have so many.
+    #[must_use]
+    pub fn device_milli_of(&self, workers: u32) -> u64 {
+        self.sum_of(workers, WorkerRequest::device_milli)
+    }
+
+    /// Devices of a gang of this many workers; of all where it may not have so many. A share of one counts as one.
+    #[must_use]
+    pub fn device_count_of(&self, workers: u32) -> u64 {
+        self.sum_of(workers, |request| request.device_count().into())
+    }
+
+    /// The sum over the workers of a gang of this many; over all where it may not have so many.
+    fn sum_of(&self, workers: u32, of: impl Fn(&WorkerRequest) -> u64) -> u64 {
+        if let [only] = self.groups.as_slice() {
+            return of(&only.request).saturating_mul(workers.min(only.workers).into());
+        }
+        let step = self.step_of(workers).unwrap_or_else(|| self.size_steps());
+        let groups = self.groups.iter().zip(self.sizes_at(step));
+        groups.map(|(group, workers)| of(&group.request).saturating_mul(workers.into())).sum()
+    }
+
+    /// The group of a rank of a gang that has this many workers, and the rank's number in it. One that may not have so many
+    /// is looked at as if it had all.
+    #[must_use]
+    pub fn group_of(&self, rank: u32, workers: usize) -> Option<(&TaskGroup, u32)> {
+        if let [only] = self.groups.as_slice() {
+            return (rank < only.workers).then_some((only, rank));
+        }
+        let steps = self.size_steps();
+        let workers = u32::try_from(workers).ok().filter(|_| steps > 0);
+        let step = workers.and_then(|workers| self.step_of(workers));
         let mut first = 0;
-        for group in &self.groups {
-            if rank < first + group.workers {
+        for (group, workers) in self.groups.iter().zip(self.sizes_at(step.unwrap_or(steps))) {
+            if rank < first + workers {
                 return Some((group, rank - first));
             }
-            first += group.workers;
+            first += workers;
         }
         None
     }
 
-    /// The group of a worker's place: that of its rank, and behind the last rank that of a spare.
+    /// The group of a worker's place in a gang that has this many workers: that of its rank, and behind the last rank that
+    /// of a spare.
     #[must_use]
-    pub fn group_of_slot(&self, place: u32) -> Option<&TaskGroup> {
+    pub fn group_of_slot(&self, place: u32, workers: usize) -> Option<&TaskGroup> {
         match self.groups.as_slice() {
             [only] => Some(only),
-            _ => self.group_of(place).map(|(group, _)| group),
+            _ => self.group_of(place, workers).map(|(group, _)| group),
         }
     }
 
@@ -464,11 +549,11 @@ impl JobDraft {
         if has_twice(&self.datasets) {
             found.push(Violation::new("datasets", "must not name a data set twice"));
         }
-        let elastic = self.groups.iter().any(|g| g.workers_min < g.workers);
-        if elastic && (self.groups.len() > 1 || self.groups.iter().any(|g| g.slice.is_some())) {
+        let elastic = self.groups.iter().position(|g| g.workers_min < g.workers);
+        if let Some(elastic) = elastic.filter(|_| self.groups.iter().any(|g| g.slice.is_some())) {
             found.push(Violation::new(
-                "groups[0].workers_min",
-                "may be below workers only in a job of one group that forms no slice",
+                format!("groups[{elastic}].workers_min"),
+                "may be below workers only in a job of which no group forms slices",
             ));
         }
     }

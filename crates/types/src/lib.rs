@@ -90,4 +90,4 @@ pub use selector::{LabelSelector, SelectorError};
 pub use stop::StopReason;
 pub use time::{LogTime, Span};
 pub use token::{Token, TokenGrant, TokenId, TokenRole};
-pub use topology::{Level, Spread, TopologyRule};
+pub use topology::{Level, Segment, Spread, TopologyRule};

@@ -28,6 +28,10 @@ pub const CONTROLLED_ARRAYS_MAX: usize = 100;
 pub const GANG_WORKERS_MAX: u32 = 16_384;
 /// Task groups of one job.
 pub const TASK_GROUPS_MAX: usize = 16;
+/// Steps from the fewest workers of an elastic gang of several groups to all of them.
+pub const ELASTIC_STEPS_MAX: u32 = 63;
+/// Segments within segments that a job keeps together: one for each level.
+pub const SEGMENTS_MAX: usize = 3;
 /// Words of one command line.
 pub const COMMAND_WORDS_MAX: usize = 256;
 /// Bytes of one command word, environment value or path.

@@ -191,7 +191,7 @@ fn placement_of(order: &StartOrder, node: NodeId) -> Placement {
     };
     let mine = (0u32..).zip(&placement.slots).filter(|(_, slot)| slot.node == node);
     let workers = mine.filter_map(|(rank, slot)| {
-        let (group, _) = spec.group_of(rank)?;
+        let (group, _) = spec.group_of(rank, placement.slots.len())?;
         let asked = group.request.accelerators.as_ref();
         Some(Launch {
             rank,
@@ -231,6 +231,7 @@ fn placement_of(order: &StartOrder, node: NodeId) -> Placement {
         preflight: false,
         form: LaunchForm::Environment,
         world_size_min: spec.worker_count_min(),
+        groups: Vec::new(),
         slices: Vec::new(),
         notice: None,
         checkpoint: Checkpoint::default(),

@@ -214,6 +214,10 @@ fn muster(placement: &Placement, worker: &Launch, local: Local, here: &NodeConte
     if matches!(placement.form, Form::Mpi | Form::Ray) && !placement.gang_secret.is_empty() {
         found.extend(pairs([("MUSTER_GANG_SECRET", placement.gang_secret.clone())]));
     }
+    if placement.groups.len() > 1 {
+        let sizes = placement.groups.iter().map(|group| format!("{}={}", group.name, group.workers));
+        found.extend(pairs([("MUSTER_GROUP_SIZES", comma(sizes))]));
+    }
     found.extend(checkpoints(placement));
     found.extend(notices(placement, local, here));
     if let Some(ArrayMember { index, size, .. }) = placement.array {

@@ -1,7 +1,7 @@
 //! Golden files: one for each form and kind of host. `UPDATE_EXPECT=1` rewrites them.
 
 use super::*;
-use crate::rules::{Placement, Slices};
+use crate::rules::{GroupSize, Placement, Slices};
 use muster_types::job::ArrayMember;
 use muster_types::tpu::SliceShape;
 use muster_types::{DeviceSet, FencingToken, JobId, LogIndex};
@@ -49,6 +49,7 @@ fn placement(rank_map: Vec<RankPlace>, workers: Vec<Launch>) -> Placement {
         preflight: false,
         form: Form::Environment,
         world_size_min: 0,
+        groups: Vec::new(),
         slices: Vec::new(),
         notice: None,
         checkpoint: crate::rules::Checkpoint::default(),
@@ -218,6 +219,17 @@ fn the_launcher_comes_from_where_the_command_does() {
         words(Form::Torchrun, &["/opt/bin/torchrun", "--tee", "3", "train.py"]),
         ["/opt/bin/torchrun", "--tee", "3", "train.py"]
     );
+}
+
+#[test]
+fn workers_of_several_groups_know_how_many_each_has() {
+    let mut placement = two_hosts(Form::Environment, &["./train"]);
+    let size = |(name, workers): (&str, u32)| GroupSize { name: name.into(), workers };
+    placement.groups = [("trainers", 1), ("readers", 1)].map(size).into();
+    let told = text(&placement, 1, "gpu-b", "h100");
+    assert!(told.contains("MUSTER_GROUP_SIZES=trainers=1,readers=1\n"), "{told}");
+    placement.groups.truncate(1);
+    assert!(!text(&placement, 1, "gpu-b", "h100").contains("MUSTER_GROUP_SIZES"));
 }
 
 #[test]

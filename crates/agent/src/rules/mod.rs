@@ -24,7 +24,7 @@ pub use beats::Beats;
 pub use boot_time::BootTime;
 pub use fences::{Fence, FenceTable, TokenOrder};
 pub use node::WHOLE_PLACEMENT;
-pub use placement::{Checkpoint, HttpNotice, Launch, Placement, RankPlace, Slices};
+pub use placement::{Checkpoint, GroupSize, HttpNotice, Launch, Placement, RankPlace, Slices};
 pub use probe_plan::{Limits, Plan};
 pub use starts::{Admission, Fit, Held, Wait, admit, epoch_for_start, room_for, withdraw};
 pub use term::{LeaseTerm, Renewal, deadline_of, renewed};

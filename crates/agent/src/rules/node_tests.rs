@@ -74,6 +74,7 @@ fn placement(job: JobId, token: FencingToken, devices: &[DeviceSet], preflight: 
         preflight,
         form: LaunchForm::Environment,
         world_size_min: 0,
+        groups: Vec::new(),
         slices: Vec::new(),
         notice: None,
         checkpoint: Checkpoint::default(),

@@ -69,6 +69,15 @@ pub struct Launch {
     pub container: Option<Container>,
 }
 
+/// How many workers a group has in a placement.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupSize {
+    /// The group's name.
+    pub name: String,
+    /// From 1.
+    pub workers: u32,
+}
+
 /// A start order, checked: this node's share of one placement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
@@ -118,6 +127,9 @@ pub struct Placement {
     pub form: LaunchForm,
     /// Fewest ranks that the gang can go on with; 0 for all.
     pub world_size_min: u32,
+    /// The groups of a gang that has several, in the order of their ranks; empty for one group, and from older replicas.
+    #[serde(default)]
+    pub groups: Vec<GroupSize>,
     /// The TPU slices of the gang.
     pub slices: Vec<Slices>,
     /// How its workers are told to stop, in addition to SIGTERM and a file.

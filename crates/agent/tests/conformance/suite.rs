@@ -132,6 +132,7 @@ impl<'a, S: Subject> Bench<'a, S> {
             preflight: false,
             form: LaunchForm::default(),
             world_size_min: 0,
+            groups: Vec::new(),
             slices: Vec::new(),
             notice: None,
             checkpoint: Checkpoint::default(),

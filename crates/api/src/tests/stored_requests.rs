@@ -148,6 +148,7 @@ fn full_job() -> v1::Job {
             preferred: v1::TopologyLevel::Rack.into(),
             balanced: false,
             segment_workers: 0,
+            segments: Vec::new(),
             spread: None,
         }),
         run_time_limit: Some(duration(3_600_000)),

@@ -305,7 +305,10 @@ fn sizes(job: &v1::Job, alternatives: &[Alternative], chosen: usize) -> Vec<usiz
     };
     let checkpoint = asked.checkpoint.as_ref();
     let saves = checkpoint.is_some_and(|rules| !rules.directory.is_empty() || !rules.dataset.is_empty());
-    let segment = asked.topology.as_ref().map_or(0, |topology| topology.segment_workers).max(1);
+    let outermost = |rule: &v1::TopologyRule| {
+        rule.segments.first().map_or(rule.segment_workers, |segment| segment.workers)
+    };
+    let segment = asked.topology.as_ref().map_or(0, outermost).max(1);
     let workers = |at: &usize| alternatives[*at].workers();
     let fits = |at: &usize| {
         let other = &alternatives[*at];

@@ -97,9 +97,8 @@ pub(super) fn left_beside(
 ) -> Vec<(NodeId, Hold)> {
     let mut left: BTreeMap<NodeId, Free> = BTreeMap::new();
     for (rank, slot) in plan.workers.iter().enumerate() {
-        let (Some(node), Some(group)) = (forecast.node(slot.node), spec.group_of_slot(rank as u32)) else {
-            continue;
-        };
+        let group = spec.group_of_slot(rank as u32, plan.workers.len());
+        let (Some(node), Some(group)) = (forecast.node(slot.node), group) else { continue };
         let free = left.entry(slot.node).or_insert_with(|| node.offer().into_owned());
         free.take(&group.request, slot.devices);
     }

@@ -197,7 +197,7 @@ fn after_promise(state: &State, job: JobId, promise: &PromiseRow, now: LogTime) 
         if !node.is_placeable() || node.incarnation != slot.incarnation || !is_usable {
             return Some(Decision::PromiseDropped { job });
         }
-        let group = spec.group_of_slot(rank as u32)?;
+        let group = spec.group_of_slot(rank as u32, promise.slots.len())?;
         let free = left.entry(slot.node).or_insert_with(|| node.free.clone());
         if free.admits(&group.request, slot.devices) {
             free.take(&group.request, slot.devices);

@@ -555,7 +555,8 @@ fn workers(random: &mut Random, state: &State, job: JobId) -> Vec<WorkerSlot> {
     let is_honest = random.once_in(2);
     let mut taken: std::collections::BTreeMap<NodeId, DeviceSet> = Default::default();
     for rank in 0..spec.worker_count() + spares {
-        let wanted = spec.group_of_slot(rank).expect("a place").request.device_count();
+        let group = spec.group_of_slot(rank, spec.worker_count() as usize).expect("a place");
+        let wanted = group.request.device_count();
         let mut node = NodeId(random.below(count.max(1)) as u32);
         // An honest planner's choice, half of the time.
         let fits = |row: &NodeRow, taken: Option<&DeviceSet>| {

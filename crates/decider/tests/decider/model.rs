@@ -17,8 +17,8 @@ use muster_types::{
     AcceleratorChoice, ArrayId, ArraySpec, BookingAmount, BookingClearing, BookingShape, BookingSpec,
     BookingTimes, Control, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus,
     FailureClass, FieldChange, JobContract, JobDraft, JobId, JobMetadata, JobSpec, Level, LogTime, Name,
-    NodeId, NodeOverridesChange, NodeRequirements, NodeSpec, PriorityTier, RequestId, Requester, Spread,
-    Submission, TaskGroup,
+    NodeId, NodeOverridesChange, NodeRequirements, NodeSpec, PriorityTier, RequestId, Requester, Segment,
+    Spread, Submission, TaskGroup,
 };
 
 use crate::random::Random;
@@ -246,6 +246,11 @@ impl Model {
         if draft.groups.len() == 1 && self.random.once_in(4) {
             draft.groups[0].workers_min = 1 + self.random.below(draft.groups[0].workers.into()) as u32;
         }
+        if draft.groups.len() > 1 && self.random.once_in(3) {
+            for group in &mut draft.groups {
+                group.workers_min = 1 + self.random.below(group.workers.into()) as u32;
+            }
+        }
         if self.random.once_in(6) {
             draft.topology.required = Some(Level::ALL[self.random.below(3) as usize]);
         } else if self.random.once_in(6) {
@@ -253,6 +258,11 @@ impl Model {
             draft.topology.spread = Some(Spread { level, workers_max: 1 + self.random.below(3) as u32 });
         } else if self.random.once_in(6) {
             draft.topology.balanced = true;
+        } else if let [only] = draft.groups.as_slice()
+            && only.workers.is_multiple_of(2)
+            && self.random.once_in(6)
+        {
+            draft.topology.segments = vec![Segment { level: Level::Host, workers: 2 }];
         }
         let jobs: Vec<JobId> = self.speculation.state().jobs().iter().map(|(id, _)| *id).collect();
         if !jobs.is_empty() && self.random.once_in(8) {

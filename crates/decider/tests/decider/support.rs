@@ -178,7 +178,7 @@ pub fn check(state: &State) {
             assert_eq!(node.status, NodeStatus::Up, "{id} holds devices of a lost node");
             assert_eq!(node.incarnation, slot.incarnation);
             assert_eq!((&node.spec.region, &node.spec.cluster), (&placement.region, &placement.cluster));
-            let (group, _) = spec.group_of(rank as u32).expect("a rank has a group");
+            let (group, _) = spec.group_of(rank as u32, placement.slots.len()).expect("a rank has a group");
             let each = group.request.device_milli() / u64::from(slot.devices.count().max(1));
             for device in slot.devices.iter() {
                 let sum = leased.entry((slot.node, device)).or_default();

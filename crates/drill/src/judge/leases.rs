@@ -191,9 +191,9 @@ impl Leases {
         self.specs.get(&key(job)).or_else(of_array)
     }
 
-    /// What the worker in this place takes.
-    fn wanted(&self, job: JobId, place: usize, devices: DeviceSet) -> Option<Held> {
-        let group = self.spec(job)?.group_of_slot(u32::try_from(place).ok()?)?;
+    /// What the worker in this place of so many takes.
+    fn wanted(&self, job: JobId, (place, workers): (usize, usize), devices: DeviceSet) -> Option<Held> {
+        let group = self.spec(job)?.group_of_slot(u32::try_from(place).ok()?, workers)?;
         let request = &group.request;
         let count = u64::from(devices.count());
         Some(Held {
@@ -218,7 +218,11 @@ impl Leases {
                 let text = format!("session {} of {name} is over", slot.incarnation);
                 found.push((Rule::LeaseWithoutSession, text));
             }
-            new.entry(slot.node).or_default().extend(self.wanted(job, place, slot.devices));
+            new.entry(slot.node).or_default().extend(self.wanted(
+                job,
+                (place, workers.len()),
+                slot.devices,
+            ));
         }
         for (node, new) in new {
             let Some(host) = self.hosts.get(&node) else { continue };
@@ -235,7 +239,8 @@ impl Leases {
         for (job, slots) in standing.chain(with.iter().copied()) {
             let Some(spec) = self.spec(job) else { continue };
             for (place, slot) in slots.iter().enumerate() {
-                let group = u32::try_from(place).ok().and_then(|place| spec.group_of_slot(place));
+                let place = u32::try_from(place).ok();
+                let group = place.and_then(|place| spec.group_of_slot(place, slots.len()));
                 let milli = group.map_or(0, |group| group.request.device_milli());
                 let Some(host) = self.hosts.get(&slot.node).filter(|_| milli > 0) else { continue };
                 let Some(has) = &host.spec.accelerators else { continue };
@@ -450,7 +455,7 @@ impl Leases {
 
     fn place(&mut self, job: JobId, workers: Vec<WorkerSlot>) {
         for (place, slot) in workers.iter().enumerate() {
-            let held = self.wanted(job, place, slot.devices);
+            let held = self.wanted(job, (place, workers.len()), slot.devices);
             if let (Some(held), Some(host)) = (held, self.hosts.get_mut(&slot.node)) {
                 host.held.insert((job, place), held);
             }

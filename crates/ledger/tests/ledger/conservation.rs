@@ -101,7 +101,9 @@ impl Count {
             let placement = row.placement.as_ref().unwrap();
             let live = placement.slots.iter().zip(&placement.ranks).enumerate();
             let live = live.filter(|(_, (_, state))| !state.is_over());
-            let live = live.map(|(rank, (slot, _))| (spec.group_of(rank as u32).unwrap().0, slot, how));
+            let workers = placement.slots.len();
+            let group = |rank: usize| spec.group_of(rank as u32, workers).unwrap().0;
+            let live = live.map(|(rank, (slot, _))| (group(rank), slot, how));
             let spares = state.spares(*id).iter().map(|slot| (&spec.groups[0], slot, "spare"));
             for (group, slot, how) in live.chain(spares) {
                 let milli = u128::from(group.request.device_milli());

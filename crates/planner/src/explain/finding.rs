@@ -2,8 +2,10 @@
 
 use alloc::collections::BTreeSet;
 use alloc::format;
+use alloc::string::ToString;
+use alloc::vec::Vec;
 use core::fmt;
-use muster_types::{LogTime, Name};
+use muster_types::{LogTime, Name, Segment};
 
 use crate::awaited::AwaitedNodes;
 use crate::explain::report::ClusterReport;
@@ -139,7 +141,7 @@ pub(super) enum Finding {
     Fragmented(Closest),
     WaitingForCpu { closest: Closest, free_milli: u64, wanted_milli: u64 },
     WaitingForMemory { closest: Closest, free_bytes: u64, wanted_bytes: u64 },
-    Topology { closest: Closest, largest_domain_workers: u32 },
+    Topology { closest: Closest, largest_domain_workers: u32, segments: Option<SegmentShortage> },
     SliceFragmented(Closest),
     QuotaExceeded { place: (Name, Name), wanted_milli: u64, room_milli: u64 },
     BehindOtherGangs { place: (Name, Name), reserved_devices: u64 },
@@ -148,6 +150,32 @@ pub(super) enum Finding {
     Booked { place: (Name, Name), nodes: u32, booking: Name, until: Option<LogTime> },
     SpareHosts { place: (Name, Name), hosts: u64 },
     InLine,
+}
+
+/// Segments that have no place, at the first level from the inside out at which that is so.
+#[derive(Clone, Debug)]
+pub(super) struct SegmentShortage {
+    /// The segment and those within it, from the outside in.
+    pub(super) segments: Vec<Segment>,
+    /// How many of it have a place now.
+    pub(super) fit: u64,
+    /// How many the gang needs.
+    pub(super) wanted: u64,
+}
+
+impl fmt::Display for SegmentShortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some((outer, inner)) = self.segments.split_first() else { return Ok(()) };
+        let mut what = Workers(outer.workers).to_string();
+        for (place, segment) in inner.iter().enumerate() {
+            let joint = if place == 0 { "in" } else { "and" };
+            what.push_str(&format!(" {joint} {}s of {}", segment.level, segment.workers));
+        }
+        match self.fit {
+            0 => write!(f, "no {} there has place for a segment of {what}", outer.level),
+            fit => write!(f, "there is place now for {fit} of its {} segments of {what}", self.wanted),
+        }
+    }
 }
 
 /// The cluster that is closest to holding a gang.
@@ -261,7 +289,13 @@ impl fmt::Display for Finding {
             ),
             Finding::Topology {
                 closest: Closest { place: (region, cluster), wanted, .. },
+                segments: Some(segments),
+                ..
+            } => write!(f, "its {} would fit in {region}/{cluster}, but {segments}", Workers(*wanted)),
+            Finding::Topology {
+                closest: Closest { place: (region, cluster), wanted, .. },
                 largest_domain_workers,
+                segments: None,
             } => {
                 write!(
                     f,

@@ -116,8 +116,9 @@ pub(super) struct Counting<'a> {
 
 /// The level whose domains are counted.
 fn counted_level(rule: &TopologyRule) -> Option<Level> {
-    let by_rack = rule.balanced || rule.segment_workers > 0;
-    rule.required.or(by_rack.then_some(Level::Rack)).or(rule.preferred)
+    let by_part = rule.all_segments().map(|segment| segment.level).next();
+    let by_part = by_part.or(rule.balanced.then_some(Level::Rack));
+    rule.required.or(by_part).or(rule.preferred)
 }
 
 /// Whether the workers that fit are the sum of what fits on each node.
@@ -179,7 +180,7 @@ impl<'a> Counting<'a> {
         let is_counted = spec.groups.len() == 1
             && spec.groups.iter().all(|group| group.slice.is_none())
             && !rule.balanced
-            && rule.segment_workers == 0
+            && !rule.has_segments()
             && rule.spread.is_none()
             && terms.policy.spare_hosts_per_rack.is_empty();
         let by_cluster = |of: usize| self.domains.values().map(|counts| counts[of]).sum::<u64>();

@@ -7,16 +7,18 @@ use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use muster_state::{Free, PoolKey, State};
-use muster_types::{DeviceAmount, JobSpec, Name, NodeId, NodeRequirements, TopologyRule, WorkerRequest};
+use muster_types::{
+    DeviceAmount, JobSpec, Name, NodeId, NodeRequirements, Segment, TopologyRule, WorkerRequest,
+};
 
 use crate::Budget;
 use crate::awaited::awaited;
 use crate::candidate::Plan;
-use crate::explain::finding::{Closest, Finding, Milli, Workers};
+use crate::explain::finding::{Closest, Finding, Milli, SegmentShortage, Workers};
 use crate::explain::report::{ClusterReport, closest};
-use crate::fill::closed_windows;
+use crate::fill::{Attempt, closed_windows};
 use crate::gang::try_plan;
-use crate::sites;
+use crate::sites::{self, Site};
 use crate::terms::{Holds, Terms};
 
 /// Visits that one of the plans made for an explanation may take.
@@ -138,12 +140,17 @@ impl Variations<'_> {
             if has_slice {
                 return Finding::SliceFragmented(closest);
             }
-            return Finding::Topology { closest, largest_domain_workers: report.largest_domain_workers };
+            let segments = self.segment_shortage(report, wanted);
+            return Finding::Topology {
+                closest,
+                largest_domain_workers: report.largest_domain_workers,
+                segments,
+            };
         }
         if let Some(finding) = self.shortage_beside_devices(&report_of, wanted) {
             return finding;
         }
-        let need = self.spec.device_milli() / u64::from(self.spec.worker_count().max(1)) * u64::from(wanted);
+        let need = self.spec.device_milli_of(wanted);
         let is_enough = |report: &&ClusterReport| {
             report.could_hold_placeable && need > 0 && report.free_devices.saturating_mul(1_000) >= need
         };
@@ -151,6 +158,28 @@ impl Variations<'_> {
             Some(report) => Finding::Fragmented(Closest::of(report, wanted)),
             None => Finding::WaitingForCapacity(Closest::of(best, wanted)),
         }
+    }
+
+    /// The segments that have no place in a cluster now: of the innermost level at which none has one, else of the
+    /// outermost. None where the gang has no segments, or enough of them have a place.
+    fn segment_shortage(&self, report: &ClusterReport, wanted: u32) -> Option<SegmentShortage> {
+        let segments: Vec<Segment> = self.spec.topology.all_segments().collect();
+        let outermost = *segments.first()?;
+        let pools = sites::pools(self.state, self.spec);
+        let mut all = sites::clusters(&pools).flat_map(|cluster| Site::of_cluster(cluster, self.spec));
+        let site = all.find(|site| {
+            (site.region, site.cluster, site.kind) == (&report.region, &report.cluster, report.kind.as_ref())
+        })?;
+        let mut budget = Budget::new(VISITS_MAX);
+        let attempt = Attempt::new(self.state, self.spec, self.terms, &site, &mut budget);
+        for (place, segment) in segments.iter().enumerate().rev() {
+            if attempt.segments_that_fit(segment.level)? == 0 {
+                return Some(SegmentShortage { segments: segments[place..].to_vec(), fit: 0, wanted: 1 });
+            }
+        }
+        let fit = attempt.segments_that_fit(outermost.level)?;
+        let wanted = u64::from(wanted.div_ceil(outermost.workers.max(1)));
+        (fit < wanted).then_some(SegmentShortage { segments, fit, wanted })
     }
 
     /// The nodes that the job asks for, that the policy names and of which none has joined.
@@ -201,8 +230,7 @@ impl Variations<'_> {
 
     /// Thousandths of devices of a plan.
     fn milli(&self, plan: &Plan) -> u64 {
-        let workers = plan.workers.len() as u64;
-        self.spec.device_milli() / u64::from(self.spec.worker_count().max(1)) * workers
+        self.spec.device_milli_of(u32::try_from(plan.workers.len()).unwrap_or(u32::MAX))
     }
 
     pub(super) fn would_help(&self, clusters: &[ClusterReport], wanted: u32) -> Vec<String> {
@@ -296,7 +324,7 @@ impl Variations<'_> {
             return None;
         }
         let mut draft = self.spec.clone().into_draft();
-        let unit = draft.topology.segment_workers.max(1);
+        let unit = draft.topology.segment_unit();
         for group in &mut draft.groups {
             group.workers_min = unit;
         }

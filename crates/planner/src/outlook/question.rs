@@ -546,10 +546,13 @@ impl<'a> FreeCapacity<'a> {
     fn new(question: &'a Question<'a>) -> FreeCapacity<'a> {
         let outlook = question.outlook;
         let rule = &question.spec.topology;
-        let part_level = if rule.balanced || rule.segment_workers > 0 {
+        // Segments of hosts are in what each node holds. Of racks within blocks the outermost counts: racks that are cut
+        // smaller than a segment may let a start look possible too early, and the planner looks again then.
+        let of_part = rule.all_segments().map(|segment| segment.level).find(|level| *level < Level::Host);
+        let part_level = if rule.balanced {
             Some(Level::Rack)
         } else {
-            rule.spread.map(|spread| spread.level)
+            of_part.or(rule.spread.map(|spread| spread.level))
         };
         let count = |level: Option<Level>| match level {
             None => 1,
@@ -619,7 +622,16 @@ impl<'a> FreeCapacity<'a> {
             let is_whole = self.usable(place).devices >= i64::from(node.spec.device_count());
             return workers.min(u32::from(is_whole && node.spec.pod.is_some()));
         }
-        self.limit_of_spread(workers)
+        self.in_whole_segments(self.limit_of_spread(workers))
+    }
+
+    /// As many workers of a host as make whole segments of one. All of them where the whole gang is on one host, and where
+    /// a segment may have workers of several groups.
+    fn in_whole_segments(&self, workers: u32) -> u32 {
+        let spec = self.question.spec;
+        let is_split = self.domain_level != Some(Level::Host) && spec.groups.len() == 1;
+        let unit = if is_split { spec.topology.unit_in(Level::Host) } else { 1 };
+        workers / unit * unit
     }
 
     fn limit_of_spread(&self, workers: u32) -> u32 {
@@ -632,7 +644,7 @@ impl<'a> FreeCapacity<'a> {
     /// What rules for a part leave of the workers it holds.
     fn of_part(&self, workers: u32) -> u32 {
         let rule = &self.question.spec.topology;
-        let unit = rule.segment_workers.max(1);
+        let unit = self.part_level.map_or(1, |level| rule.unit_in(level));
         let most = rule.spread.map_or(u32::MAX, |spread| spread.workers_max);
         (workers / unit * unit).min(most)
     }

@@ -23,7 +23,7 @@ use alloc::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use alloc::vec::Vec;
 use core::cmp::{Ordering, Reverse};
 use muster_state::{FreeKey, PoolKey, RackKey, State, fit};
-use muster_types::{DeviceSet, JobId, JobSpec, Level, LogTime, Name, NodeId, WorkerRequest};
+use muster_types::{DeviceSet, JobId, JobSpec, Level, LogTime, Name, NodeId, Segment, WorkerRequest};
 
 pub use harm::{HARM_RANKS, PreemptionCost};
 use harm::{PerWorker, order};
@@ -341,7 +341,10 @@ impl<'a> Search<'a, '_> {
         for group in groups {
             let placed = match &spec.groups[group].slice {
                 Some(slice) => self.place_slices(site, &mut trial, group, slice, scope)?,
-                None => self.place_workers(site, &mut trial, group, scope)?,
+                None => {
+                    let count = spec.groups[group].workers_min;
+                    self.place_workers(site, &mut trial, (group, count), scope)?
+                }
             };
             if !placed {
                 return Ok(None);
@@ -396,10 +399,28 @@ impl<'a> Search<'a, '_> {
         hosts > 1 || worker.is_some_and(|worker| most > worker)
     }
 
-    /// Whether workers go to a part of the cluster in segments, rack by rack.
+    /// Whether workers go to a part of the cluster in segments.
     fn is_split(&self, scope: Scope<'_>) -> bool {
+        self.next_segment(scope).is_some() || self.unit_of_hosts(scope) > 1
+    }
+
+    /// The outermost segments that lie in racks or blocks inside a part of the cluster.
+    fn next_segment(&self, scope: Scope<'_>) -> Option<Segment> {
         let spec = self.question.spec;
-        spec.topology.segment_workers > 0 && spec.groups.len() == 1 && !matches!(scope, Scope::Rack(_))
+        let is_inside = |level: Level| match scope {
+            Scope::Cluster => level < Level::Host,
+            Scope::Block(_) => level == Level::Rack,
+            Scope::Rack(_) | Scope::Node(_) => false,
+        };
+        let mut segments = spec.topology.all_segments().filter(|_| spec.groups.len() == 1);
+        segments.find(|segment| is_inside(segment.level))
+    }
+
+    /// The number whose multiples are the numbers of workers that a host of a part of the cluster may have.
+    fn unit_of_hosts(&self, scope: Scope<'_>) -> u32 {
+        let spec = self.question.spec;
+        let is_split = spec.groups.len() == 1 && !matches!(scope, Scope::Node(_));
+        if is_split { spec.topology.unit_in(Level::Host) } else { 1 }
     }
 
     /// How many workers a host may have at most, however many fit.
@@ -413,23 +434,19 @@ impl<'a> Search<'a, '_> {
         &mut self,
         site: &Site<'a>,
         trial: &mut Trial,
-        group: usize,
+        (group, count): (usize, u32),
         scope: Scope<'a>,
     ) -> Result<bool, Spent> {
-        let spec = self.question.spec;
-        let count = spec.groups[group].workers_min;
-        let segment = spec.topology.segment_workers;
-        if !self.is_split(scope) {
-            let nodes = self.nodes(site, group, scope)?;
-            return self.fill(trial, group, count, &nodes);
-        }
-        let racks = domains(site, Level::Rack, group);
-        for _ in 0..count.div_ceil(segment) {
+        let Some(segment) = self.next_segment(scope) else {
+            let (nodes, unit) = (self.nodes(site, group, scope)?, self.unit_of_hosts(scope));
+            return self.fill(trial, (group, count.next_multiple_of(unit)), unit, &nodes);
+        };
+        let places = domains(site, segment.level, group);
+        for _ in 0..count.div_ceil(segment.workers.max(1)) {
             let mut best: Option<Trial> = None;
-            for rack in racks.iter().filter(|rack| is_inside(rack, scope)) {
+            for domain in places.iter().filter(|domain| is_inside(domain, scope)) {
                 let mut tried = trial.clone();
-                let nodes = self.nodes(site, group, *rack)?;
-                if self.fill(&mut tried, group, segment, &nodes)?
+                if self.place_workers(site, &mut tried, (group, segment.workers), *domain)?
                     && best.as_ref().is_none_or(|best| tried.harm < best.harm)
                 {
                     best = Some(tried);
@@ -441,8 +458,15 @@ impl<'a> Search<'a, '_> {
         Ok(true)
     }
 
-    /// `count` workers of one group on some of these hosts, those that cost least for each worker first.
-    fn fill(&mut self, trial: &mut Trial, group: usize, count: u32, nodes: &[NodeId]) -> Result<bool, Spent> {
+    /// `count` workers of one group on some of these hosts, those that cost least for each worker first, and on each a
+    /// multiple of `unit`.
+    fn fill(
+        &mut self,
+        trial: &mut Trial,
+        (group, count): (usize, u32),
+        unit: u32,
+        nodes: &[NodeId],
+    ) -> Result<bool, Spent> {
         let mut rest = count;
         let mut offers: BinaryHeap<Reverse<Offer>> = BinaryHeap::new();
         let mut versions: Vec<u32> = alloc::vec![0; nodes.len()];
@@ -454,7 +478,7 @@ impl<'a> Search<'a, '_> {
                 break;
             }
             places.insert(*node, at);
-            capacity += u64::from(self.offer(trial, group, rest, (at, *node, 0), &mut offers)?);
+            capacity += u64::from(self.offer(trial, group, (rest, unit), (at, *node, 0), &mut offers)?);
         }
         while rest > 0 {
             let Some(Reverse(offer)) = offers.pop() else { return Ok(false) };
@@ -474,25 +498,25 @@ impl<'a> Search<'a, '_> {
             }
             for at in changed {
                 versions[at] += 1;
-                self.offer(trial, group, rest, (at, nodes[at], versions[at]), &mut offers)?;
+                self.offer(trial, group, (rest, unit), (at, nodes[at], versions[at]), &mut offers)?;
             }
         }
         Ok(true)
     }
 
-    /// What a host could take of a group for the least harm: one worker, and as many as it can. Returns how
-    /// many it could take without the last resort.
+    /// What a host could take of a group for the least harm: one worker, or as many as go together, and as many as it can.
+    /// Returns how many it could take without the last resort.
     fn offer(
         &mut self,
         trial: &Trial,
         group: usize,
-        rest: u32,
+        (rest, unit): (u32, u32),
         (at, node, version): (usize, NodeId, u32),
         offers: &mut BinaryHeap<Reverse<Offer>>,
     ) -> Result<u32, Spent> {
-        let most = self.most_workers(node, group, rest, trial)?;
+        let most = self.most_workers(node, group, rest, trial)? / unit * unit;
         let mut good = 0;
-        let mut numbers = alloc::vec![1, most];
+        let mut numbers = alloc::vec![unit, most];
         numbers.dedup();
         for workers in numbers.into_iter().filter(|workers| (1..=most).contains(workers)) {
             if let Some((harm, stops)) = self.cheapest(node, &[(group, workers)], trial, None)? {
@@ -634,7 +658,7 @@ impl<'a> Search<'a, '_> {
             let spares = question.state.spares(job).iter().enumerate();
             let spares = spares.map(|(place, slot)| (spec.worker_count() as usize + place, slot));
             for (rank, slot) in live.chain(spares) {
-                let group = spec.group_of_slot(u32::try_from(rank).ok()?)?;
+                let group = spec.group_of_slot(u32::try_from(rank).ok()?, placement.slots.len())?;
                 by_node.entry(slot.node).or_default().push((&group.request, slot.devices));
             }
             Some(Known { harm, by_node })

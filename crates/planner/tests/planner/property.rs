@@ -9,7 +9,7 @@ use muster_state::{Forecast, Free, State};
 use muster_types::policy::PolicyDraft;
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, DeviceAmount, JobDraft, JobId, JobSpec, LabelTest,
-    Level, LogTime, Name, NodeExpression, NodeId, NodeRequirements, NodeSpec, Spread,
+    Level, LogTime, Name, NodeExpression, NodeId, NodeRequirements, NodeSpec, Segment, Spread,
 };
 use proptest::prelude::*;
 
@@ -88,19 +88,135 @@ fn simple_job() -> impl Strategy<Value = JobSpec> {
     })
 }
 
+/// Segments of some of the levels, each a small multiple of the one in it.
+fn segments() -> impl Strategy<Value = Vec<Segment>> {
+    (1..8usize, prop::array::uniform3(1..3u32)).prop_map(|(levels, factors)| {
+        let mut segments = Vec::new();
+        let mut workers = 1;
+        for place in (0..3usize).rev().filter(|place| levels >> place & 1 == 1) {
+            workers *= factors[place];
+            segments.insert(0, Segment { level: Level::ALL[place], workers });
+        }
+        segments
+    })
+}
+
+/// A gang of one group of at most six workers in segments, in the short form where that says the same.
+fn segmented_job() -> impl Strategy<Value = JobSpec> {
+    let kinds = prop::sample::select(vec!["h100", "a100", "h100|a100"]);
+    (segments(), 1..7u32, 1..5u16, kinds, level(), 1..4u64).prop_filter_map(
+        "a small job",
+        |(segments, count, devices, kinds, required, cpus)| {
+            let workers = segments[0].workers * count;
+            let mut draft = draft_of(workers, kinds, DeviceAmount::Whole(devices));
+            draft.groups[0].request.cpu_milli = cpus * 1_000;
+            draft.topology.required = required;
+            match segments.as_slice() {
+                [Segment { level: Level::Rack, workers }] if count % 2 == 0 => {
+                    draft.topology.segment_workers = *workers;
+                }
+                _ => draft.topology.segments = segments,
+            }
+            draft.check().ok().filter(|_| workers <= 6)
+        },
+    )
+}
+
+/// The domain of a node at a level, in words.
+fn domain_of(node: &NodeSpec, level: Level) -> Vec<String> {
+    let mut domain = vec![node.block.to_string()];
+    if level >= Level::Rack {
+        domain.push(node.rack.to_string());
+    }
+    if level == Level::Host {
+        domain.push(node.name.to_string());
+    }
+    domain
+}
+
+/// A host as the search for a placement sees it, with what it has left.
+struct Seat<'a> {
+    node: &'a NodeSpec,
+    left: u32,
+}
+
+/// Whether the ranks from this one on have places, each on any host that the segments of the ranks before leave it:
+/// every way is tried.
+fn has_places(seats: &mut [Seat<'_>], spec: &JobSpec, workers: u32, taken: &mut Vec<usize>) -> bool {
+    let rank = taken.len() as u32;
+    if rank == workers {
+        return true;
+    }
+    let rule = &spec.topology;
+    for at in 0..seats.len() {
+        let is_with = |other: usize, level: Level| {
+            domain_of(seats[at].node, level) == domain_of(seats[other].node, level)
+        };
+        let before = taken.last().copied();
+        let keeps = |level: Level| before.is_none_or(|before| is_with(before, level));
+        let stays = rule
+            .all_segments()
+            .all(|segment| rank.is_multiple_of(segment.workers) || keeps(segment.level));
+        if seats[at].left == 0 || !stays || !rule.required.is_none_or(keeps) {
+            continue;
+        }
+        seats[at].left -= 1;
+        taken.push(at);
+        let found = has_places(seats, spec, workers, taken);
+        taken.pop();
+        seats[at].left += 1;
+        if found {
+            return true;
+        }
+    }
+    false
+}
+
+/// The most workers of a gang, in whole segments, that have places in one cluster on one type: by trying every way.
+fn most_in_segments(state: &State, spec: &JobSpec) -> u32 {
+    let request = &spec.groups[0].request;
+    let accelerators = request.accelerators.as_ref().unwrap();
+    let mut sites: BTreeMap<(Name, Name), Vec<Seat<'_>>> = BTreeMap::new();
+    for (_, row) in state.nodes().iter() {
+        let has = row.spec.accelerators.as_ref().unwrap();
+        if !row.is_placeable() || !row.spec.taints.is_empty() || !accelerators.accepts(&has.kind) {
+            continue;
+        }
+        let by_devices = u32::from(row.free.devices.count() / accelerators.amount.devices());
+        let by_cpu = (row.free.cpu_milli / request.cpu_milli) as u32;
+        let by_memory = (row.free.memory_bytes / GIB) as u32;
+        let left = by_devices.min(by_cpu).min(by_memory);
+        let site = (row.spec.cluster.clone(), has.kind.clone());
+        sites.entry(site).or_default().push(Seat { node: &row.spec, left });
+    }
+    let unit = spec.topology.all_segments().map(|segment| segment.workers).max().unwrap();
+    let mut most = 0;
+    for seats in sites.values_mut() {
+        let sizes = (1..=spec.worker_count() / unit).map(|units| units * unit);
+        for workers in sizes.filter(|workers| *workers > most).collect::<Vec<_>>() {
+            if has_places(seats, spec, workers, &mut Vec::new()) {
+                most = workers;
+            }
+        }
+    }
+    most
+}
+
 /// Any kind of gang that is a valid job.
 fn any_job() -> impl Strategy<Value = JobSpec> {
     let amount = prop_oneof![
         (1..5u16).prop_map(DeviceAmount::Whole),
         (1..9u16).prop_map(|t| DeviceAmount::Share(t * 100))
     ];
-    let rule = (level(), level(), any::<bool>(), 0..4u32, prop::option::of((0..3usize, 1..4u32)));
+    let spread = prop::option::of((0..3usize, 1..4u32));
+    let nested = prop::option::weighted(0.3, segments());
+    let rule = (level(), level(), any::<bool>(), 0..4u32, spread, nested);
     let groups = (1..10u32, amount, prop::option::of(1..4u32), prop::option::of(1..4u32), 1..10u32);
     (groups, rule, prop::sample::select(vec!["h100", "a100", "h100|a100"])).prop_filter_map(
         "a valid job",
         |(
             (workers, amount, plain, second, least),
-            (required, preferred, balanced, segment, spread),
+            (required, preferred, balanced, segment, spread, nested),
             kinds,
         )| {
             let mut draft = draft_of(workers, kinds, amount);
@@ -111,17 +227,15 @@ fn any_job() -> impl Strategy<Value = JobSpec> {
             if let Some(second) = second {
                 let mut more = draft.groups[0].clone();
                 more.name = name("second");
-                (more.workers, more.workers_min) = (second, second);
+                (more.workers, more.workers_min) = (second, second.min(least));
                 draft.groups.push(more);
-            }
-            if draft.groups.len() > 1 {
-                draft.groups[0].workers_min = workers;
             }
             let rule = &mut draft.topology;
             rule.required = required;
             rule.preferred = preferred.filter(|level| required.is_none_or(|required| *level > required));
             rule.balanced = balanced && spread.is_none();
-            rule.segment_workers = if spread.is_some() { 0 } else { segment };
+            rule.segments = nested.filter(|_| spread.is_none()).unwrap_or_default();
+            rule.segment_workers = if spread.is_some() || !rule.segments.is_empty() { 0 } else { segment };
             rule.spread = spread.map(|(at, workers_max)| Spread { level: Level::ALL[at], workers_max });
             draft.check().ok()
         },
@@ -275,6 +389,86 @@ proptest! {
         let elastic = with_least(&spec, 1);
         let workers = fleet.plan(&elastic).map_or(0, |plan| plan.workers.len() as u32);
         prop_assert_eq!(workers, most.min(spec.worker_count()));
+    }
+
+    /// The planner finds a place for segments within segments exactly where trying every way finds one, and as many
+    /// workers of an elastic gang.
+    #[test]
+    fn a_gang_in_segments_fits_where_trying_every_way_says_so(hosts in hosts(), spec in segmented_job()) {
+        let fleet = fleet(&hosts[..hosts.len().min(7)]);
+        let most = most_in_segments(&fleet.state, &spec);
+        let plan = fleet.plan(&spec);
+        prop_assert_eq!(plan.is_some(), most == spec.worker_count(), "{} of {:?}", most, spec);
+        if plan.is_some() {
+            prop_assert_eq!(could_ever(&fleet.state, &spec), Ok(()), "it fits now, so it can");
+        }
+        let unit = spec.topology.all_segments().map(|segment| segment.workers).max().unwrap();
+        let workers = fleet.plan(&with_least(&spec, unit)).map_or(0, |plan| plan.workers.len() as u32);
+        prop_assert_eq!(workers, most);
+    }
+
+    /// An elastic gang of several groups gets a size of its list at which it would fit as a fixed gang, all workers where all
+    /// fit, and the fewest where only those do.
+    #[test]
+    fn groups_of_an_elastic_gang_shrink_together(
+        hosts in hosts(),
+        groups in prop::collection::vec((1..8u32, 1..8u32, 1..3u16), 2..4),
+        unit in 0..3u32,
+    ) {
+        let fleet = fleet(&hosts);
+        let mut draft = draft_of(1, "h100", DeviceAmount::Whole(1));
+        let like = draft.groups.remove(0);
+        for (number, (workers, least, devices)) in groups.into_iter().enumerate() {
+            let mut group = like.clone();
+            group.name = name(&format!("g{number}"));
+            (group.workers, group.workers_min) = (workers, least.min(workers));
+            if let Some(accelerators) = &mut group.request.accelerators {
+                accelerators.amount = DeviceAmount::Whole(devices);
+            }
+            draft.groups.push(group);
+        }
+        draft.topology.segment_workers = unit;
+        let Ok(spec) = draft.clone().check() else { return Ok(()) };
+        let fixed = |step: u32| {
+            let mut draft = draft.clone();
+            for (group, workers) in draft.groups.iter_mut().zip(spec.sizes_at(step)) {
+                (group.workers, group.workers_min) = (workers, workers);
+            }
+            draft.check().ok()
+        };
+        let fits = |step: u32| fixed(step).is_some_and(|fixed| fleet.plan(&fixed).is_some());
+        match fleet.plan(&spec) {
+            Some(plan) => {
+                let step = spec.step_of(plan.workers.len() as u32);
+                prop_assert!(step.is_some_and(fits), "{:?} of {:?}", step, spec);
+                prop_assert!(step == Some(spec.size_steps()) || !fits(spec.size_steps()), "{:?}", spec);
+                let placed = fleet.clone().start(&spec, 1_000, plan.workers.clone());
+                prop_assert!(placed.is_ok(), "{:?}: {:?} {:?}", placed, spec, plan);
+            }
+            None => prop_assert!(!fits(0), "{:?}", spec),
+        }
+    }
+
+    /// Whatever else the job asks for: the ranks of a segment are in one domain of its level.
+    #[test]
+    fn each_segment_lies_in_one_domain_of_its_level(
+        hosts in hosts(),
+        jobs in prop::collection::vec(any_job(), 1..5),
+        segmented in segmented_job(),
+    ) {
+        let mut fleet = fleet(&hosts);
+        for spec in jobs.into_iter().chain([segmented]) {
+            let Some(plan) = fleet.plan(&spec) else { continue };
+            for segment in spec.topology.all_segments() {
+                for ranks in plan.workers.chunks(segment.workers as usize) {
+                    let node = |slot: &muster_journal::WorkerSlot| &fleet.state.node(slot.node).unwrap().spec;
+                    let domains: Vec<_> = ranks.iter().map(|slot| domain_of(node(slot), segment.level)).collect();
+                    prop_assert!(domains.windows(2).all(|pair| pair[0] == pair[1]), "{:?}: {:?}", spec, domains);
+                    prop_assert_eq!(ranks.len() as u32, segment.workers, "of {:?}", spec);
+                }
+            }
+            fleet.start(&spec, 1_000, plan.workers).unwrap();
+        }
     }
 
     #[test]

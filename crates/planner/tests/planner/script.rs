@@ -13,7 +13,7 @@ use muster_types::policy::{Dataset, PolicyDraft, Price, Transfer, Window, Window
 use muster_types::tpu::{PodPosition, SliceRequest, SliceShape};
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, DeviceAmount, DeviceSet, JobId, JobSpec, Level,
-    LogTime, Name, NodeExpression, Spread,
+    LogTime, Name, NodeExpression, Segment, Spread,
 };
 
 use crate::support::{Fleet, GIB, group, job_draft, name, node_draft};
@@ -170,6 +170,11 @@ fn job(text: &str) -> Result<JobSpec, String> {
         rule.preferred = words.get("preferred").map(level).or(rule.preferred);
         rule.balanced |= words.bare.contains(&"balanced");
         rule.segment_workers = words.number("segment", rule.segment_workers.into()) as u32;
+        // `segments=rack:16,host:4`, from the outside in.
+        for segment in words.get("segments").into_iter().flat_map(|text| text.split(',')) {
+            let (at, workers) = segment.split_once(':').unwrap();
+            rule.segments.push(Segment { level: level(at), workers: workers.parse().unwrap() });
+        }
         if let Some((at, most)) = words.get("spread").and_then(|text| text.split_once(':')) {
             rule.spread = Some(Spread { level: level(at), workers_max: most.parse().unwrap() });
         }

@@ -231,14 +231,57 @@ fn ranks_run_through_the_groups() {
     let spec = draft.clone().check().unwrap();
     assert_eq!((spec.worker_count(), spec.device_count()), (5, 16));
     let places: Vec<_> =
-        (0..6).map(|rank| spec.group_of(rank).map(|(g, n)| (g.name.to_string(), n))).collect();
+        (0..6).map(|rank| spec.group_of(rank, 5).map(|(g, n)| (g.name.to_string(), n))).collect();
     let expected = [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("b", 2)];
     for (place, (group, n)) in places.iter().zip(expected) {
         assert_eq!(*place, Some((group.to_string(), n)));
     }
     assert_eq!(places[5], None);
-    assert_eq!(spec.group_of(u32::MAX), None);
+    assert_eq!(spec.group_of(u32::MAX, 5), None);
     assert_eq!(spec.into_draft(), draft);
+}
+
+/// Groups grow together in at most 63 steps, each with more workers than the one before, from the fewest to all.
+#[test]
+fn groups_of_an_elastic_job_have_one_list_of_sizes() {
+    let of = |sizes: &[(u32, u32)]| {
+        let mut draft = job();
+        let like = draft.groups.remove(0);
+        draft.groups.clear();
+        for (number, (least, most)) in sizes.iter().enumerate() {
+            let mut group = like.clone();
+            group.name = name(&format!("g{number}"));
+            (group.workers, group.workers_min) = (*most, *least);
+            draft.groups.push(group);
+        }
+        draft.check().unwrap()
+    };
+    let spec = of(&[(1, 1), (2, 8), (4, 7)]);
+    assert_eq!((spec.size_steps(), spec.worker_count_min(), spec.worker_count()), (6, 7, 16));
+    let sizes: Vec<Vec<u32>> = (0..=6).map(|step| spec.sizes_at(step).collect()).collect();
+    assert_eq!(sizes[0], [1, 2, 4]);
+    assert_eq!(sizes[1], [1, 3, 5]);
+    assert_eq!(sizes[2], [1, 4, 5]);
+    assert_eq!(sizes[6], [1, 8, 7]);
+    assert_eq!(spec.sizes_of(9), Some(vec![1, 3, 5]));
+    assert_eq!((spec.sizes_of(8), spec.sizes_of(6), spec.sizes_of(17)), (None, None, None));
+    let group = |rank: u32, workers: usize| {
+        spec.group_of(rank, workers).map(|(group, number)| (group.name.to_string(), number))
+    };
+    assert_eq!(group(4, 9), Some(("g2".to_owned(), 0)));
+    assert_eq!(group(4, 16), Some(("g1".to_owned(), 3)));
+    assert_eq!(group(9, 9), None);
+    for spec in [of(&[(1, 1_000), (1, 7)]), of(&[(3, 3), (2, 2)]), of(&[(1, 64), (64, 65), (5, 5)])] {
+        let sizes: Vec<u32> = (0..=spec.size_steps()).map(|step| spec.workers_at(step)).collect();
+        assert!(sizes.len() <= 64 && sizes.windows(2).all(|pair| pair[0] < pair[1]), "{sizes:?}");
+        assert_eq!(
+            (sizes.first(), sizes.last()),
+            (Some(&spec.worker_count_min()), Some(&spec.worker_count()))
+        );
+        for (step, workers) in sizes.iter().enumerate() {
+            assert_eq!(spec.step_of(*workers), Some(step as u32));
+        }
+    }
 }
 
 fn node() -> NodeDraft {

@@ -2,7 +2,7 @@
 
 use muster_types::tpu::{SHAPE_RULE, SliceRequest, SliceShape};
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, DeviceAmount, Spread, TopologyRule, Violation,
+    AcceleratorChoice, AcceleratorRequest, DeviceAmount, Segment, Spread, TopologyRule, Violation,
     fleet::checked_name, limits,
 };
 
@@ -140,6 +140,14 @@ pub(super) fn topology(at: &str, message: Option<v1::TopologyRule>, found: &mut 
         let level = given_from_proto(&field, spread.level);
         Some(Spread { level: found.take(level)?, workers_max: spread.max_workers })
     });
+    let mut messages = message.segments;
+    bound(&below(at, "segments"), &mut messages, limits::SEGMENTS_MAX, found);
+    let mut segments = Vec::with_capacity(messages.len());
+    for (place, segment) in messages.into_iter().enumerate() {
+        let field = below(at, &format!("segments[{place}].level"));
+        let level = found.take(given_from_proto(&field, segment.level));
+        segments.extend(level.map(|level| Segment { level, workers: segment.workers }));
+    }
     let mut level =
         |field: &str, number: i32| found.take(value_from_proto(&below(at, field), number)).flatten();
     TopologyRule {
@@ -147,6 +155,7 @@ pub(super) fn topology(at: &str, message: Option<v1::TopologyRule>, found: &mut 
         preferred: level("preferred", message.preferred),
         balanced: message.balanced,
         segment_workers: message.segment_workers,
+        segments,
         spread,
     }
 }
@@ -161,6 +170,11 @@ pub(super) fn topology_to_proto(value: &TopologyRule) -> Option<v1::TopologyRule
         preferred: number_or_zero(value.preferred),
         balanced: value.balanced,
         segment_workers: value.segment_workers,
+        segments: value
+            .segments
+            .iter()
+            .map(|segment| v1::Segment { level: number(segment.level), workers: segment.workers })
+            .collect(),
         spread: value
             .spread
             .map(|spread| v1::Spread { level: number(spread.level), max_workers: spread.workers_max }),

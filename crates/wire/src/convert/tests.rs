@@ -17,8 +17,8 @@ use muster_types::{
     DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken,
     HolderId, JobContract, JobDraft, JobId, JobSpec, LabelTest, LaunchForm, Level, LogIndex, LogTime, Mount,
     Name, NodeDraft, NodeExpression, NodeRequirements, NodeSpec, NoticeRules, Preflight, PriorityTier,
-    PullRule, RequestId, RetryRules, Spread, Submission, TaskGroup, TokenRole, TopologyRule, Violation,
-    WorkerRequest, limits,
+    PullRule, RequestId, RetryRules, Segment, Spread, Submission, TaskGroup, TokenRole, TopologyRule,
+    Violation, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, btree_set, hash_map, vec};
 use proptest::option;
@@ -610,6 +610,43 @@ fn what_a_job_says_of_place_and_time_is_checked_field_by_field() {
             "job.spec.topology.segment_workers",
             "job.spec.topology.spread.level",
         ]
+    );
+}
+
+#[test]
+fn segments_within_segments_are_checked_field_by_field() {
+    use v1::TopologyLevel::{Block, Host, Rack};
+    fn said(segments: &[(i32, u32)], change: fn(&mut v1::TopologyRule)) -> Vec<String> {
+        let segment = |(level, workers): &(i32, u32)| v1::Segment { level: *level, workers: *workers };
+        let mut rule = v1::TopologyRule {
+            segments: segments.iter().map(segment).collect(),
+            ..v1::TopologyRule::default()
+        };
+        change(&mut rule);
+        let mut job = with_group(v1::TaskGroup { workers: 32, ..group_message() });
+        job.spec_mut().topology = Some(rule);
+        submissions_from_proto("job", Some(job)).map_or_else(
+            |found| found.into_iter().map(|violation| violation.field).collect(),
+            |_| Vec::new(),
+        )
+    }
+    fn none(_: &mut v1::TopologyRule) {}
+    let nested: [(i32, u32); 3] = [(Block.into(), 32), (Rack.into(), 16), (Host.into(), 4)];
+    let field = |field: &str| vec![format!("job.spec.topology.{field}")];
+    assert_eq!(said(&nested, none), Vec::<String>::new());
+    assert_eq!(said(&[(Rack.into(), 16), (Host.into(), 3)], none), field("segments[1].workers"));
+    assert_eq!(said(&[(Rack.into(), 24)], none), field("segments[0].workers"));
+    assert_eq!(said(&[(Rack.into(), 0)], none), field("segments[0].workers"));
+    assert_eq!(said(&[(Host.into(), 4), (Rack.into(), 4)], none), field("segments[1].level"));
+    assert_eq!(said(&[(Rack.into(), 16), (Rack.into(), 4)], none), field("segments[1].level"));
+    assert_eq!(said(&[(0, 16)], none), field("segments[0].level"));
+    assert!(said(&[(Host.into(), 1); 4], none).contains(&field("segments")[0]));
+    assert_eq!(said(&nested, |rule| rule.segment_workers = 4), field("segments"));
+    assert_eq!(said(&nested, |rule| rule.balanced = true), field("segments"));
+    assert_eq!(said(&nested[1..], |rule| rule.balanced = true), Vec::<String>::new());
+    assert_eq!(
+        said(&nested, |rule| rule.spread = Some(v1::Spread { level: Host.into(), max_workers: 4 })),
+        field("spread")
     );
 }
 

@@ -280,13 +280,19 @@ class Reader:
     def topology(self, node: Node) -> job_pb2.TopologyRule:
         """How close together the workers have to be."""
         path = "spec.topology"
-        at = self.fields(node, path, ("required", "preferred", "balanced", "segmentWorkers", "spread"))
+        at = self.fields(node, path, ("required", "preferred", "balanced", "segmentWorkers", "segments", "spread"))
         rule = job_pb2.TopologyRule(
             required=self.word(at.get("required"), f"{path}.required", LEVELS),
             preferred=self.word(at.get("preferred"), f"{path}.preferred", LEVELS),
             balanced=self.value(at, f"{path}.balanced", quantity.flag) or False,
             segment_workers=self.positive(at, f"{path}.segmentWorkers", quantity.count, "for no segments"),
         )
+        for segment, field in self.items(at.get("segments"), f"{path}.segments"):
+            found = self.fields(segment, field, ("level", "workers"))
+            rule.segments.add(
+                level=self.word(found.get("level"), f"{field}.level", LEVELS),
+                workers=self.positive(found, f"{field}.workers", quantity.count, "with the segment"),
+            )
         if "spread" in at:
             spread = self.fields(at["spread"], f"{path}.spread", ("level", "maxWorkers"))
             rule.spread.level = self.word(spread.get("level"), f"{path}.spread.level", LEVELS)

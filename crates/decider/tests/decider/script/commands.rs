@@ -51,6 +51,9 @@ impl World {
             if let Some(cpu) = self.number(part, "cpu=") {
                 group.request.cpu_milli = cpu.parse::<u64>().unwrap() * 1_000;
             }
+            if let Some(min) = self.number(part, "min=") {
+                group.workers_min = min.parse().unwrap();
+            }
             groups.push(group);
         }
         let mut draft = job_draft(words[0], groups);
@@ -79,9 +82,6 @@ impl World {
         draft.preemptible = !words.contains(&"not-preemptible");
         if words.contains(&"checkpointed") {
             draft.checkpoint_directory = Some("/checkpoints".into());
-        }
-        if let Some(min) = self.number(words, "min=") {
-            draft.groups[0].workers_min = min.parse().unwrap();
         }
         if let Some(sizes) = self.number(words, "sizes=") {
             let sizes = (SIZES_VARIABLE.to_owned(), sizes.to_owned());

@@ -48,8 +48,16 @@ pub(super) fn topology() -> impl Strategy<Value = TopologyRule> {
         (any::<bool>(), any::<bool>()).prop_map(|(balanced, segmented)| TopologyRule {
             balanced,
             segment_workers: u32::from(segmented),
+            segments: Vec::new(),
             required: Some(Level::Block),
             preferred: Some(Level::Host),
+            ..TopologyRule::default()
+        }),
+        (1..8usize).prop_map(|levels| TopologyRule {
+            segments: (0..3usize)
+                .filter(|place| levels >> place & 1 == 1)
+                .map(|place| Segment { level: Level::ALL[place], workers: 1 })
+                .collect(),
             ..TopologyRule::default()
         }),
         (level(), 1..100u32).prop_map(|(level, workers_max)| TopologyRule {
@@ -268,13 +276,15 @@ prop_compose! {
 pub(super) fn wild_topology() -> impl Strategy<Value = v1::TopologyRule> {
     let level = || prop_oneof![any::<i32>(), 0..4i32];
     let spread = (level(), any::<u32>()).prop_map(|(level, max_workers)| v1::Spread { level, max_workers });
-    (level(), level(), any::<bool>(), 0u32..5, option::of(spread)).prop_map(
-        |(required, preferred, balanced, segment_workers, spread)| v1::TopologyRule {
+    let segment = (level(), 0u32..5).prop_map(|(level, workers)| v1::Segment { level, workers });
+    (level(), level(), any::<bool>(), 0u32..5, option::of(spread), vec(segment, 0..5)).prop_map(
+        |(required, preferred, balanced, segment_workers, spread, segments)| v1::TopologyRule {
             required,
             preferred,
             balanced,
             segment_workers,
             spread,
+            segments,
         },
     )
 }
