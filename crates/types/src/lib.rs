@@ -16,6 +16,7 @@ pub mod array;
 pub mod artifacts;
 pub mod blob;
 pub mod booking;
+pub mod capacity;
 pub mod config_value;
 pub mod container;
 pub mod contract;
@@ -60,6 +61,7 @@ pub use booking::{
     Booking, BookingAmount, BookingClearing, BookingEnd, BookingShape, BookingSpec, BookingTimes,
     BookingWindow,
 };
+pub use capacity::{CapacityFallback, CapacityRules, PurchaseSet};
 pub use container::{Container, Mount, PullRule};
 pub use contract::{
     CheckpointRules, FailureClass, JobContract, LaunchForm, NoticeRules, Preflight, RetryRules, Submission,

@@ -605,6 +605,7 @@ fn policy() -> v1::Policy {
             non_preemptible: v1::NonPreemptible::Always.into(),
             deadlines: Some(true),
             bookings: None,
+            purchases: Vec::new(),
         }),
         limits: Some(limits()),
     };

@@ -33,6 +33,7 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
                 non_preemptible: (weight_milli % 5 == 0).then_some(NonPreemptible::WithinNominal),
                 deadlines: (weight_milli % 2 == 0).then_some(weight_milli % 4 == 0),
                 bookings: (weight_milli % 13 == 0).then_some(weight_milli % 4 == 0),
+                purchases: if weight_milli % 3 == 0 { PurchaseSet::ALL } else { PurchaseSet::EMPTY },
             };
             let limits = TenantLimits {
                 pending_jobs: (weight_milli % 7 == 0).then_some(weight_milli),
