@@ -372,6 +372,7 @@ impl Speculation {
             | Decision::JobReleased { job }
             | Decision::PromiseDropped { job }
             | Decision::JobModified { job, .. }
+            | Decision::FallbackOpened { job }
             | Decision::JobFinished { job, .. } => self.refresh.note(&self.state, *job),
             // Members of one array are of one submission group, and the first that waits stands for all.
             Decision::ArrayMembersCreated { array, .. } => {
@@ -703,6 +704,7 @@ fn changes_capacity_or_demand(state: &State, decision: &Decision) -> bool {
         | Decision::BookingOpened { .. }
         | Decision::BookingEnded { .. }
         | Decision::BookingMoved { .. }
+        | Decision::FallbackOpened { .. }
         | Decision::JobFinished { .. } => true,
         Decision::ClusterCreated { .. }
         | Decision::LeaderStarted

@@ -121,11 +121,46 @@ impl Values {
 
 /// Price of a unit of work at a site, in millionths of a dollar for one device-hour of the reference type;
 /// none when it is not known.
-pub(crate) fn work_price(terms: &Terms<'_>, site: &Site<'_>) -> Option<u64> {
+pub(crate) fn work_price(spec: &JobSpec, terms: &Terms<'_>, site: &Site<'_>) -> Option<u64> {
     let kind = site.kind?;
-    let price = u128::from(terms.policy.price(kind, site.region, terms.now)?);
-    let per_work = price * 1_000 / u128::from(site.throughput_milli.max(1));
+    let price = expected_price(spec, terms, site, kind)?;
+    let per_work = price.saturating_mul(1_000) / u128::from(site.throughput_milli.max(1));
     Some(u64::try_from(per_work).unwrap_or(u64::MAX))
+}
+
+/// The lowest price of a device-hour among the purchases that the job allows, each with what interruptions cost. Where the policy has
+/// a price for no purchase, a job that names none goes by that.
+fn expected_price(spec: &JobSpec, terms: &Terms<'_>, site: &Site<'_>, kind: &Name) -> Option<u128> {
+    let table = terms.policy.price_table();
+    let allowed = spec.capacity.as_deref().and_then(CapacityRules::allowed);
+    if allowed.is_none()
+        && let Some(plain) = table.get(kind, site.region, None, terms.now)
+    {
+        return Some(plain.into());
+    }
+    let priced = allowed.unwrap_or(PurchaseSet::ALL).iter().filter_map(|purchase| {
+        let price = table.get(kind, site.region, Some(purchase), terms.now)?;
+        let key = CapacityKey { region: site.region.clone(), kind: Some(kind.clone()), purchase };
+        let rate_milli = (terms.interruptions_milli)(&key).unwrap_or(0);
+        Some(with_losses(price, rate_milli, spec.worker_count(), lost_ms(spec, terms, site)))
+    });
+    priced.min()
+}
+
+/// What one interruption loses of the gang's time, as far as the job itself says it: the start, and half of what it does between
+/// two checkpoints; without checkpoints half of its run.
+fn lost_ms(spec: &JobSpec, terms: &Terms<'_>, site: &Site<'_>) -> u64 {
+    let run_ms = terms.run_on(spec, site.throughput_milli);
+    let lost_ms = if spec.is_checkpointed() { CHECKPOINT_LOST_MS.min(run_ms) } else { run_ms / 2 };
+    lost_ms.saturating_add(RESTART_MS)
+}
+
+/// The price of work with the work that is done twice: each worker's node is taken away at this rate, and takes the whole gang down.
+fn with_losses(price: u64, rate_milli: u32, workers: u32, lost_ms: u64) -> u128 {
+    let price = u128::from(price);
+    let times_milli = u128::from(rate_milli) * u128::from(workers);
+    let lost = price.saturating_mul(times_milli).saturating_mul(lost_ms.into()) / (1_000 * u128::from(DAY_MS));
+    price.saturating_add(lost)
 }
 
 /// The terms that need no plan; `cheapest` is the lowest price of work among the sites, `best_milli` the
@@ -141,7 +176,7 @@ pub(crate) fn values(
     let wanted = spec.worker_count().max(1);
     let used = site.devices_milli(workers);
     let left = site.idle_devices.saturating_mul(1_000).saturating_sub(used);
-    let cost = || match (work_price(terms, site), cheapest) {
+    let cost = || match (work_price(spec, terms, site), cheapest) {
         (Some(price), Some(cheapest)) => ratio(cheapest, price),
         _ => NEUTRAL,
     };

@@ -7,7 +7,7 @@
 use alloc::vec;
 use alloc::vec::Vec;
 use muster_journal::{Estimate, NodeLostCause};
-use muster_types::{JobId, JobSpec, LogTime, NodeId, NodeSpec};
+use muster_types::{JobId, LogTime, NodeId};
 
 use crate::effect::Effect;
 use crate::guard_error::{GuardError, require};
@@ -46,16 +46,6 @@ impl State {
         }
         let stated = self.policy.policy.stated_interruptions_milli(key.purchase, &key.region);
         Interruptions { seen, node_ms, per_day_milli: stated, is_measured: false }
-    }
-
-    /// Whether a node is taken away seldom enough for a job. One of which nobody knows how often it is, is.
-    #[must_use]
-    pub fn is_steady_for(&self, spec: &JobSpec, node: &NodeSpec, now: LogTime) -> bool {
-        let Some(most) = spec.capacity.as_deref().and_then(|asked| asked.interruptions_milli_max) else {
-            return true;
-        };
-        let Some(key) = CapacityKey::of(node) else { return true };
-        self.interruptions(&key, now).per_day_milli.is_none_or(|milli| milli <= most)
     }
 
     /// When a waiting job takes what it names as a fallback; none for one that names none, or that takes it already.

@@ -309,6 +309,7 @@ impl State {
             ("finished", fresh.finished == ours.finished),
             ("run_limits", fresh.run_limits == ours.run_limits),
             ("deadlines", fresh.deadlines == ours.deadlines),
+            ("fallbacks", fresh.fallbacks == ours.fallbacks),
             ("starting", fresh.starting == ours.starting),
             ("killed_by", fresh.killed_by == ours.killed_by),
             ("requests_by_time", fresh.requests_by_time == ours.requests_by_time),

@@ -2,7 +2,7 @@
 
 use alloc::collections::BTreeMap;
 use muster_planner::{Holds, Terms};
-use muster_state::{JobRow, PoolKey, State};
+use muster_state::{CapacityKey, JobRow, PoolKey, State};
 use muster_types::{JobSpec, LogTime, Name};
 
 use crate::rules::bookings::closures;
@@ -70,6 +70,7 @@ pub(crate) fn with_terms_of<T>(
             (here.cpu_milli, everywhere.cpu_milli)
         }
     };
+    let interruptions_milli = |key: &CapacityKey| state.interruptions(key, now).per_day_milli;
     let closures = closures(state, spec, now);
     plan(&Terms {
         now,
@@ -80,6 +81,7 @@ pub(crate) fn with_terms_of<T>(
         closures: &closures,
         policy: &state.policy().policy,
         own_work: &own_work,
+        interruptions_milli: &interruptions_milli,
         elastic: spec.is_elastic(),
         valuation: None,
     })

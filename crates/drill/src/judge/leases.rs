@@ -107,6 +107,7 @@ impl Leases {
                 | Decision::GangStopRequested { .. }
                 | Decision::JobRequeued { .. }
                 | Decision::JobModified { .. }
+                | Decision::FallbackOpened { .. }
                 | Decision::JobFinished { .. }
         );
         self.decision = concerns.then(|| decision.clone());
@@ -396,6 +397,11 @@ impl Leases {
                 // What the guard took is a job.
                 if let Ok(changed) = draft.check() {
                     self.specs.insert(key(job), Arc::new(changed));
+                }
+            }
+            Decision::FallbackOpened { job } => {
+                if let Some(opened) = self.spec(job).and_then(|spec| spec.with_open_fallback()) {
+                    self.specs.insert(key(job), Arc::new(opened));
                 }
             }
             Decision::JobFinished { job, .. } => {

@@ -594,7 +594,7 @@ impl<'a> Search<'a, '_> {
         let question = self.question;
         let row = question.state.node(node).expect("an indexed node has a row");
         let is_open = row.is_placeable()
-            && fit::allows(&row.spec, question.spec, &question.state.policy().policy)
+            && question.terms.allows(&row.spec, question.spec)
             && !self.closed.iter().any(|closed| closed.covers(&row.spec));
         if !is_open {
             self.hosts.insert(node, None);

@@ -115,8 +115,8 @@ mod tests {
         assert_eq!(row.days, [of(0, 2 * DAY_MS), of(1, DAY_MS)]);
         row.interrupt(LogTime(2 * DAY_MS - 1));
         assert_eq!(row.seen(LogTime(2 * DAY_MS)), (1, 4 * DAY_MS));
-        row.nodes_up = 0;
         row.count_to(LogTime(2 * DAY_MS));
+        row.nodes_up = 0;
         // What of the first day is gone on the fifteenth; all of it is two days later.
         assert_eq!(row.seen(LogTime(14 * DAY_MS)), (1, 2 * DAY_MS));
         assert!(!row.is_over(LogTime(14 * DAY_MS)));
