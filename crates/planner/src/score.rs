@@ -2,9 +2,9 @@
 
 use alloc::vec::Vec;
 use core::fmt;
-use muster_state::FreeKey;
+use muster_state::{CapacityKey, FreeKey};
 use muster_types::policy::PlacementWeights;
-use muster_types::{DeviceAmount, JobSpec, WorkerRequest};
+use muster_types::{CapacityRules, DeviceAmount, JobSpec, Name, PurchaseSet, WorkerRequest};
 
 use crate::sites::Site;
 use crate::terms::Terms;
@@ -14,6 +14,12 @@ pub(crate) const KEYS_MAX: usize = 512;
 
 /// A part that nothing is known about counts half.
 const NEUTRAL: u32 = 500;
+
+/// What a job with checkpoints loses of its work by an interruption: half of an hour.
+const CHECKPOINT_LOST_MS: u64 = 30 * 60 * 1_000;
+/// From an interruption until a gang works again: ten minutes.
+const RESTART_MS: u64 = 10 * 60 * 1_000;
+const DAY_MS: u64 = 24 * 3_600 * 1_000;
 
 /// The most a part can be.
 const FULL: u32 = 1_000;
@@ -148,7 +154,7 @@ fn expected_price(spec: &JobSpec, terms: &Terms<'_>, site: &Site<'_>, kind: &Nam
 }
 
 /// What one interruption loses of the gang's time, as far as the job itself says it: the start, and half of what it does between
-/// two checkpoints; without checkpoints half of its run.
+/// two checkpoints, which counts as an hour; without checkpoints half of its run.
 fn lost_ms(spec: &JobSpec, terms: &Terms<'_>, site: &Site<'_>) -> u64 {
     let run_ms = terms.run_on(spec, site.throughput_milli);
     let lost_ms = if spec.is_checkpointed() { CHECKPOINT_LOST_MS.min(run_ms) } else { run_ms / 2 };

@@ -6,8 +6,9 @@ use muster_wire::v1::window::Purpose;
 use serde::Deserialize;
 
 use super::form::{
-    Bytes, Count, Dollars, Each, Filled, FilledNamed, FilledNames, Flag, Form, Group, Milli, Moment, Named,
-    NamedCounts, Names, Nominal, Optional, OptionalBytes, Plain, SmallMilli, Span, Weight, Word, Words,
+    Bytes, Count, Dollars, Each, Filled, FilledNamed, FilledNames, FilledWords, Flag, Form, Group, Milli,
+    Moment, Named, NamedCounts, Names, Nominal, Optional, OptionalBytes, Plain, PlainMilli, SmallMilli, Span,
+    Weight, Word, Words,
     group,
 };
 use crate::reader::Reader;
@@ -29,6 +30,7 @@ group! {
         isolation "isolation": Optional<Isolation>,
         notifications "notifications": Filled<NotificationReceiver>,
         roles "roles": FilledNamed<OwnRole>,
+        interruption_rates "interruptionRates": Filled<InterruptionRate>,
     }
 }
 
@@ -48,6 +50,7 @@ group! {
         non_preemptible "nonPreemptible": Word<policy::NonPreemptible>,
         deadlines "deadlines": Flag,
         bookings "bookings": Flag,
+        purchases "purchases": FilledWords<policy::PurchaseKind>,
     }
 }
 
@@ -206,6 +209,14 @@ group! {
         watts "watts": Count,
         pue_milli "pue": SmallMilli,
         micro_dollars_per_kwh "perKwh": Dollars,
+    }
+}
+
+group! {
+    InterruptionRate is InterruptionRate {
+        purchase "purchase": Word<policy::PurchaseKind>,
+        region "region": Plain,
+        per_day_milli "perDay": PlainMilli,
     }
 }
 

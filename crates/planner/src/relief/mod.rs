@@ -22,7 +22,7 @@ mod slices;
 use alloc::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use alloc::vec::Vec;
 use core::cmp::{Ordering, Reverse};
-use muster_state::{FreeKey, PoolKey, RackKey, State, fit};
+use muster_state::{FreeKey, PoolKey, RackKey, State};
 use muster_types::{DeviceSet, JobId, JobSpec, Level, LogTime, Name, NodeId, WorkerRequest};
 
 pub use harm::{HARM_RANKS, PreemptionCost};
