@@ -4,6 +4,7 @@ mod text;
 
 use std::collections::BTreeMap;
 
+use muster_types::policy::PurchaseKind;
 use muster_types::{DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier, PullRule};
 use muster_wire::closed::word;
 use muster_wire::time::{Duration, Timestamp, span_ms, unix_ms};

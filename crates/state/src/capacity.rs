@@ -48,6 +48,11 @@ impl State {
         Interruptions { seen, node_ms, per_day_milli: stated, is_measured: false }
     }
 
+    /// Nodes of which something was seen.
+    pub fn capacity_keys(&self) -> impl Iterator<Item = &CapacityKey> {
+        self.capacity.iter().map(|(key, _)| key)
+    }
+
     /// When a waiting job takes what it names as a fallback; none for one that names none, or that takes it already.
     #[must_use]
     pub fn fallback_due(&self, job: JobId) -> Option<LogTime> {

@@ -333,7 +333,7 @@ impl Group for Window {
 
 /// The name in a file of a field with this name in a message, and its unit.
 pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> {
-    const GROUPS: [&[(&str, &str, &str)]; 19] = [
+    const GROUPS: [&[(&str, &str, &str)]; 20] = [
         Tenant::FIELDS,
         Rights::FIELDS,
         Limits::FIELDS,
@@ -347,6 +347,7 @@ pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> 
         Preemption::FIELDS,
         Weights::FIELDS,
         Price::FIELDS,
+        InterruptionRate::FIELDS,
         OwnedCost::FIELDS,
         Dataset::FIELDS,
         Transfer::FIELDS,

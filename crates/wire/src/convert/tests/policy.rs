@@ -171,6 +171,9 @@ prop_compose! {
             tenants, spare_hosts_per_rack, windows, required_isolation,
             notifications: receivers.into_iter().map(receiver).collect(),
             roles: roles.into_iter().map(role).collect(),
+            interruption_rates: vec![InterruptionRate {
+                purchase: PurchaseKind::Spot, region: None, per_day_milli: 500,
+            }],
             prices: prices.into_iter().map(price).collect(),
             datasets: datasets.into_iter()
                 .map(|(name, (bytes, regions))| (name, Dataset { bytes, regions })).collect(),
@@ -207,7 +210,7 @@ fn every_mistake_in_a_policy_is_named_by_its_path() {
         parent: "No".into(),
         weight_milli: u32::MAX,
         quotas: vec![quota("h100"), quota("H100"), quota("h100")],
-        rights: Some(v1::TenantRights { tier_max: 17, non_preemptible: 17, deadlines: None, bookings: None }),
+        rights: Some(v1::TenantRights { tier_max: 17, non_preemptible: 17, deadlines: None, bookings: None, purchases: Vec::new() }),
         limits: None,
     };
     let window = v1::Window {
