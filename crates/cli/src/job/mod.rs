@@ -317,6 +317,9 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
         });
         say("ulimits", files.into_iter().chain(sizes).collect::<Vec<_>>().join(", "));
     }
+    if let Some(asked) = &spec.capacity {
+        say("capacity", capacity(asked));
+    }
     for group in &spec.groups {
         let image = group.container().map(|container| format!(" in {}", container.image));
         let image = image.unwrap_or_default();

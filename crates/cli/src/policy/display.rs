@@ -53,6 +53,7 @@ const LISTS: [List; 14] = [
             ("NON-PREEMPTIBLE", "{rights.nonPreemptible}", ""),
             ("DEADLINES", "{rights.deadlines}", ""),
             ("BOOKINGS", "{rights.bookings}", ""),
+            ("PURCHASES", "{rights.purchases}", ""),
         ],
     ),
     (
