@@ -608,29 +608,7 @@ impl FleetService for Service {
         &self,
         _: Request<v1::ListCapacityRequest>,
     ) -> Result<Response<v1::ListCapacityResponse>, Status> {
-        let spot = v1::Capacity {
-            region: "eu".into(),
-            r#type: "h100".into(),
-            purchase: v1::Purchase::Spot.into(),
-            nodes: 12,
-            devices: 96,
-            free_devices: 24,
-            micro_dollars_per_device_hour: Some(1_450_000),
-            interruptions_per_day_milli: Some(50),
-            measured: true,
-            interruptions: 7,
-            node_time: Some(duration(12_096_000_000)),
-        };
-        let owned = v1::Capacity {
-            region: "eu".into(),
-            r#type: "h100".into(),
-            purchase: v1::Purchase::Owned.into(),
-            nodes: 4,
-            devices: 32,
-            ..Default::default()
-        };
-        let capacity = vec![owned, spot];
-        Ok(Response::new(v1::ListCapacityResponse { capacity, freshness: freshness() }))
+        Ok(Response::new(v1::ListCapacityResponse::default()))
     }
 
     async fn list_pending_nodes(
