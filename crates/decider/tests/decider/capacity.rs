@@ -95,6 +95,22 @@ fn step(speculation: &mut Speculation, replica: &mut State) {
     }
 }
 
+/// What the only worker of a job says.
+fn report(speculation: &mut Speculation, job: JobId, update: RankUpdate) {
+    let row = speculation.state().job(job).expect("it has a row");
+    let placement = row.placement.clone().expect("it is placed");
+    let slot = &placement.slots[0];
+    let command = Command::Report {
+        node: slot.node,
+        incarnation: slot.incarnation,
+        job,
+        token: placement.token,
+        updates: vec![(0, update)],
+    };
+    // One that runs already says so no second time.
+    let _ = handle(speculation, &command);
+}
+
 fn end_some(speculation: &mut Speculation, random: &mut Random) {
     let state = speculation.state();
     let running: Vec<JobId> = state
@@ -104,18 +120,8 @@ fn end_some(speculation: &mut Speculation, random: &mut Random) {
         .map(|(job, _)| *job)
         .collect();
     let Some(job) = random.pick(&running) else { return };
-    let placement = state.job(job).and_then(|row| row.placement.clone()).expect("it is placed");
-    let slot = &placement.slots[0];
-    let report = |update| Command::Report {
-        node: slot.node,
-        incarnation: slot.incarnation,
-        job,
-        token: placement.token,
-        updates: vec![(0, update)],
-    };
-    // Those that run already say so no second time.
-    let _ = handle(speculation, &report(RankUpdate::Running));
-    let _ = handle(speculation, &report(RankUpdate::Exited(ExitStatus::Code(0))));
+    report(speculation, job, RankUpdate::Running);
+    report(speculation, job, RankUpdate::Exited(ExitStatus::Code(0)));
 }
 
 #[test]
@@ -174,6 +180,7 @@ fn a_fallback_opens_when_it_is_due_and_once() {
     register(&mut speculation, "own-1", Some(PurchaseKind::OnDemand));
     let holds = submit(&mut speculation, 1, asking("holds", 8, spot_then_on_demand(DAY_MS))).unwrap();
     schedule(&mut speculation, &mut Budget::new(100_000));
+    report(&mut speculation, holds, RankUpdate::Running);
     let waits = submit(&mut speculation, 2, asking("waits", 8, spot_then_on_demand(30 * MINUTE_MS))).unwrap();
     step(&mut speculation, &mut replica);
     let placed = |state: &State, job: JobId| state.job(job).is_some_and(|row| row.placement.is_some());

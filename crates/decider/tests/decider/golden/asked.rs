@@ -70,7 +70,8 @@ pub(super) fn fall_back(run: &mut Run) {
     run.end_round(60_000);
     run.speculation.push(Decision::FallbackOpened { job });
     run.end_round(10);
-    control(run, Control::Cancel, vec![], vec![job]);
+    let request = run.next_request();
+    handle(&mut run.speculation, &Command::cancel(request, job)).unwrap();
     run.end_round(10);
 }
 
