@@ -168,7 +168,7 @@ impl CapacityRules {
             }
             let (least, most) = (limits::CAPACITY_FALLBACK_MS_MIN, limits::CAPACITY_FALLBACK_MS_MAX);
             if !(least..=most).contains(&fallback.after_ms) {
-                found.push(Violation::span(field("after"), fallback.after_ms, least, most));
+                found.push(Violation::span(&field("after"), fallback.after_ms, least, most));
             }
         }
         let most = limits::INTERRUPTIONS_MILLI_MAX;
@@ -194,7 +194,7 @@ mod tests {
     fn wrong(rules: CapacityRules) -> Vec<String> {
         let mut found = Vec::new();
         rules.check(&mut found);
-        found.into_iter().map(|violation| violation.field.to_string()).collect()
+        found.into_iter().map(|violation| violation.field).collect()
     }
 
     #[test]

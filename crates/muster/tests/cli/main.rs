@@ -415,6 +415,7 @@ fn the_examples_are_valid() {
         "train.yaml",
         "train.sh",
         "serving-spread.yaml",
+        "spot.yaml",
         "tpu-slice.yaml",
         "elastic.yaml",
         "share.yaml",
