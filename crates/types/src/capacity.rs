@@ -105,7 +105,7 @@ pub struct CapacityFallback {
     pub purchases: PurchaseSet,
     /// How long the job waits before, from when it could first be placed on, in milliseconds.
     pub after_ms: u64,
-    /// Whether it has waited for that long: the log says so by a record. A job that is submitted has not.
+    /// Whether it has waited for that long: a record of the log states it. A job that is submitted has not.
     pub is_open: bool,
 }
 

@@ -674,6 +674,7 @@ fn policy() -> v1::Policy {
             body: v1::NotificationBody::Generic.into(),
         }],
         roles: Default::default(),
+        interruption_rates: Vec::new(),
     }
 }
 

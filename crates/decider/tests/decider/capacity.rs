@@ -107,7 +107,7 @@ fn report(speculation: &mut Speculation, job: JobId, update: RankUpdate) {
         token: placement.token,
         updates: vec![(0, update)],
     };
-    // One that runs already says so no second time.
+    // A worker that runs already is not reported as running again: that is refused.
     let _ = handle(speculation, &command);
 }
 

@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(row.seen(LogTime(2 * DAY_MS)), (1, 4 * DAY_MS));
         row.count_to(LogTime(2 * DAY_MS));
         row.nodes_up = 0;
-        // What of the first day is gone on the fifteenth; all of it is two days later.
+        // The first day is gone on the fifteenth, and the second one two days later.
         assert_eq!(row.seen(LogTime(14 * DAY_MS)), (1, 2 * DAY_MS));
         assert!(!row.is_over(LogTime(14 * DAY_MS)));
         assert!(row.is_over(LogTime(16 * DAY_MS)));
