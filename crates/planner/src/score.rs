@@ -134,8 +134,8 @@ pub(crate) fn work_price(spec: &JobSpec, terms: &Terms<'_>, site: &Site<'_>) -> 
     Some(u64::try_from(per_work).unwrap_or(u64::MAX))
 }
 
-/// The lowest price of a device-hour among the purchases that the job allows, each with what interruptions cost. Where the policy has
-/// a price for no purchase, a job that names none goes by that.
+/// The lowest price of a device-hour among the purchases that the job allows and that the region has nodes of, each with what
+/// interruptions cost. Where the policy has a price for no purchase, a job that names none goes by that.
 fn expected_price(spec: &JobSpec, terms: &Terms<'_>, site: &Site<'_>, kind: &Name) -> Option<u128> {
     let table = terms.policy.price_table();
     let allowed = spec.capacity.as_deref().and_then(CapacityRules::allowed);
@@ -144,13 +144,21 @@ fn expected_price(spec: &JobSpec, terms: &Terms<'_>, site: &Site<'_>, kind: &Nam
     {
         return Some(plain.into());
     }
-    let priced = allowed.unwrap_or(PurchaseSet::ALL).iter().filter_map(|purchase| {
-        let price = table.get(kind, site.region, Some(purchase), terms.now)?;
+    let (mut there, mut anywhere): (Option<u128>, Option<u128>) = (None, None);
+    for purchase in allowed.unwrap_or(PurchaseSet::ALL).iter() {
+        let Some(price) = table.get(kind, site.region, Some(purchase), terms.now) else { continue };
         let key = CapacityKey { region: site.region.clone(), kind: Some(kind.clone()), purchase };
-        let rate_milli = (terms.interruptions_milli)(&key).unwrap_or(0);
-        Some(with_losses(price, rate_milli, spec.worker_count(), lost_ms(spec, terms, site)))
-    });
-    priced.min()
+        let known = (terms.interruptions)(&key);
+        let rate_milli = known.per_day_milli.unwrap_or(0);
+        let price = with_losses(price, rate_milli, spec.worker_count(), lost_ms(spec, terms, site));
+        let least = |so_far: Option<u128>| Some(so_far.map_or(price, |least| least.min(price)));
+        anywhere = least(anywhere);
+        if known.nodes_up > 0 {
+            there = least(there);
+        }
+    }
+    // Nodes need not state their purchase.
+    there.or(anywhere)
 }
 
 /// What one interruption loses of the gang's time, as far as the job itself says it: the start, and half of what it does between

@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::RefCell;
 use core::fmt;
-use muster_state::{CapacityKey, PoolKey, fit};
+use muster_state::{CapacityKey, Interruptions, PoolKey, fit};
 use muster_types::policy::{Policy, Window, WindowPurpose};
 use muster_types::{
     DeviceAmount, DeviceSet, JobSpec, LogTime, Name, NodeDraft, NodeId, NodeSpec, WorkerRequest,
@@ -34,8 +34,8 @@ pub struct Terms<'a> {
     /// How much of the work of the gang's owner is in a cluster, by region and name, and how much there is of it in all:
     /// in whatever unit.
     pub own_work: &'a dyn Fn(&Name, &Name) -> (u64, u64),
-    /// Thousandths of interruptions for each node like these and day; none where nobody knows.
-    pub interruptions_milli: &'a dyn Fn(&CapacityKey) -> Option<u32>,
+    /// How many nodes there are that were bought so, and how often they are taken away.
+    pub interruptions: &'a dyn Fn(&CapacityKey) -> Interruptions,
     /// Whether it may have fewer workers than it asks for, down to its least: then it gets as many as fit.
     pub elastic: bool,
     /// What free devices are worth, for jobs of one worker; without it they go by best fit.
@@ -62,7 +62,7 @@ impl Terms<'_> {
             return true;
         };
         let Some(key) = CapacityKey::of(node) else { return true };
-        (self.interruptions_milli)(&key).is_none_or(|milli| milli <= most)
+        (self.interruptions)(&key).per_day_milli.is_none_or(|milli| milli <= most)
     }
 
     /// Thousandths of devices that the gang may use in a pool if it starts now and ends then.

@@ -21,9 +21,11 @@ pub const CAPACITY_SEEN_MS_MIN: u64 = 10 * DAY_MS;
 
 const DAY_MS: u64 = 24 * 3_600 * 1_000;
 
-/// How often nodes are taken away.
+/// How many nodes there are, and how often they are taken away.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interruptions {
+    /// Nodes whose session stands.
+    pub nodes_up: u32,
     /// How many were, in the days that are kept.
     pub seen: u64,
     /// The time of nodes that this is counted against, in milliseconds.
@@ -38,14 +40,16 @@ impl State {
     /// How often nodes like these are taken away.
     #[must_use]
     pub fn interruptions(&self, key: &CapacityKey, now: LogTime) -> Interruptions {
-        let (seen, node_ms) = self.capacity.get(key).map_or((0, 0), |row| row.seen(now));
+        let row = self.capacity.get(key);
+        let nodes_up = row.map_or(0, |row| row.nodes_up);
+        let (seen, node_ms) = row.map_or((0, 0), |row| row.seen(now));
         if node_ms >= CAPACITY_SEEN_MS_MIN {
             let milli = u128::from(seen) * 1_000 * u128::from(DAY_MS) / u128::from(node_ms);
             let per_day_milli = Some(u32::try_from(milli).unwrap_or(u32::MAX));
-            return Interruptions { seen, node_ms, per_day_milli, is_measured: true };
+            return Interruptions { nodes_up, seen, node_ms, per_day_milli, is_measured: true };
         }
         let stated = self.policy.policy.stated_interruptions_milli(key.purchase, &key.region);
-        Interruptions { seen, node_ms, per_day_milli: stated, is_measured: false }
+        Interruptions { nodes_up, seen, node_ms, per_day_milli: stated, is_measured: false }
     }
 
     /// Nodes of which something was seen.

@@ -70,7 +70,7 @@ pub(crate) fn with_terms_of<T>(
             (here.cpu_milli, everywhere.cpu_milli)
         }
     };
-    let interruptions_milli = |key: &CapacityKey| state.interruptions(key, now).per_day_milli;
+    let interruptions = |key: &CapacityKey| state.interruptions(key, now);
     let closures = closures(state, spec, now);
     plan(&Terms {
         now,
@@ -81,7 +81,7 @@ pub(crate) fn with_terms_of<T>(
         closures: &closures,
         policy: &state.policy().policy,
         own_work: &own_work,
-        interruptions_milli: &interruptions_milli,
+        interruptions: &interruptions,
         elastic: spec.is_elastic(),
         valuation: None,
     })

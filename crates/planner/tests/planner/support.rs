@@ -132,7 +132,7 @@ impl Fleet {
             closures: &[],
             policy: &self.state.policy().policy,
             own_work: &|_, _| (0, 0),
-            interruptions_milli: &|_| None,
+            interruptions: &|_| muster_state::Interruptions::default(),
             elastic: spec.is_elastic(),
             valuation: None,
         }
