@@ -4,6 +4,7 @@
 //! it out of placement. Where another holder takes over its name, it counts only if its provider had announced an end of
 //! the host: else the agent was begun anew. A recovery of the cluster is no interruption.
 
+use alloc::format;
 use alloc::vec;
 use alloc::vec::Vec;
 use muster_journal::{Estimate, NodeLostCause};
@@ -11,8 +12,9 @@ use muster_types::{JobId, LogTime, NodeId};
 
 use crate::effect::Effect;
 use crate::guard_error::{GuardError, require};
-use crate::rows::{CapacityKey, CapacityRow};
+use crate::rows::{CAPACITY_DAYS, CapacityKey, CapacityRow};
 use crate::state::State;
+use crate::verify::BrokenInvariant;
 
 /// Most rows: what is new beyond them is not counted until others are forgotten.
 pub const CAPACITY_ROWS_MAX: usize = 4_096;
@@ -131,6 +133,18 @@ impl State {
         row.count_to(now);
         row.nodes_up = row.nodes_up.saturating_add(1);
         self.capacity.insert(key, row);
+    }
+
+    /// No row has more days than are kept, and each of them once.
+    pub(crate) fn verify_capacity(&self) -> Result<(), BrokenInvariant> {
+        for (key, row) in self.capacity.iter() {
+            let is_right = row.days.len() as u64 <= CAPACITY_DAYS && row.days.is_sorted_by(|a, b| a.day < b.day);
+            if !is_right || self.capacity.len() > CAPACITY_ROWS_MAX {
+                let CapacityKey { region, purchase, .. } = key;
+                return Err(BrokenInvariant(format!("more is kept of {purchase} in {region} than may be")));
+            }
+        }
+        Ok(())
     }
 
     fn forget_capacity(&mut self, now: LogTime) {

@@ -42,6 +42,7 @@ impl State {
         self.verify_arrays()?;
         self.verify_notifications()?;
         self.verify_grants()?;
+        self.verify_capacity()?;
         self.check_booking_rows().map_err(BrokenInvariant)?;
         self.demand.verify().map_err(BrokenInvariant)
     }

@@ -178,7 +178,10 @@ fn a_fallback_opens_when_it_is_due_and_once() {
     let (mut speculation, mut replica) = founded();
     register(&mut speculation, "spot-1", Some(PurchaseKind::Spot));
     register(&mut speculation, "own-1", Some(PurchaseKind::OnDemand));
-    let holds = submit(&mut speculation, 1, asking("holds", 8, spot_then_on_demand(DAY_MS))).unwrap();
+    // What runs there stays: it may not be stopped.
+    let mut draft = asking("holds", 8, spot_then_on_demand(DAY_MS)).into_draft();
+    draft.preemptible = false;
+    let holds = submit(&mut speculation, 1, draft.check().unwrap()).unwrap();
     schedule(&mut speculation, &mut Budget::new(100_000));
     report(&mut speculation, holds, RankUpdate::Running);
     let waits = submit(&mut speculation, 2, asking("waits", 8, spot_then_on_demand(30 * MINUTE_MS))).unwrap();
