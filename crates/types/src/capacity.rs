@@ -1,6 +1,7 @@
 //! Capacity that a job asks for by how its nodes were bought, and what it takes instead after a wait.
 
 use alloc::collections::BTreeSet;
+use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
@@ -175,8 +176,8 @@ impl CapacityRules {
         if let Some(milli) = self.interruptions_milli_max
             && !(1..=most).contains(&milli)
         {
-            let field = "capacity.max_interruptions_per_day_milli";
-            found.push(Violation::limit(field, milli.into(), 1, most.into()));
+            let rule = format!("must be between 1 and {most} thousandths of an interruption a day, got {milli}");
+            found.push(Violation::new("capacity.max_interruptions_per_day_milli", rule));
         }
     }
 }
