@@ -107,6 +107,7 @@ fn explained(fleet: &Fleet, how_full: &str) -> Vec<Figure> {
         elastic: false,
         lanes: &[],
         own_work: &|_, _| (0, 0),
+        interruptions: &|_| muster_state::Interruptions::default(),
         valuation: None,
     };
     let (mut plans, mut reasons, mut whole) = (Slowest::new(), Slowest::new(), Slowest::new());

@@ -151,6 +151,7 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.v1beta1.FleetService/GetHealthPolicy", Class::Call, USERS),
     rule("/muster.v1beta1.FleetService/GetNode", Class::Call, USERS),
     rule("/muster.v1beta1.FleetService/GetNodeAdmission", Class::Call, OPERATORS),
+    rule("/muster.v1beta1.FleetService/ListCapacity", Class::Call, USERS),
     rule("/muster.v1beta1.FleetService/ListNodes", Class::Call, USERS),
     rule("/muster.v1beta1.FleetService/ListPendingNodes", Class::Call, OPERATORS),
     rule("/muster.v1beta1.FleetService/QuarantineNode", Class::Call, OPERATORS.and(DRILL)),

@@ -190,6 +190,7 @@ fn nodes(counts: &NodeCounts) -> v1::NodeCounts {
         not_up: counts.not_up,
         cordoned: counts.cordoned,
         wrong_labels: counts.wrong_labels,
+        wrong_purchase: counts.wrong_purchase,
         tainted: counts.tainted,
         not_isolated: counts.not_isolated,
         too_small: counts.too_small,

@@ -25,6 +25,7 @@ use crate::read::{bad_page, cluster, freshness, invalid, page_size, written};
 use crate::render;
 use crate::watcher::{Messages, NodeTopic, Watches};
 
+mod capacity;
 mod probe;
 
 pub(crate) use probe::Probes;
@@ -195,6 +196,23 @@ impl FleetService for Fleet {
         let view = self.router.fresh(account, (message.read.as_ref(), UNSAID_OF_LISTS), deadline).await?;
         let make = move || list(&engine, &view, &message, &Narrowed::default(), size);
         self.router.page(account, size.saturating_mul(ROW_BYTES), make).await
+    }
+
+    async fn list_capacity(
+        &self,
+        request: Request<v1::ListCapacityRequest>,
+    ) -> Result<Response<v1::ListCapacityResponse>, Status> {
+        let (deadline, account) =
+            (self.router.read_deadline(&request), self.router.caller(&request).account());
+        let message = request.into_inner();
+        let engine = self.router.engine().clone();
+        let view = self.router.fresh(account, (message.read.as_ref(), UNSAID_OF_LISTS), deadline).await?;
+        let bytes = view.nodes().len().min(capacity::LISTED_MAX).saturating_mul(capacity::ROW_BYTES);
+        let make = move || {
+            let capacity = capacity::list(&view);
+            Ok(v1::ListCapacityResponse { capacity, freshness: Some(freshness(&engine, &view)) })
+        };
+        self.router.page(account, bytes, make).await
     }
 
     async fn get_node(

@@ -42,6 +42,7 @@ fn verb_of(path: &str) -> Option<Verb> {
         | "v1beta1.ClusterService/GetStatus"
         | "v1beta1.FleetService/GetHealthPolicy"
         | "v1beta1.FleetService/GetNode"
+        | "v1beta1.FleetService/ListCapacity"
         | "v1beta1.FleetService/ListNodes"
         | "v1beta1.FleetService/WatchNodes"
         | "v1beta1.HistoryService/ReadDecisions"

@@ -12,6 +12,7 @@ mod audit;
 mod backup;
 mod booking;
 mod ca;
+mod capacity;
 mod cluster;
 pub mod complete;
 mod consent;
@@ -182,6 +183,9 @@ pub enum ClientCommand {
     /// Nodes that are set aside for a tenant over windows of time: book them, look, give them back
     #[command(subcommand, visible_alias = "bookings")]
     Booking(booking::BookingCommand),
+    /// What there is of each type in each region, by how it was bought: what is free, prices, how often nodes are taken away
+    #[command(subcommand)]
+    Capacity(capacity::CapacityCommand),
     /// Jobs that are submitted again and again: make, look at, suspend and run schedules
     #[command(subcommand, visible_alias = "schedules")]
     Schedule(schedule::ScheduleCommand),
@@ -301,6 +305,7 @@ async fn dispatch(
         ClientCommand::Drill(command) => muster_live_drill::run(global, console, command).await,
         ClientCommand::Ca(command) => ca::run(global, console, command).await,
         ClientCommand::Booking(command) => booking::run(global, console, command).await,
+        ClientCommand::Capacity(command) => capacity::run(global, console, command).await,
         ClientCommand::Schedule(command) => schedule::run(global, console, command).await,
         ClientCommand::Token(command) => token::run(global, console, command).await,
         ClientCommand::Login(args) => login::run(global, console, args).await,

@@ -324,6 +324,23 @@ impl Client {
         Ok(answer)
     }
 
+    /// What there is of each type of accelerator in each region, by how it was bought.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn list_capacity(
+        &self,
+        mut request: v1::ListCapacityRequest,
+    ) -> Result<v1::ListCapacityResponse, CallError> {
+        let read = self.wanted_read(request.read);
+        request.read = Some(read);
+        let limit = self.confirmed_within(&read);
+        let send = |channel| async move { fleet(channel).list_capacity(within(limit, request)).await };
+        let answer: v1::ListCapacityResponse = self.retry(repeatable("list capacity"), send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
     /// One node.
     ///
     /// # Errors

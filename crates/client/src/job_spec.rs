@@ -136,6 +136,11 @@ impl JobSpec {
         self.with(|spec| spec.ulimits = Some(ulimits))
     }
 
+    /// How its nodes may have been bought.
+    pub fn capacity(self, capacity: v1::CapacityRules) -> JobSpec {
+        self.with(|spec| spec.capacity = Some(capacity))
+    }
+
     /// The files of a directory that `muster submit --workdir` has sent, by their digest: each worker starts in its own copy.
     /// Nodes that can have them have the label `files.store` with the value `yes`.
     pub fn workdir(self, digest: impl Into<String>) -> JobSpec {

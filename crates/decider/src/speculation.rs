@@ -389,6 +389,7 @@ impl Speculation {
             | Decision::JobReleased { job }
             | Decision::PromiseDropped { job }
             | Decision::JobModified { job, .. }
+            | Decision::FallbackOpened { job }
             | Decision::JobFinished { job, .. } => self.refresh.note(&self.state, *job),
             // Members of one array are of one submission group, and the first that waits stands for all.
             Decision::ArrayMembersCreated { array, .. } => {
@@ -720,6 +721,7 @@ fn changes_capacity_or_demand(state: &State, decision: &Decision) -> bool {
         | Decision::BookingOpened { .. }
         | Decision::BookingEnded { .. }
         | Decision::BookingMoved { .. }
+        | Decision::FallbackOpened { .. }
         | Decision::JobFinished { .. } => true,
         Decision::ClusterCreated { .. }
         | Decision::LeaderStarted

@@ -876,4 +876,9 @@ pub enum Decision {
         /// What became of it.
         run: ScheduleRun,
     },
+    /// Decision: a job has waited for as long as it says, and takes from now on what it names as a fallback.
+    FallbackOpened {
+        /// Which.
+        job: JobId,
+    },
 }

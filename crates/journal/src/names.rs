@@ -165,6 +165,7 @@ impl Decision {
             Decision::ScheduleSuspensionSet { .. } => "schedule_suspension_set",
             Decision::SchedulePlanned { .. } => "schedule_planned",
             Decision::ScheduleRan { .. } => "schedule_ran",
+            Decision::FallbackOpened { .. } => "fallback_opened",
         }
     }
 }

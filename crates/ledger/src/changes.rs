@@ -171,6 +171,7 @@ impl ChangeSet {
             | Decision::BookingOpened { .. }
             | Decision::BookingEnded { .. }
             | Decision::BookingMoved { .. }
+            | Decision::FallbackOpened { .. }
             | Decision::PortForwardOpened { .. }
             | Decision::ArtifactsKept { .. }
             | Decision::ScheduleSet { .. }
@@ -259,6 +260,7 @@ impl ChangeSet {
             | Decision::BookingOpened { .. }
             | Decision::BookingEnded { .. }
             | Decision::BookingMoved { .. }
+            | Decision::FallbackOpened { .. }
             | Decision::PortForwardOpened { .. }
             | Decision::ArtifactsKept { .. }
             | Decision::ScheduleSet { .. }

@@ -326,11 +326,12 @@ impl Manifest {
 
     fn path_in_file(&self, path: &str) -> String {
         // What a file has another name for. Everything else has the name of the message, in camel case.
-        const RENAMED: [(&str, &str); 4] = [
+        const RENAMED: [(&str, &str); 5] = [
             ("array.size", "array"),
             ("array.indices", "array"),
             ("array.throttle", "array"),
             ("dependencies", "after"),
+            ("capacity.max_interruptions_per_day_milli", "capacity.max_interruptions_per_day"),
         ];
         let Some(rest) = path.strip_prefix("job.") else { return path.to_owned() };
         let Some(rest) = rest.strip_prefix("spec.") else { return format!("metadata.{rest}") };

@@ -156,6 +156,7 @@ impl Reader<'_> {
                     .unwrap_or_default(),
             }),
             ulimits: spec.ulimits.map(|asked| self.ulimits(asked)),
+            capacity: spec.capacity.map(|asked| self.capacity(asked)),
         };
         let message = v1::Job { spec: Some(asked), ..message };
         (message, shorthand, parallel)

@@ -64,6 +64,7 @@ pub struct Spec {
     pub booking: Option<Text>,
     pub artifacts: Option<Artifacts>,
     pub ulimits: Option<Ulimits>,
+    pub capacity: Option<Spanned<Capacity>>,
     pub parallel: Option<Spanned<Parallel>>,
     // The only group, written without a list around it. Not `flatten`: that loses places and names.
     pub workers: Option<Text>,
@@ -271,6 +272,28 @@ pub struct AfterFields {
     pub array: Option<Text>,
     pub by_member: Option<Text>,
     pub name: Option<Text>,
+}
+
+short_or_long!(
+    /// One purchase, or a mapping of `purchases` and what else is asked.
+    Capacity,
+    CapacityFields,
+    "one purchase like spot, or a mapping of purchases, fallback and maxInterruptionsPerDay"
+);
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct CapacityFields {
+    pub purchases: Option<Vec<Text>>,
+    pub fallback: Option<CapacityFallback>,
+    pub max_interruptions_per_day: Option<Text>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct CapacityFallback {
+    pub purchases: Option<Vec<Text>>,
+    pub after: Option<Text>,
 }
 
 short_or_long!(

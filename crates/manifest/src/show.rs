@@ -4,6 +4,7 @@ mod text;
 
 use std::collections::BTreeMap;
 
+use muster_types::policy::PurchaseKind;
 use muster_types::{DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier, PullRule};
 use muster_wire::closed::word;
 use muster_wire::time::{Duration, Timestamp, span_ms, unix_ms};
@@ -170,6 +171,7 @@ fn described(spec: &v1::JobSpec, is_short: bool) -> Fields {
         shown.put("artifacts", Some(Content::Fields(artifacts)));
     }
     shown.say_fields("ulimits", spec.ulimits.as_ref().map(ulimits).unwrap_or_default());
+    shown.say_fields("capacity", spec.capacity.as_ref().map(capacity).unwrap_or_default());
     if let Some(array) = &spec.array {
         let is_count = array.indices.is_empty() && array.throttle.is_none();
         shown.say("array", if is_count { json!(array.size) } else { json!(show_array(array)) });
@@ -244,6 +246,22 @@ fn ulimits(asked: &v1::Ulimits) -> Fields {
     shown.say("coreSize", asked.core_bytes.map(show_bytes));
     shown.say("lockedMemory", asked.locked_bytes.map(show_bytes));
     shown.say("stackSize", asked.stack_bytes.map(show_bytes));
+    shown
+}
+
+fn capacity(asked: &v1::CapacityRules) -> Fields {
+    let purchases =
+        |numbers: &[i32]| numbers.iter().map(|number| json!(word::<PurchaseKind>(*number))).collect::<Value>();
+    let mut shown = Fields::default();
+    shown.say("purchases", purchases(&asked.purchases));
+    if let Some(rules) = &asked.fallback {
+        let mut fallback = Fields::default();
+        fallback.say("purchases", purchases(&rules.purchases));
+        fallback.say("after", span(rules.after));
+        shown.say_fields("fallback", fallback);
+    }
+    let most = asked.max_interruptions_per_day_milli.map(|milli| Decimal::milli(milli.into()));
+    shown.put("maxInterruptionsPerDay", most.map(Content::Decimal));
     shown
 }
 

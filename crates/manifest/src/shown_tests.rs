@@ -173,7 +173,9 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
         prop::option::of(0..1u64 << 40),
         1u64 << 16..1 << 40,
     ));
-    prop::option::of((launch, retry, checkpoint, notice, preflight, 0..3u32, (files, artifacts, ulimits)))
+    let capacity = prop::option::of((1..1_000_000_000u64, prop::option::of(1..1_000_000u32)));
+    let files = (files, artifacts, ulimits, capacity);
+    prop::option::of((launch, retry, checkpoint, notice, preflight, 0..3u32, files))
         .prop_map(|said| {
             said.map(
                 |(
@@ -183,10 +185,18 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
                     notice,
                     preflight,
                     spare_workers,
-                    (workdir, artifacts, ulimits),
+                    (workdir, artifacts, ulimits, capacity),
                 )| {
                     v1::JobSpec {
                         workdir,
+                        capacity: capacity.map(|(after, most)| v1::CapacityRules {
+                            purchases: vec![v1::Purchase::Spot.into(), v1::Purchase::Owned.into()],
+                            fallback: Some(v1::CapacityFallback {
+                                purchases: vec![v1::Purchase::OnDemand.into()],
+                                after: Some(duration(after)),
+                            }),
+                            max_interruptions_per_day_milli: most,
+                        }),
                         artifacts: artifacts.map(|(paths, required)| v1::ArtifactRules { paths, required }),
                         ulimits: ulimits.map(|(open_files, core_bytes, locked_bytes, stack)| v1::Ulimits {
                             open_files,

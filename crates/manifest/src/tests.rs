@@ -323,6 +323,46 @@ fn mistakes_in_what_is_asked_of_nodes_have_their_lines() {
 }
 
 #[test]
+fn capacity_is_read_in_both_forms() {
+    let spec = |capacity: &str| {
+        let manifest = one(&job(&format!("  command: [run]\n  capacity: {capacity}\n")));
+        manifest.check().unwrap();
+        manifest.message.spec().capacity.clone().unwrap()
+    };
+    let spot = v1::CapacityRules { purchases: vec![v1::Purchase::Spot.into()], ..Default::default() };
+    assert_eq!(spec("spot"), spot);
+    assert_eq!(spec("{purchases: [spot]}"), spot);
+    let long = "{purchases: [spot], fallback: {purchases: [on_demand], after: 30m}, maxInterruptionsPerDay: 0.05}";
+    let fallback = v1::CapacityFallback {
+        purchases: vec![v1::Purchase::OnDemand.into()],
+        after: Some(muster_wire::time::duration(1_800_000)),
+    };
+    let most = Some(50);
+    assert_eq!(
+        spec(long),
+        v1::CapacityRules { fallback: Some(fallback), max_interruptions_per_day_milli: most, ..spot }
+    );
+}
+
+#[test]
+fn mistakes_in_capacity_have_their_lines() {
+    for (capacity, expected) in [
+        ("leased", "line 6: spec.capacity: must be one of"),
+        ("{purchases: [spot, leased]}", "line 6: spec.capacity.purchases[1]: must be one of"),
+        ("{purchases: [spot], fallback: {purchases: [on_demand]}}", "spec.capacity.fallback.after: must be"),
+        ("{purchases: [spot], fallback: {purchases: [on_demand], after: 31d}}", "spec.capacity.fallback.after: must be"),
+        ("{purchases: [spot], fallback: {purchases: [spot], after: 1h}}", "spec.capacity.fallback.purchases: adds nothing"),
+        ("{fallback: {purchases: [spot], after: 1h}}", "spec.capacity.fallback.purchases: adds nothing"),
+        ("{maxInterruptionsPerDay: 0}", "spec.capacity.maxInterruptionsPerDay: must be"),
+        ("{maxInterruptionsPerDay: often}", "spec.capacity.maxInterruptionsPerDay: "),
+        ("{purchase: [spot]}", "did you mean purchases?"),
+    ] {
+        let found = problems(&job(&format!("  command: [run]\n  capacity: {capacity}\n")));
+        assert!(found[0].contains(expected), "{capacity}: {found:?}");
+    }
+}
+
+#[test]
 fn mistakes_of_place_and_time_have_their_lines() {
     let text = job(
         "  command: [run]\n  topology: {required: row}\n  nodeSelector:\n    Zone: a\n    empty: []\n  \
@@ -590,7 +630,7 @@ fn unknown_fields_are_named_with_line_and_neighbour() {
         ["line 5: comand: unknown field; did you mean command? (known here: tier, regions, groups, \
           runTimeLimit, stopGrace, workingDirectory, array, topology, \
           nodeSelector, nodes, tolerations, preemptible, after, notBefore, deadline, expectedRun, datasets, launch, \
-          retry, checkpoint, notice, spareWorkers, preflight, workdir, booking, artifacts, ulimits, parallel, workers, minWorkers, slice, command, environment, \
+          retry, checkpoint, notice, spareWorkers, preflight, workdir, booking, artifacts, ulimits, capacity, parallel, workers, minWorkers, slice, command, environment, \
           accelerators, cpu, memory, container)"]
     );
     assert!(

@@ -245,6 +245,7 @@ fn node_counts(counts: &v1::NodeCounts) -> String {
         ("lost", counts.not_up),
         ("cordoned", counts.cordoned),
         ("other labels", counts.wrong_labels),
+        ("other purchases", counts.wrong_purchase),
         ("tainted", counts.tainted),
         ("not isolated", counts.not_isolated),
         ("too small", counts.too_small),

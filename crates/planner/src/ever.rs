@@ -58,6 +58,9 @@ type Domain<'a> = (&'a Name, &'a Name, Option<&'a Name>, Option<&'a Name>, Optio
 /// # Errors
 /// The verdict with the closest shape.
 pub fn could_ever(state: &State, spec: &JobSpec) -> Result<(), Never> {
+    // Once it has waited it takes more.
+    let opened = spec.with_open_fallback();
+    let spec = opened.as_ref().unwrap_or(spec);
     let mut by_counts = None;
     if let [group] = spec.groups.as_slice()
         && group.slice.is_none()

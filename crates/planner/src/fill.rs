@@ -323,12 +323,17 @@ impl<'a, 'b> Attempt<'a, 'b> {
 
     /// Whether anything of the gang may be on a node.
     pub(crate) fn is_open(&self, row: &NodeRow) -> bool {
-        fit::allows(&row.spec, self.spec, self.terms.policy) && !self.is_in_window(row)
+        self.terms.allows(&row.spec, self.spec) && !self.is_in_window(row)
     }
 
     /// Whether a node has the labels and the name that the job selects.
     pub(crate) fn is_selected(&self, row: &NodeRow) -> bool {
         fit::selects(&row.spec, self.spec)
+    }
+
+    /// Whether a node was bought as the job asks for now, and is taken away as seldom.
+    pub(crate) fn is_bought_for(&self, row: &NodeRow) -> bool {
+        fit::is_bought_for(&row.spec, self.spec) && self.terms.is_steady(&row.spec, self.spec)
     }
 
     /// Whether the job tolerates the taints of a node.

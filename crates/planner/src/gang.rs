@@ -115,7 +115,7 @@ fn candidates<'a>(
         for site in Site::of_cluster(cluster, spec) {
             order += 1;
             if terms.policy.weights.cost > 0
-                && let Some(price) = score::work_price(terms, &site)
+                && let Some(price) = score::work_price(spec, terms, &site)
             {
                 cheapest = Some(cheapest.map_or(price, |least| least.min(price)));
             }

@@ -2,9 +2,9 @@
 
 use alloc::vec::Vec;
 use core::fmt;
-use muster_state::FreeKey;
+use muster_state::{CapacityKey, FreeKey};
 use muster_types::policy::PlacementWeights;
-use muster_types::{DeviceAmount, JobSpec, WorkerRequest};
+use muster_types::{CapacityRules, DeviceAmount, JobSpec, Name, PurchaseSet, WorkerRequest};
 
 use crate::sites::Site;
 use crate::terms::Terms;
@@ -14,6 +14,12 @@ pub(crate) const KEYS_MAX: usize = 512;
 
 /// A part that nothing is known about counts half.
 const NEUTRAL: u32 = 500;
+
+/// What a job with checkpoints loses of its work by an interruption: half of an hour.
+const CHECKPOINT_LOST_MS: u64 = 30 * 60 * 1_000;
+/// From an interruption until a gang works again: ten minutes.
+const RESTART_MS: u64 = 10 * 60 * 1_000;
+const DAY_MS: u64 = 24 * 3_600 * 1_000;
 
 /// The most a part can be.
 const FULL: u32 = 1_000;
@@ -121,11 +127,54 @@ impl Values {
 
 /// Price of a unit of work at a site, in millionths of a dollar for one device-hour of the reference type;
 /// none when it is not known.
-pub(crate) fn work_price(terms: &Terms<'_>, site: &Site<'_>) -> Option<u64> {
+pub(crate) fn work_price(spec: &JobSpec, terms: &Terms<'_>, site: &Site<'_>) -> Option<u64> {
     let kind = site.kind?;
-    let price = u128::from(terms.policy.price(kind, site.region, terms.now)?);
-    let per_work = price * 1_000 / u128::from(site.throughput_milli.max(1));
+    let price = expected_price(spec, terms, site, kind)?;
+    let per_work = price.saturating_mul(1_000) / u128::from(site.throughput_milli.max(1));
     Some(u64::try_from(per_work).unwrap_or(u64::MAX))
+}
+
+/// The lowest price of a device-hour among the purchases that the job allows and that the region has nodes of, each with what
+/// interruptions cost. Where the policy has a price for no purchase, a job that names none goes by that.
+fn expected_price(spec: &JobSpec, terms: &Terms<'_>, site: &Site<'_>, kind: &Name) -> Option<u128> {
+    let table = terms.policy.price_table();
+    let allowed = spec.capacity.as_deref().and_then(CapacityRules::allowed);
+    if allowed.is_none()
+        && let Some(plain) = table.get(kind, site.region, None, terms.now)
+    {
+        return Some(plain.into());
+    }
+    let (mut there, mut anywhere): (Option<u128>, Option<u128>) = (None, None);
+    for purchase in allowed.unwrap_or(PurchaseSet::ALL).iter() {
+        let Some(price) = table.get(kind, site.region, Some(purchase), terms.now) else { continue };
+        let key = CapacityKey { region: site.region.clone(), kind: Some(kind.clone()), purchase };
+        let known = (terms.interruptions)(&key);
+        let rate_milli = known.per_day_milli.unwrap_or(0);
+        let price = with_losses(price, rate_milli, spec.worker_count(), lost_ms(spec, terms, site));
+        let least = |so_far: Option<u128>| Some(so_far.map_or(price, |least| least.min(price)));
+        anywhere = least(anywhere);
+        if known.nodes_up > 0 {
+            there = least(there);
+        }
+    }
+    // Nodes need not state their purchase.
+    there.or(anywhere)
+}
+
+/// What one interruption loses of the gang's time, as far as the job itself says it: the start, and half of what it does between
+/// two checkpoints, which counts as an hour; without checkpoints half of its run.
+fn lost_ms(spec: &JobSpec, terms: &Terms<'_>, site: &Site<'_>) -> u64 {
+    let run_ms = terms.run_on(spec, site.throughput_milli);
+    let lost_ms = if spec.is_checkpointed() { CHECKPOINT_LOST_MS.min(run_ms) } else { run_ms / 2 };
+    lost_ms.saturating_add(RESTART_MS)
+}
+
+/// The price of work with the work that is done twice: each worker's node is taken away at this rate, and takes the whole gang down.
+fn with_losses(price: u64, rate_milli: u32, workers: u32, lost_ms: u64) -> u128 {
+    let price = u128::from(price);
+    let times_milli = u128::from(rate_milli) * u128::from(workers);
+    let lost = price.saturating_mul(times_milli).saturating_mul(lost_ms.into()) / (1_000 * u128::from(DAY_MS));
+    price.saturating_add(lost)
 }
 
 /// The terms that need no plan; `cheapest` is the lowest price of work among the sites, `best_milli` the
@@ -141,7 +190,7 @@ pub(crate) fn values(
     let wanted = spec.worker_count().max(1);
     let used = spec.device_milli_of(workers);
     let left = site.idle_devices.saturating_mul(1_000).saturating_sub(used);
-    let cost = || match (work_price(terms, site), cheapest) {
+    let cost = || match (work_price(spec, terms, site), cheapest) {
         (Some(price), Some(cheapest)) => ratio(cheapest, price),
         _ => NEUTRAL,
     };

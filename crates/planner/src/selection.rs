@@ -5,7 +5,8 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
-use muster_types::{JobSpec, Name, NodeExpression, NodeSpec};
+use muster_types::policy::PurchaseKind;
+use muster_types::{CapacityRules, JobSpec, Name, NodeExpression, NodeSpec, PurchaseSet};
 
 /// Names that a text shows.
 const NAMES_SHOWN_MAX: usize = 4;
@@ -21,10 +22,13 @@ pub(crate) enum Condition<'a> {
     Only(&'a BTreeSet<Name>),
     /// Nodes that are excluded.
     Exclude(&'a BTreeSet<Name>),
+    /// The only purchases.
+    Purchases(PurchaseSet),
 }
 
 impl<'a> Condition<'a> {
-    /// Those of a job, in the order of its fields. A node that meets them all is one that [`muster_state::fit::selects`].
+    /// Those of a job, in the order of its fields. A node that meets them all is one that [`muster_state::fit::selects`] and
+    /// [`muster_state::fit::is_bought_for`].
     pub(crate) fn all(spec: &'a JobSpec) -> Vec<Condition<'a>> {
         let labels = spec.node_selector.iter().map(|(label, values)| Condition::Label(label, values));
         let mut all: Vec<Condition<'a>> = labels.collect();
@@ -33,6 +37,7 @@ impl<'a> Condition<'a> {
             all.extend((!nodes.only.is_empty()).then_some(Condition::Only(&nodes.only)));
             all.extend((!nodes.exclude.is_empty()).then_some(Condition::Exclude(&nodes.exclude)));
         }
+        all.extend(spec.capacity.as_deref().and_then(CapacityRules::allowed).map(Condition::Purchases));
         all
     }
 
@@ -45,6 +50,9 @@ impl<'a> Condition<'a> {
             Condition::Expression(expression) => expression.matches(node),
             Condition::Only(names) => names.contains(&node.name),
             Condition::Exclude(names) => !names.contains(&node.name),
+            Condition::Purchases(allowed) => {
+                PurchaseKind::of_node(node).is_some_and(|purchase| allowed.contains(purchase))
+            }
         }
     }
 
@@ -55,6 +63,7 @@ impl<'a> Condition<'a> {
             Condition::Expression(_) => format!("{met} match {self}"),
             Condition::Only(_) => format!("{met} are among the nodes that it names"),
             Condition::Exclude(_) => format!("{} are excluded by name", of.saturating_sub(met)),
+            Condition::Purchases(allowed) => format!("{met} were bought as it asks for ({allowed})"),
         }
     }
 }
@@ -69,6 +78,7 @@ impl fmt::Display for Condition<'_> {
             Condition::Expression(expression) => expression.fmt(f),
             Condition::Only(names) => write!(f, "only {}", some_of(names)),
             Condition::Exclude(names) => write!(f, "exclude {}", some_of(names)),
+            Condition::Purchases(allowed) => write!(f, "purchase {allowed}"),
         }
     }
 }

@@ -5,9 +5,11 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::RefCell;
 use core::fmt;
-use muster_state::{PoolKey, State};
+use muster_state::{CapacityKey, Interruptions, PoolKey, State, fit};
 use muster_types::policy::{Policy, Window, WindowPurpose};
-use muster_types::{DeviceAmount, DeviceSet, JobSpec, LogTime, Name, NodeDraft, NodeId, WorkerRequest};
+use muster_types::{
+    DeviceAmount, DeviceSet, JobSpec, LogTime, Name, NodeDraft, NodeId, NodeSpec, WorkerRequest,
+};
 
 use crate::valuation::Valuation;
 
@@ -35,6 +37,8 @@ pub struct Terms<'a> {
     /// How much of the work of the gang's owner is in a cluster, by region and name, and how much there is of it in all:
     /// in whatever unit.
     pub own_work: &'a dyn Fn(&Name, &Name) -> (u64, u64),
+    /// How many nodes there are that were bought so, and how often they are taken away.
+    pub interruptions: &'a dyn Fn(&CapacityKey) -> Interruptions,
     /// Whether it may have fewer workers than it asks for, down to its least: then it gets as many as fit.
     pub elastic: bool,
     /// What free devices are worth, for jobs of one worker; without it they go by best fit.
@@ -50,6 +54,20 @@ impl fmt::Debug for Terms<'_> {
 }
 
 impl Terms<'_> {
+    /// Whether a job may be on a node at all, and the node is taken away as seldom as the job asks for.
+    pub(crate) fn allows(&self, node: &NodeSpec, spec: &JobSpec) -> bool {
+        fit::allows(node, spec, self.policy) && self.is_steady(node, spec)
+    }
+
+    /// Whether a node is taken away as seldom as a job asks for. One of which nobody knows how often it is, is.
+    pub(crate) fn is_steady(&self, node: &NodeSpec, spec: &JobSpec) -> bool {
+        let Some(most) = spec.capacity.as_deref().and_then(|asked| asked.interruptions_milli_max) else {
+            return true;
+        };
+        let Some(key) = CapacityKey::of(node) else { return true };
+        (self.interruptions)(&key).per_day_milli.is_none_or(|milli| milli <= most)
+    }
+
     /// Thousandths of devices that the gang may use in a pool if it starts now and ends then.
     pub(crate) fn room_until(&self, pool: &PoolKey, end: LogTime) -> u64 {
         (self.room_milli)(pool).min(self.holds.room_milli(pool, end))

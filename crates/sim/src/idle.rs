@@ -170,7 +170,7 @@ fn parts_of(state: &State, pool: &UnplacedPool, asked: &[Question<'_>], is_all: 
 
 /// Nodes that no free capacity would make fit.
 fn mismatched(nodes: &NodeCounts) -> bool {
-    nodes.fit == 0 && nodes.wrong_labels + nodes.tainted + nodes.not_isolated + nodes.too_small > 0
+    nodes.fit == 0 && nodes.wrong_labels + nodes.wrong_purchase + nodes.tainted + nodes.not_isolated + nodes.too_small > 0
 }
 
 impl Question<'_> {
@@ -187,7 +187,7 @@ impl Question<'_> {
         let is_mismatch = reports.all(|report| mismatched(&report.nodes));
         Some(match self.why.reason {
             WaitReason::QuotaExceeded | WaitReason::TenantLimit => UnplacedReason::Quota,
-            WaitReason::CheckpointNotReadable => UnplacedReason::Constraint,
+            WaitReason::CheckpointNotReadable | WaitReason::Purchase => UnplacedReason::Constraint,
             WaitReason::BehindOtherGangs => UnplacedReason::Priority,
             // It takes nothing but the nodes of its booking, and the others are kept for nobody.
             WaitReason::Booked if self.spec.booking.is_some() => UnplacedReason::Constraint,

@@ -294,7 +294,7 @@ impl State {
 
     /// The job is another one from now on, to everybody who knows jobs by what they ask for: the indexes, and the submission
     /// group that it was in.
-    fn replace_spec(&mut self, job: JobId, spec: JobSpec, estimate: Estimate) {
+    pub(crate) fn replace_spec(&mut self, job: JobId, spec: JobSpec, estimate: Estimate) {
         let before = self.described(job).expect("the guard has seen the job");
         let row = self.jobs.get(&job).expect("the guard has seen the job");
         let keys = JobIndexKeys::of(row, &before, self.burst_turn(job, row), self.retry_wait(job));

@@ -14,7 +14,7 @@ use crate::rows::NodeRow;
 pub enum GangFault {
     /// A node has not the type asked for, or the workers of a group have several.
     Kind,
-    /// A node has not the labels or the name asked for, a taint that is not tolerated, not the isolation that policy requires,
+    /// A node has not the labels, the name or the purchase asked for, a taint that is not tolerated, not the isolation that policy requires,
     /// or no container runtime for a job with an image.
     Node,
     /// Outside the regions, or in several clusters.
@@ -59,20 +59,27 @@ pub fn selects(node: &NodeSpec, spec: &JobSpec) -> bool {
         && spec.nodes.as_ref().is_none_or(|nodes| nodes.allows(node))
 }
 
-/// Whether a job selects nodes by what is their own: labels or names.
+/// Whether a node was bought as a job asks for now.
 #[must_use]
-pub fn is_selective(spec: &JobSpec) -> bool {
-    !spec.node_selector.is_empty() || spec.nodes.is_some()
+pub fn is_bought_for(node: &NodeSpec, spec: &JobSpec) -> bool {
+    spec.capacity.as_ref().is_none_or(|capacity| capacity.allows(node))
 }
 
-/// Whether a job may be on a node at all: labels, name, taints, region, a container runtime where the job has an image, and the
+/// Whether a job selects nodes by what is their own: labels, names or purchases.
+#[must_use]
+pub fn is_selective(spec: &JobSpec) -> bool {
+    !spec.node_selector.is_empty() || spec.nodes.is_some() || spec.capacity.is_some()
+}
+
+/// Whether a job may be on a node at all: labels, name, purchase, taints, region, a container runtime where the job has an image, and the
 /// isolation that policy requires.
 #[must_use]
 pub fn allows(node: &NodeSpec, spec: &JobSpec, policy: &Policy) -> bool {
     let tolerated = node.taints.iter().all(|taint| spec.tolerations.contains(taint));
     let region = spec.regions.is_empty() || spec.regions.contains(&node.region);
     let contained = !spec.needs_container_runtime() || container::has_runtime(node);
-    selects(node, spec) && tolerated && region && contained && policy.lacking_isolation(node).next().is_none()
+    let selected = selects(node, spec) && is_bought_for(node, spec);
+    selected && tolerated && region && contained && policy.lacking_isolation(node).next().is_none()
 }
 
 /// The domain of a node at a level; hosts are told apart by their name.

@@ -20,7 +20,7 @@ use crate::index::JobIndexKeys;
 use crate::overrides::said_again;
 use crate::restrict::repair;
 use crate::rows::{
-    Charge, Charged, ClusterMeta, JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow, RankState,
+    CapacityKey, Charge, Charged, ClusterMeta, JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow, RankState,
     RequestAnswer, RequestRow,
 };
 use crate::state::{Meta, State};
@@ -66,7 +66,10 @@ impl State {
                 self.change_node(*node, true, |row| row.cordoned = *cordoned);
                 vec![Effect::NodeChanged(*node)]
             }
-            Decision::NodeLost { node, cause, .. } => self.fold_lost(*node, *cause),
+            Decision::NodeLost { node, cause, .. } => {
+                self.count_interruption(*node, *cause);
+                self.fold_lost(*node, *cause)
+            }
             Decision::WorkersReported { node, job, updates, .. } => self.fold_reported(*node, *job, updates),
             Decision::GangPlaced { job, workers } => self.fold_placed(*job, workers),
             Decision::GangStopRequested { job, cause, .. } => {
@@ -206,6 +209,7 @@ impl State {
             Decision::ScheduleRan { schedule, due, next, run } => {
                 self.fold_schedule_ran(schedule, *due, *next, run)
             }
+            Decision::FallbackOpened { job } => self.fold_fallback_opened(*job),
             // Who leads next asks the log for it.
             Decision::SessionResumed { .. } => Vec::new(),
             Decision::NotificationsDelivered { progress } => self.fold_notifications(progress),
@@ -269,6 +273,7 @@ impl State {
         self.indexes.remove_free(id, row);
         self.indexes.remove_status(id, row);
         let was_placeable = row.is_placeable();
+        let (was_up, old_spec) = (row.status == NodeStatus::Up, row.spec.clone());
         let now = (self.meta.log_time, self.meta.log_index);
         let changed = self.nodes.change(&id, |row, _| {
             change(row);
@@ -286,6 +291,11 @@ impl State {
         }
         self.indexes.add_status(id, row);
         self.indexes.add_free(id, row);
+        let (is_up, spec) = (row.status == NodeStatus::Up, row.spec.clone());
+        if was_up != is_up || !Arc::ptr_eq(&old_spec, &spec) {
+            let key_of = |is_up: bool, spec: &NodeSpec| if is_up { CapacityKey::of(spec) } else { None };
+            self.count_capacity(key_of(was_up, &old_spec), key_of(is_up, &spec));
+        }
     }
 
     fn fold_submitted(
@@ -436,7 +446,9 @@ impl State {
                 self.indexes.add_status(id, &row);
                 self.indexes.add_placeable(&row.spec);
                 self.indexes.add_free(id, &row);
+                let bought = CapacityKey::of(&row.spec);
                 self.nodes.insert(id, row);
+                self.count_capacity(None, bought);
                 id
             }
         };

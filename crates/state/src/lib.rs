@@ -18,6 +18,7 @@ mod admission;
 mod apply;
 mod array;
 mod budget;
+mod capacity;
 mod charge;
 mod control;
 mod demand;
@@ -61,6 +62,7 @@ pub use admission::NotAdmitted;
 pub use apply::CheckedDecision;
 pub use array::{DependencyState, JobEnd, WaitingMember};
 pub use budget::SpentBudget;
+pub use capacity::{CAPACITY_ROWS_MAX, CAPACITY_SEEN_MS_MIN, Interruptions};
 pub use control::will_wait;
 pub use demand::{DEMAND_GROUP_DEVICES_MAX, DEMAND_SAMPLE, DEMAND_WINDOW, Demand, DemandSum, WorkerDemand};
 pub use effect::{Applied, Effect};
@@ -75,7 +77,7 @@ pub use quota::Side;
 pub use redact::Redaction;
 pub use rows::{
     AdmissionRow, ArrayFacts, ArrayLoad, ArrayRow, ArrayTemplate, BURST_GAP_MS, BudgetRow, BurstKey,
-    BurstRow, Charge, ClusterMeta, ControlRow, EndRun, Failure, GangClass, HISTORY_ROWS_MAX, HealthPolicyRow,
+    BurstRow, CAPACITY_DAYS, CapacityDay, CapacityKey, CapacityRow, Charge, ClusterMeta, ControlRow, EndRun, Failure, GangClass, HISTORY_ROWS_MAX, HealthPolicyRow,
     HistoryKey, HistoryLevel, HistoryRow, HoldRow, JobRow, JobTimes, MemberEnd, MemberEnds, ModificationRow,
     NodeFacts, NodeOverridesRow, NodeRow, NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase, Placement,
     PolicyRow, PromiseRow, QuotaAnswer, QuotaGrantEnd, QuotaGrantRow, QuotaGrantStatus, RUN_BUCKETS,

@@ -9,7 +9,7 @@ use muster_journal::{RearrangeCause, RequestKey, StopCause};
 use muster_types::job::TaskGroup;
 use muster_types::policy::{JobLimits, NonPreemptible, Policy, Rights, TenantLimits};
 use muster_types::token::user_of;
-use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, PriorityTier};
+use muster_types::{CapacityRules, JobId, JobSpec, LogIndex, LogTime, Name, PriorityTier, PurchaseSet};
 
 use crate::effect::Effect;
 use crate::index::{UserKey, UserLoad};
@@ -26,6 +26,13 @@ pub enum MissingRight {
     },
     /// To say that policy must not stop it.
     NonPreemptible,
+    /// To ask for nodes that were bought in some ways.
+    Purchases {
+        /// What it may ask for.
+        allowed: PurchaseSet,
+        /// What it asks for beyond that, also by asking for any nodes.
+        missing: PurchaseSet,
+    },
 }
 
 impl MissingRight {
@@ -36,7 +43,12 @@ impl MissingRight {
             return Some(MissingRight::Tier { most: rights.tier_max });
         }
         let is_refused = !spec.preemptible && rights.non_preemptible == NonPreemptible::Never;
-        is_refused.then_some(MissingRight::NonPreemptible)
+        if is_refused {
+            return Some(MissingRight::NonPreemptible);
+        }
+        let asked = spec.capacity.as_deref().map_or(PurchaseSet::ALL, CapacityRules::ever);
+        let missing = asked.without(rights.purchases);
+        (!missing.is_empty()).then_some(MissingRight::Purchases { allowed: rights.purchases, missing })
     }
 }
 

@@ -538,6 +538,7 @@ impl Redaction {
             | Decision::BookingOpened { .. }
             | Decision::BookingEnded { .. }
             | Decision::BookingMoved { .. }
+            | Decision::FallbackOpened { .. }
             | Decision::ScheduleDeleted { .. }
             | Decision::ScheduleSuspensionSet { reason: None, .. }
             | Decision::SchedulePlanned { .. }

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::demand::{DemandSums, WorkerDemand};
 use crate::rows::{
-    ArrayFacts, ArrayRow, BurstRow, ControlRow, DoorKey, DoorRow, HealthPolicyRow, HistoryKey, HistoryRow,
+    ArrayFacts, ArrayRow, BurstRow, CapacityKey, CapacityRow, ControlRow, DoorKey, DoorRow, HealthPolicyRow, HistoryKey, HistoryRow,
     JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow, PolicyRow, QuotaKey, QuotaRow, RecoveryRow, RequestRow,
     RestrictionRow, ScheduleRow, SpecFacts,
 };

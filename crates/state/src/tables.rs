@@ -55,6 +55,8 @@ macro_rules! tables {
             quotas: QuotaKey => QuotaRow, (); 26, "row of quotas";
             /// Schedules.
             schedules: ScheduleKey => ScheduleRow, (); 27, "schedule";
+            /// What was seen of nodes that their providers take away.
+            capacity: CapacityKey => CapacityRow, (); 28, "row of capacity";
         }
     };
 }

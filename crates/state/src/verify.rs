@@ -42,6 +42,7 @@ impl State {
         self.verify_arrays()?;
         self.verify_notifications()?;
         self.verify_grants()?;
+        self.verify_capacity()?;
         self.check_booking_rows().map_err(BrokenInvariant)?;
         self.demand.verify().map_err(BrokenInvariant)
     }
@@ -312,6 +313,7 @@ impl State {
             ("finished", fresh.finished == ours.finished),
             ("run_limits", fresh.run_limits == ours.run_limits),
             ("deadlines", fresh.deadlines == ours.deadlines),
+            ("fallbacks", fresh.fallbacks == ours.fallbacks),
             ("starting", fresh.starting == ours.starting),
             ("killed_by", fresh.killed_by == ours.killed_by),
             ("requests_by_time", fresh.requests_by_time == ours.requests_by_time),

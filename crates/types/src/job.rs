@@ -9,6 +9,7 @@ use core::fmt;
 use core::ops::Deref;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::capacity::CapacityRules;
 use crate::container::Container;
 use crate::demand::{AcceleratorRequest, DeviceAmount};
 use crate::ids::JobId;
@@ -227,6 +228,8 @@ pub struct JobDraft {
     pub nodes: Option<Box<NodeRequirements>>,
     /// The booking whose nodes it runs on, while a window of it is open; none for nodes that nobody has booked.
     pub booking: Option<Name>,
+    /// How its nodes may have been bought; none for any.
+    pub capacity: Option<Box<CapacityRules>>,
 }
 
 /// A checked job. There is no other way to make one.
@@ -428,6 +431,14 @@ impl JobSpec {
         JobSpec(JobDraft { array: Some(member), ..self.0.clone() })
     }
 
+    /// The same job once it takes what it names as a fallback; none for one that names nothing, or that takes it already.
+    #[must_use]
+    pub fn with_open_fallback(&self) -> Option<JobSpec> {
+        let capacity = self.capacity.as_deref()?;
+        capacity.closed_fallback()?;
+        Some(JobSpec(JobDraft { capacity: Some(Box::new(capacity.opened())), ..self.0.clone() }))
+    }
+
     /// Back to a draft, for building a variation of it.
     #[must_use]
     pub fn into_draft(self) -> JobDraft {
@@ -463,6 +474,7 @@ impl JobDraft {
             datasets: Vec::new(),
             nodes: None,
             booking: None,
+            capacity: None,
         }
     }
 
@@ -545,6 +557,9 @@ impl JobDraft {
         }
         if let Some(nodes) = &self.nodes {
             nodes.check(found);
+        }
+        if let Some(capacity) = &self.capacity {
+            capacity.check(found);
         }
         if has_twice(&self.datasets) {
             found.push(Violation::new("datasets", "must not name a data set twice"));

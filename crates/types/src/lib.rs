@@ -17,6 +17,7 @@ pub mod artifacts;
 pub mod blob;
 pub mod booking;
 pub mod booking_rule;
+pub mod capacity;
 pub mod config_value;
 pub mod container;
 pub mod contract;
@@ -62,6 +63,7 @@ pub use booking::{
     Booking, BookingAmount, BookingClearing, BookingEnd, BookingShape, BookingSpec, BookingTimes,
     BookingWindow,
 };
+pub use capacity::{CapacityFallback, CapacityRules, PurchaseSet};
 pub use container::{Container, Mount, PullRule};
 pub use contract::{
     CheckpointRules, FailureClass, JobContract, LaunchForm, NoticeRules, Preflight, RetryRules, Submission,

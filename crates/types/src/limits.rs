@@ -129,6 +129,12 @@ pub const BOOKING_EVERY_DAYS_MAX: u16 = 28;
 pub const BOOKING_LENGTH_MS_MIN: u64 = 60_000;
 /// Longest window of a booking: thirty days.
 pub const BOOKING_LENGTH_MS_MAX: u64 = 30 * 24 * 3_600 * 1_000;
+/// Shortest wait before what a job takes as a fallback: a second.
+pub const CAPACITY_FALLBACK_MS_MIN: u64 = 1_000;
+/// Longest wait before what a job takes as a fallback: thirty days.
+pub const CAPACITY_FALLBACK_MS_MAX: u64 = 30 * 24 * 3_600 * 1_000;
+/// Most interruptions of a node in a day that a job or a policy may name, in thousandths.
+pub const INTERRUPTIONS_MILLI_MAX: u32 = 1_000_000;
 /// Longest notice of a booking: thirty days.
 pub const BOOKING_NOTICE_MS_MAX: u64 = 30 * 24 * 3_600 * 1_000;
 /// How far ahead the last window of a booking ends at most: 366 days.

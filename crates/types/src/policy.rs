@@ -20,6 +20,7 @@ use crate::time::LogTime;
 use crate::token::TokenRole;
 
 mod grants;
+mod interruptions;
 mod isolation;
 mod named;
 mod notifications;
@@ -29,6 +30,7 @@ mod roles;
 mod rules;
 
 pub use grants::{GrantFault, GrantedPolicy, QuotaGrant, QuotaSource, reason_violation};
+pub use interruptions::InterruptionRate;
 pub use isolation::Guarantee;
 pub use named::NamedPlaces;
 pub use notifications::{
@@ -80,6 +82,8 @@ pub const STEP_DEADLINE_MS_MIN: u64 = 60_000;
 pub const PLACEMENT_WEIGHT_MAX: u16 = 1_000;
 /// Prices of one policy.
 pub const PRICES_MAX: usize = 4_096;
+/// Rates of interruptions of one policy.
+pub const INTERRUPTION_RATES_MAX: usize = 256;
 /// Transfer rules of one policy.
 pub const TRANSFERS_MAX: usize = 4_096;
 /// Largest price of a device-hour or a transferred GiB: a million dollars.
@@ -471,6 +475,8 @@ pub struct PolicyDraft {
     pub notifications: Vec<Receiver>,
     /// Roles next to the built-in ones, for tokens and sign-ins to name.
     pub roles: BTreeMap<Name, OwnRole>,
+    /// How often nodes are taken away, where too little was seen of them. No two are for the same purchase and region.
+    pub interruption_rates: Vec<InterruptionRate>,
 }
 
 /// What it takes to have a job's data in a region.
@@ -648,6 +654,7 @@ impl PolicyDraft {
         self.check_windows(&mut found);
         self.check_notifications(&mut found);
         roles::check_roles(&self.roles, &mut found);
+        self.check_interruption_rates(&mut found);
         if !found.is_empty() {
             return Err(found);
         }

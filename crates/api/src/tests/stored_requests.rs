@@ -329,6 +329,22 @@ fn submissions() -> Vec<Stored> {
             ),
         ),
         submission(
+            "submit-capacity",
+            submit(
+                &id(17),
+                changed(|spec| {
+                    spec.capacity = Some(v1::CapacityRules {
+                        purchases: vec![v1::Purchase::Spot.into()],
+                        fallback: Some(v1::CapacityFallback {
+                            purchases: vec![v1::Purchase::OnDemand.into()],
+                            after: Some(duration(1_800_000)),
+                        }),
+                        max_interruptions_per_day_milli: Some(500),
+                    });
+                }),
+            ),
+        ),
+        submission(
             "submit-dataset",
             submit(&id(11), changed(|spec| spec.datasets = vec!["corpus".to_owned()])),
         ),
@@ -542,6 +558,7 @@ fn fleet() -> Vec<Stored> {
         stored("begin-repair", "FleetService/BeginNodeRepair", repair),
         stored("finish-repair", "FleetService/FinishNodeRepair", repaired),
         stored("list-nodes", "FleetService/ListNodes", list),
+        stored("list-capacity", "FleetService/ListCapacity", v1::ListCapacityRequest { read: read() }),
         stored(
             "get-node",
             "FleetService/GetNode",
@@ -606,6 +623,7 @@ fn policy() -> v1::Policy {
             non_preemptible: v1::NonPreemptible::Always.into(),
             deadlines: Some(true),
             bookings: None,
+            purchases: Vec::new(),
         }),
         limits: Some(limits()),
     };
@@ -657,6 +675,7 @@ fn policy() -> v1::Policy {
             body: v1::NotificationBody::Generic.into(),
         }],
         roles: Default::default(),
+        interruption_rates: Vec::new(),
     }
 }
 

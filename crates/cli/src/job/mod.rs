@@ -18,7 +18,8 @@ use std::collections::BTreeMap;
 use clap::Subcommand;
 use clap_complete::engine::ArgValueCompleter;
 use muster_client::Client;
-use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items, Position, one_line};
+use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items, Position, one_line, span};
+use muster_types::policy::PurchaseKind;
 use muster_types::{Control, PriorityTier};
 use muster_wire::closed::word;
 use muster_wire::v1;
@@ -244,6 +245,26 @@ fn status(position: impl Into<Position>, job: view::Job) -> Result<Value, Failur
     Ok(content)
 }
 
+/// How the nodes of a job may have been bought, in a line.
+fn capacity(asked: &v1::CapacityRules) -> String {
+    let named = |numbers: &[i32]| {
+        numbers.iter().map(|number| word::<PurchaseKind>(*number)).collect::<Vec<_>>().join(", ")
+    };
+    let mut parts = Vec::new();
+    if !asked.purchases.is_empty() {
+        parts.push(named(&asked.purchases));
+    }
+    if let Some(fallback) = &asked.fallback {
+        let after = span(fallback.after).unwrap_or_default();
+        parts.push(format!("after {after} also {}", named(&fallback.purchases)));
+    }
+    if let Some(milli) = asked.max_interruptions_per_day_milli {
+        let most = muster_manifest::quantity::Decimal::milli(milli.into());
+        parts.push(format!("at most {most} interruptions for each node and day"));
+    }
+    parts.join("; ")
+}
+
 fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<(), Failure> {
     let status = &job.status;
     let mut pairs: Vec<(String, String)> = Vec::new();
@@ -316,6 +337,9 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
             bytes.map(|bytes| format!("{what} {}", muster_manifest::quantity::show_bytes(bytes)))
         });
         say("ulimits", files.into_iter().chain(sizes).collect::<Vec<_>>().join(", "));
+    }
+    if let Some(asked) = &spec.capacity {
+        say("capacity", capacity(asked));
     }
     for group in &spec.groups {
         let image = group.container().map(|container| format!(" in {}", container.image));

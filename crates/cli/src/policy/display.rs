@@ -43,7 +43,7 @@ type Column = (&'static str, &'static str, &'static str);
 /// A table of a list: where that is in the file, what an entry must have to be a row, and its columns.
 type List = (&'static str, &'static str, &'static [Column]);
 
-const LISTS: [List; 14] = [
+const LISTS: [List; 15] = [
     (
         "spec.tenants",
         "{rights}",
@@ -53,6 +53,7 @@ const LISTS: [List; 14] = [
             ("NON-PREEMPTIBLE", "{rights.nonPreemptible}", ""),
             ("DEADLINES", "{rights.deadlines}", ""),
             ("BOOKINGS", "{rights.bookings}", ""),
+            ("PURCHASES", "{rights.purchases}", ""),
         ],
     ),
     (
@@ -163,6 +164,15 @@ const LISTS: [List; 14] = [
             ("EVENTS", "{events}", ""),
             ("BODY", "{body}", ""),
             ("URL", "{url}", "in a file"),
+        ],
+    ),
+    (
+        "spec.interruptionRates",
+        "",
+        &[
+            ("PURCHASE", "{purchase}", ""),
+            ("REGION", "{region}", "all"),
+            ("INTERRUPTIONS A NODE AND DAY", "{perDay}", ""),
         ],
     ),
     (

@@ -104,8 +104,11 @@ impl Change {
             let request = v1::SetPolicyRequest { request_id, policy, expected_version, validate_only };
             return client.set_policy(request).await;
         }
-        // Parts are named as in the file; the message has one name that differs.
-        let path = |part: &String| part.replacen("spareHostsPerRack", "spare_hosts_per_rack", 1);
+        // Parts are named as in the file; the message has two names that differ.
+        let path = |part: &String| {
+            let part = part.replacen("spareHostsPerRack", "spare_hosts_per_rack", 1);
+            part.replacen("interruptionRates", "interruption_rates", 1)
+        };
         let request = v1::UpdatePolicyRequest {
             request_id,
             policy,

@@ -229,6 +229,7 @@ fn explain(
             (reason, sentence)
         }
     };
+    let sentence = format!("{sentence}{}", fallback_note(state, job.filter(|_| row.is_in_line()), own));
     let mut places = places;
     if found.is_none() && !spec.preemptible {
         places.would_help.extend(preemptible_would_fit(state, now, spec, row, &holds));
@@ -261,6 +262,20 @@ fn explain(
         borrowers,
         start,
         knows_reservations: kept.is_of_a_pass(),
+    }
+}
+
+/// What a job takes as a fallback, and when; empty for one that names nothing. `job` is none for one that could not be placed yet.
+fn fallback_note(state: &State, job: Option<JobId>, spec: &JobSpec) -> String {
+    let Some(fallback) = spec.capacity.as_deref().and_then(|asked| asked.fallback) else { return String::new() };
+    let purchases = fallback.purchases;
+    match job.and_then(|job| state.fallback_due(job)) {
+        _ if fallback.is_open => format!("; as its fallback says, {purchases} is allowed as well by now"),
+        Some(at) => format!("; from {at} on {purchases} is allowed as well, if it still waits then"),
+        None => format!(
+            "; {purchases} is allowed as well once it has waited for {} from when it could first be placed on",
+            Span(fallback.after_ms)
+        ),
     }
 }
 

@@ -280,6 +280,14 @@ pub(super) fn check_rights(state: &State, specs: &[Submission]) -> Result<(), Re
                 spec.name, spec.tenant
             ),
         ),
+        MissingRight::Purchases { allowed, missing } => (
+            "purchases",
+            format!(
+                "job {}: tenant {} may ask for nodes of the purchases {allowed}, and this one also takes {missing}; name in \
+                 `capacity.purchases` no others, or have the policy give the tenant the right `purchases` for them",
+                spec.name, spec.tenant
+            ),
+        ),
     };
     Err(Refusal::new(RefusalCode::RightMissing, text)
         .with("job_index", place)

@@ -138,6 +138,7 @@ impl Searches {
             | Decision::GangPlaced { .. }
             | Decision::CheckpointCommitted { .. }
             | Decision::TurnsChanged { .. }
+            | Decision::FallbackOpened { .. }
             | Decision::DigestRecorded { .. }
             | Decision::HistoryPruned { .. }
             | Decision::JobCancelRequested { .. }

@@ -2,7 +2,7 @@
 
 use alloc::collections::BTreeMap;
 use muster_planner::{Holds, Terms};
-use muster_state::{JobRow, PoolKey, State};
+use muster_state::{CapacityKey, JobRow, PoolKey, State};
 use muster_types::{JobSpec, LogTime, Name};
 
 use crate::rules::bookings::closures;
@@ -70,6 +70,7 @@ pub(crate) fn with_terms_of<T>(
             (here.cpu_milli, everywhere.cpu_milli)
         }
     };
+    let interruptions = |key: &CapacityKey| state.interruptions(key, now);
     let closures = closures(state, spec, now);
     plan(&Terms {
         now,
@@ -81,6 +82,7 @@ pub(crate) fn with_terms_of<T>(
         closures_are_indexed: true,
         policy: &state.policy().policy,
         own_work: &own_work,
+        interruptions: &interruptions,
         elastic: spec.is_elastic(),
         valuation: None,
     })

@@ -3,6 +3,7 @@
 mod bookings;
 mod deadlines;
 mod drains;
+mod fallbacks;
 mod stuck;
 pub(crate) mod tick;
 mod windows;

@@ -10,7 +10,7 @@ use crate::passes::turns::renew_turns;
 use crate::settle::array;
 use crate::settle::job::{has_next_step, settle, settle_left_over};
 use crate::speculation::Speculation;
-use crate::ticks::{bookings, deadlines, drains, stuck, windows};
+use crate::ticks::{bookings, deadlines, fallbacks, drains, stuck, windows};
 
 /// Jobs stopped for their limit in one tick.
 const LIMITS_PER_TICK: usize = 1_000;
@@ -53,9 +53,9 @@ const fn step(name: &'static str, run: fn(&mut Speculation)) -> TickStep {
 }
 
 /// All steps of a tick, in their order: stops gangs that have run for their limit or to their deadline, are where a window
-/// or a booking is open to others, or on nodes that had to be empty by now, opens and ends bookings, releases jobs whose time has come, ends grants of quota, and drops history
+/// or a booking is open to others, or on nodes that had to be empty by now, opens and ends bookings, releases jobs whose time has come, opens the fallbacks of jobs that have waited for long enough, ends grants of quota, and drops history
 /// and lost nodes that have been kept for their time. None needs those before it.
-pub const TICK_STEPS: [TickStep; 11] = [
+pub const TICK_STEPS: [TickStep; 12] = [
     step("run limits", stop_overdue),
     step("deadlines", deadlines::end_late),
     step("stuck gangs", stuck::advance),
@@ -63,6 +63,7 @@ pub const TICK_STEPS: [TickStep; 11] = [
     step("bookings", bookings::advance),
     step("drains and maintenance", drains::advance),
     step("starts", release),
+    step("fallbacks", fallbacks::open),
     step("grants of quota", end_grants),
     step("retention", prune),
     step("lost nodes", forget_nodes),

@@ -18,12 +18,12 @@ use muster_planner::Budget;
 use muster_state::{Phase, RestoreError, State};
 use muster_types::health::{Finding, HealthReport, Observation};
 use muster_types::policy::{
-    NotificationBody, NotificationEvent, NotificationProgress, Order, PolicyDraft, Quota, QuotaGrant,
+    NotificationBody, NotificationEvent, NotificationProgress, Order, PolicyDraft, PurchaseKind, Quota, QuotaGrant,
     Receiver, TenantLimits, TenantPolicy,
 };
 use muster_types::{
     AdmissionMode, AdmissionRule, Approval, ArrayId, ArraySpec, BookingAmount, BookingClearing, BookingEnd,
-    BookingShape, BookingSpec, BookingTimes, CertificateSerial, CheckpointRules, Control, Dependency,
+    BookingShape, BookingSpec, BookingTimes, CapacityFallback, CapacityRules, CertificateSerial, CheckpointRules, Control, Dependency,
     DependencyRule, DependencyScope, DeviceSet, ExitStatus, FailureClass, FieldChange, JobContract, JobId,
     JobMetadata, LabelTest, LaunchForm, LogIndex, LogTime, NodeAdmission, NodeBounds, NodeExpression, NodeId,
     NodeOverridesChange, NodeRequirements, NodeSpec, NoticeRules, OverlapRule, Preflight, PriorityTier,
@@ -38,7 +38,7 @@ use crate::support::{
 
 mod asked;
 
-use asked::{book, grant_quota, grant_tokens};
+use asked::{book, fall_back, grant_quota, grant_tokens};
 
 /// The highest format that is in people's logs: its files and those below are never written again. None is released.
 const RELEASED: u16 = 0;
@@ -97,7 +97,7 @@ fn every_released_format_replays_to_its_digests() {
         assert_eq!(state.rejected(), 1, "the log holds one refused record");
         assert_eq!(state.stale(), 2, "the log holds two records of an ended leadership");
         // The one that raises the format has its bytes below: what follows it is of another format.
-        assert_eq!(variants.len(), 66, "{variants:?}");
+        assert_eq!(variants.len(), 67, "{variants:?}");
         assert_eq!((state.format(), state.generation()), (format, 2));
         let phases: BTreeSet<&str> = state.jobs().iter().map(|(_, row)| phase(&row.phase)).collect();
         assert_eq!(phases.len(), 5, "the snapshot holds a job in every phase: {phases:?}");
@@ -376,6 +376,7 @@ fn admit(run: &mut Run) {
     grant_tokens(run);
     grant_quota(run);
     book(run);
+    fall_back(run);
 }
 
 /// Jobs with labels, annotations and a creator, and a job that has a creator alone.

@@ -12,6 +12,7 @@ mod array_attacks;
 mod arrays;
 mod bookings;
 mod bounds;
+mod capacity;
 mod demand;
 mod fairness;
 mod golden;

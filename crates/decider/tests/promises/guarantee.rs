@@ -43,6 +43,7 @@ pub fn owners_and_guests(seed: u64) -> World {
             non_preemptible: Some(NonPreemptible::WithinNominal),
             deadlines: Some(true),
             bookings: None,
+            purchases: muster_types::PurchaseSet::EMPTY,
         };
         for guest in ["guest", "a-guest", UNLISTED_TENANT] {
             policy.tenants.entry(name(guest)).or_default().rights = rights;

@@ -16,6 +16,7 @@ fn random_rights(random: &mut Random) -> TenantRights {
         non_preemptible: random.once_in(2).then(|| NonPreemptible::ALL[random.below(3) as usize]),
         deadlines: random.once_in(2).then(|| random.once_in(2)),
         bookings: None,
+        purchases: muster_types::PurchaseSet::EMPTY,
     }
 }
 

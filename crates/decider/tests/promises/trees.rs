@@ -54,6 +54,7 @@ fn small_tree(seed: u64) -> World {
         non_preemptible: Some(NonPreemptible::WithinNominal),
         deadlines: None,
         bookings: None,
+        purchases: muster_types::PurchaseSet::EMPTY,
     };
     policy.tenants.entry(name(UNLISTED_TENANT)).or_default();
     policy.tenants.values_mut().for_each(|tenant| tenant.rights = rights);

@@ -38,6 +38,7 @@ fn peace(random: &mut Random) -> PolicyDraft {
         non_preemptible: Some(NonPreemptible::WithinNominal),
         deadlines: Some(true),
         bookings: None,
+        purchases: muster_types::PurchaseSet::EMPTY,
     };
     for (lab, parent, nominal) in [
         ("lab-a", None, half),

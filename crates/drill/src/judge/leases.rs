@@ -115,6 +115,7 @@ impl Leases {
                 | Decision::GangStopRequested { .. }
                 | Decision::JobRequeued { .. }
                 | Decision::JobModified { .. }
+                | Decision::FallbackOpened { .. }
                 | Decision::JobFinished { .. }
         );
         self.decision = (concerns || controls::concerns(decision)).then(|| decision.clone());
@@ -425,6 +426,11 @@ impl Leases {
                 // What the guard took is a job.
                 if let Ok(changed) = draft.check() {
                     self.specs.insert(key(job), Arc::new(changed));
+                }
+            }
+            Decision::FallbackOpened { job } => {
+                if let Some(opened) = self.spec(job).and_then(|spec| spec.with_open_fallback()) {
+                    self.specs.insert(key(job), Arc::new(opened));
                 }
             }
             Decision::JobFinished { job, .. } => {

@@ -20,12 +20,12 @@ use muster_types::policy::{
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval, ArrayId,
     ArraySpec, ArtifactFault, ArtifactRules, Artifacts, BlobDigest, BookingAmount, BookingClearing,
-    BookingEnd, BookingRule, BookingShape, BookingSpec, BookingTimes, CertificateSerial, CheckpointRules, ClusterId,
+    BookingEnd, BookingRule, BookingShape, BookingSpec, BookingTimes, CertificateSerial, CheckpointRules, ClusterId, CapacityFallback, CapacityRules,
     Container, Control, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus,
     FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId,
     JobMetadata, JobSpec, LabelTest, LaunchForm, Level, ListedWindows, LogIndex, LogTime, Mount, Name, NodeAdmission,
     NodeBounds, NodeDraft, NodeExpression, NodeId, NodeOverrides, NodeRequirements, NodeSpec, NoticeRules,
-    OverlapRule, Parameters, Preflight, PriorityTier, PullRule, QueueKey, ReplicaId, RequestId, Requester,
+    OverlapRule, Parameters, Preflight, PriorityTier, PullRule, PurchaseSet, QueueKey, ReplicaId, RequestId, Requester,
     RetryRules, Revocation, Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate, Spread, TaskGroup,
     TokenGrant, TokenId, TokenRole, TopologyRule, Ulimits, WorkerRequest, limits,
 };
@@ -82,6 +82,22 @@ fn node_requirements() -> impl Strategy<Value = Option<Box<NodeRequirements>>> {
     option::of(asked).prop_map(|asked| asked.filter(|asked| !asked.is_empty()).map(Box::new))
 }
 
+/// How nodes may have been bought, with a fallback that is open or not.
+fn capacity() -> impl Strategy<Value = CapacityRules> {
+    let fallback = option::of((limits::CAPACITY_FALLBACK_MS_MIN..=limits::CAPACITY_FALLBACK_MS_MAX, any::<bool>()));
+    (fallback, option::of(1..=limits::INTERRUPTIONS_MILLI_MAX)).prop_map(
+        |(fallback, interruptions_milli_max)| CapacityRules {
+            purchases: [PurchaseKind::Spot].into_iter().collect(),
+            fallback: fallback.map(|(after_ms, is_open)| CapacityFallback {
+                purchases: [PurchaseKind::OnDemand, PurchaseKind::Owned].into_iter().collect(),
+                after_ms,
+                is_open,
+            }),
+            interruptions_milli_max,
+        },
+    )
+}
+
 /// Everything a job may say in addition to what it runs.
 fn wishes() -> impl Strategy<Value = JobDraft> {
     let level = || prop::sample::select(Level::ALL.to_vec());
@@ -100,7 +116,8 @@ fn wishes() -> impl Strategy<Value = JobDraft> {
     let dependencies = btree_map(any::<u64>(), rule, 0..3);
     let times = (option::of(0..1u64 << 40), option::of(1u64 << 41..1 << 42), option::of(1..1u64 << 30));
     let booking = option::of(name());
-    let places = (btree_map(name(), values, 0..3), names(), names(), node_requirements(), booking);
+    let bought = (booking, option::of(capacity()));
+    let places = (btree_map(name(), values, 0..3), names(), names(), node_requirements(), bought);
     (topology, places, any::<bool>(), dependencies, times).prop_map(
         |(topology, places, preemptible, dependencies, times)| JobDraft {
             topology,
@@ -116,7 +133,8 @@ fn wishes() -> impl Strategy<Value = JobDraft> {
             expected_run_ms: times.2,
             datasets: places.2.into_iter().collect(),
             nodes: places.3,
-            booking: places.4,
+            booking: places.4.0,
+            capacity: places.4.1.map(Box::new),
             ..JobDraft::new(Name::literal("any"), Name::literal("any"), vec![])
         },
     )
@@ -764,6 +782,7 @@ fn policy() -> impl Strategy<Value = Policy> {
         non_preemptible,
         deadlines,
         bookings,
+        purchases: if bookings == Some(true) { PurchaseSet::ALL } else { PurchaseSet::EMPTY },
     });
     let limit = || option::of(1..1_000_u32);
     let job_limits = || {

@@ -6,8 +6,9 @@ use muster_wire::v1::window::Purpose;
 use serde::Deserialize;
 
 use super::form::{
-    Bytes, Count, Dollars, Each, Filled, FilledNamed, FilledNames, Flag, Form, Group, Milli, Moment, Named,
-    NamedCounts, Names, Nominal, Optional, OptionalBytes, Plain, SmallMilli, Span, Weight, Word, Words,
+    Bytes, Count, Dollars, Each, Filled, FilledNamed, FilledNames, FilledWords, Flag, Form, Group, Milli,
+    Moment, Named, NamedCounts, Names, Nominal, Optional, OptionalBytes, Plain, PlainMilli, SmallMilli, Span,
+    Weight, Word, Words,
     group,
 };
 use crate::reader::Reader;
@@ -29,6 +30,7 @@ group! {
         isolation "isolation": Optional<Isolation>,
         notifications "notifications": Filled<NotificationReceiver>,
         roles "roles": FilledNamed<OwnRole>,
+        interruption_rates "interruptionRates": Filled<InterruptionRate>,
     }
 }
 
@@ -48,6 +50,7 @@ group! {
         non_preemptible "nonPreemptible": Word<policy::NonPreemptible>,
         deadlines "deadlines": Flag,
         bookings "bookings": Flag,
+        purchases "purchases": FilledWords<policy::PurchaseKind>,
     }
 }
 
@@ -210,6 +213,14 @@ group! {
 }
 
 group! {
+    InterruptionRate is InterruptionRate {
+        purchase "purchase": Word<policy::PurchaseKind>,
+        region "region": Plain,
+        per_day_milli "perDay": PlainMilli,
+    }
+}
+
+group! {
     Dataset is Dataset {
         bytes "size": Bytes,
         regions "regions": Names,
@@ -322,7 +333,7 @@ impl Group for Window {
 
 /// The name in a file of a field with this name in a message, and its unit.
 pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> {
-    const GROUPS: [&[(&str, &str, &str)]; 19] = [
+    const GROUPS: [&[(&str, &str, &str)]; 20] = [
         Tenant::FIELDS,
         Rights::FIELDS,
         Limits::FIELDS,
@@ -336,6 +347,7 @@ pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> 
         Preemption::FIELDS,
         Weights::FIELDS,
         Price::FIELDS,
+        InterruptionRate::FIELDS,
         OwnedCost::FIELDS,
         Dataset::FIELDS,
         Transfer::FIELDS,

@@ -114,6 +114,11 @@ forms! {
         |reader, at, given| reader.value(at, given, quantity::milli_small),
         |sent| sent.map(|milli| Content::Decimal(Decimal::milli(milli.into())));
 
+    /// Thousandths, zero where they are left out.
+    PlainMilli: Option<Text> => u32, THOUSANDTHS,
+        |reader, at, given| reader.value(at, given, quantity::milli_small).unwrap_or_default(),
+        |sent| Some(Content::Decimal(Decimal::milli((*sent).into())));
+
     /// Devices that are guaranteed: never left out, as it is what a quota is for.
     Nominal: Option<Text> => u64, THOUSANDTHS,
         |reader, at, given| {
@@ -176,6 +181,11 @@ forms! {
             words.map(|(index, text)| Word::<T>::read(reader, &format!("{at}[{index}]"), Some(text))).collect()
         },
         |sent| Some(value(sent.iter().map(|number| word::<T>(*number).to_owned()).collect::<Vec<_>>()));
+
+    /// Words that are not shown where there are none.
+    FilledWords<T: ClosedSet>: Option<Vec<Text>> => Vec<i32>, "",
+        |reader, at, given| Words::<T>::read(reader, at, given),
+        |sent| if sent.is_empty() { None } else { Words::<T>::show(sent) };
 
     /// A group that may be left out.
     Optional<G: Group>: Option<G> => Option<G::Message>, "",

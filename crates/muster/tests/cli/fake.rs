@@ -604,6 +604,13 @@ fn explanation(workers: u32) -> v1::Explanation {
 
 #[tonic::async_trait]
 impl FleetService for Service {
+    async fn list_capacity(
+        &self,
+        _: Request<v1::ListCapacityRequest>,
+    ) -> Result<Response<v1::ListCapacityResponse>, Status> {
+        Ok(Response::new(v1::ListCapacityResponse::default()))
+    }
+
     async fn list_pending_nodes(
         &self,
         _: Request<v1::ListPendingNodesRequest>,

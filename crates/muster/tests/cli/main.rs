@@ -421,6 +421,7 @@ fn the_examples_are_valid() {
         "train.sh",
         "serving-spread.yaml",
         "segments.yaml",
+        "spot.yaml",
         "tpu-slice.yaml",
         "elastic.yaml",
         "elastic-groups.yaml",

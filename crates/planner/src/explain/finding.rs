@@ -5,7 +5,7 @@ use alloc::format;
 use alloc::string::ToString;
 use alloc::vec::Vec;
 use core::fmt;
-use muster_types::{LogTime, Name, Segment};
+use muster_types::{CapacityRules, LogTime, Name, Segment};
 
 use crate::awaited::AwaitedNodes;
 use crate::explain::report::ClusterReport;
@@ -47,6 +47,8 @@ pub enum WaitReason {
     Booked,
     /// It would fit on hosts that policy keeps free in each rack, to take the place of failed ones.
     SpareHosts,
+    /// It would fit on nodes that were bought in another way than it asks for, or that are taken away more often.
+    Purchase,
     /// It waits for another job.
     Dependency,
     /// It failed, and is tried again after a wait.
@@ -67,7 +69,7 @@ pub enum WaitReason {
 
 impl WaitReason {
     /// Every reason.
-    pub const ALL: [WaitReason; 23] = [
+    pub const ALL: [WaitReason; 24] = [
         WaitReason::NoClusterAllowed,
         WaitReason::NodesNotJoined,
         WaitReason::NoClusterLargeEnough,
@@ -83,6 +85,7 @@ impl WaitReason {
         WaitReason::Window,
         WaitReason::Booked,
         WaitReason::SpareHosts,
+        WaitReason::Purchase,
         WaitReason::Dependency,
         WaitReason::Held,
         WaitReason::NotBefore,
@@ -112,6 +115,7 @@ impl WaitReason {
             WaitReason::Window => "MAINTENANCE_WINDOW",
             WaitReason::Booked => "BOOKED",
             WaitReason::SpareHosts => "SPARE_HOSTS",
+            WaitReason::Purchase => "PURCHASE",
             WaitReason::Dependency => "WAITING_FOR_DEPENDENCY",
             WaitReason::Held => "HELD",
             WaitReason::NotBefore => "NOT_BEFORE",
@@ -149,6 +153,7 @@ pub(super) enum Finding {
     Window { place: (Name, Name), nodes: u32, open: Option<(Name, LogTime)> },
     Booked { place: (Name, Name), nodes: u32, booking: Name, until: Option<LogTime> },
     SpareHosts { place: (Name, Name), hosts: u64 },
+    Purchase { place: (Name, Name), nodes: u32, asked: CapacityRules },
     InLine,
 }
 
@@ -235,6 +240,7 @@ impl Finding {
             Finding::Window { .. } => WaitReason::Window,
             Finding::Booked { .. } => WaitReason::Booked,
             Finding::SpareHosts { .. } => WaitReason::SpareHosts,
+            Finding::Purchase { .. } => WaitReason::Purchase,
             Finding::InLine => WaitReason::InLine,
         }
     }
@@ -345,6 +351,21 @@ impl fmt::Display for Finding {
                 f,
                 "it would fit in {region}/{cluster}, but only with hosts that policy keeps free in their racks to take the place of failed ones ({hosts} of them)"
             ),
+            Finding::Purchase { place: (region, cluster), nodes, asked } => {
+                write!(f, "it would fit in {region}/{cluster}, but not on nodes that it allows: ")?;
+                match (asked.allowed(), asked.interruptions_milli_max) {
+                    (Some(allowed), None) => write!(f, "it asks for {allowed}")?,
+                    (None, most) => {
+                        let most = Milli(most.unwrap_or_default().into());
+                        write!(f, "it allows {most} interruptions for each node and day")?;
+                    }
+                    (Some(allowed), Some(most)) => {
+                        let most = Milli(most.into());
+                        write!(f, "it asks for {allowed} and allows {most} interruptions for each node and day")?;
+                    }
+                }
+                write!(f, ", which keeps {nodes} {} there from it", if *nodes == 1 { "node" } else { "nodes" })
+            }
             Finding::InLine => f.write_str("it fits now, and its turn has not come yet"),
         }
     }

@@ -26,6 +26,8 @@ pub struct NodeCounts {
     pub cordoned: u32,
     /// Without the labels or the names that the job selects, or without a container runtime where it has an image.
     pub wrong_labels: u32,
+    /// Bought in another way than the job asks for, or taken away more often.
+    pub wrong_purchase: u32,
     /// With a taint that the job does not tolerate.
     pub tainted: u32,
     /// Without the isolation of workers that policy requires.
@@ -283,9 +285,10 @@ fn count_node(
     }
     let tolerated = attempt.is_tolerated(row);
     let isolated = attempt.is_isolated(row);
+    let bought = attempt.is_bought_for(row);
     counting.lacking_isolation.extend(attempt.terms.policy.lacking_isolation(&row.spec));
     let groups = || spec.groups.iter().filter(concerned);
-    if selected && tolerated && isolated {
+    if selected && bought && tolerated && isolated {
         *empty = groups().next().map_or(0, |group| workers_on_empty(&row.spec, &group.request));
     }
     if row.status != NodeStatus::Up {
@@ -317,6 +320,8 @@ fn count_node(
     }
     let place = if !selected {
         &mut counts.wrong_labels
+    } else if !bought {
+        &mut counts.wrong_purchase
     } else if !tolerated {
         let taints = row.spec.taints.iter().filter(|taint| !spec.tolerations.contains(*taint));
         counting.taints.extend(taints.cloned());

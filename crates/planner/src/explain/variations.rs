@@ -62,6 +62,14 @@ impl Variations<'_> {
         self.plan(self.spec, &Terms { room_milli: &|_| u64::MAX, ..*self.terms })
     }
 
+    /// The job on nodes that were bought in any way and are taken away however often.
+    fn without_capacity(&self) -> Option<Plan> {
+        self.spec.capacity.as_ref()?;
+        let mut draft = self.spec.clone().into_draft();
+        draft.capacity = None;
+        self.plan(&draft.check().ok()?, self.terms)
+    }
+
     /// The job without any rule about how its workers lie to each other.
     fn without_rule(&self) -> Option<Plan> {
         let mut draft = self.spec.clone().into_draft();
@@ -86,6 +94,13 @@ impl Variations<'_> {
         }
         if clusters.iter().any(|report| report.score.is_some()) {
             return Finding::InLine;
+        }
+        if let Some(asked) = self.spec.capacity.as_deref()
+            && let Some(plan) = self.without_capacity()
+        {
+            let there = |r: &&ClusterReport| r.region == plan.region && r.cluster == plan.cluster;
+            let nodes = clusters.iter().filter(there).map(|report| report.nodes.wrong_purchase).sum();
+            return Finding::Purchase { place: (plan.region, plan.cluster), nodes, asked: *asked };
         }
         let Some(best) = closest(clusters).filter(|best| best.could_hold) else {
             return self.not_joined().unwrap_or(Finding::NoClusterLargeEnough { wanted });

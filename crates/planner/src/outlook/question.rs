@@ -149,7 +149,7 @@ impl<'a> Question<'a> {
             || !self.spec.regions.is_empty()
             || self.spec.needs_container_runtime();
         if self.outlook.has_taints || asks_nodes || !policy.required_isolation.is_empty() {
-            let allowed = nodes.iter().map(|node| fit::allows(&node.spec, self.spec, policy));
+            let allowed = nodes.iter().map(|node| terms.allows(&node.spec, self.spec));
             self.allowed = Some(allowed.collect());
         }
         self

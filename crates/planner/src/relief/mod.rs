@@ -22,7 +22,7 @@ mod slices;
 use alloc::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use alloc::vec::Vec;
 use core::cmp::{Ordering, Reverse};
-use muster_state::{FreeKey, PoolKey, RackKey, State, fit};
+use muster_state::{FreeKey, PoolKey, RackKey, State};
 use muster_types::{DeviceSet, JobId, JobSpec, Level, LogTime, Name, NodeId, Segment, WorkerRequest};
 
 pub use harm::{HARM_RANKS, PreemptionCost};
@@ -618,7 +618,7 @@ impl<'a> Search<'a, '_> {
         let question = self.question;
         let row = question.state.node(node).expect("an indexed node has a row");
         let is_open = row.is_placeable()
-            && fit::allows(&row.spec, question.spec, &question.state.policy().policy)
+            && question.terms.allows(&row.spec, question.spec)
             && !self.closed.cover(question.state, &row.spec);
         if !is_open {
             self.hosts.insert(node, None);

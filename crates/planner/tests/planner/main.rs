@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bookings;
+mod capacity;
 mod images;
 mod outlook;
 mod property;

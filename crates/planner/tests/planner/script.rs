@@ -531,6 +531,7 @@ fn show_explanation(explanation: &Explanation) -> String {
             (nodes.not_up, "not up"),
             (nodes.cordoned, "cordoned"),
             (nodes.wrong_labels, "without its labels"),
+            (nodes.wrong_purchase, "of other purchases"),
             (nodes.tainted, "tainted"),
             (nodes.not_isolated, "not isolated"),
             (nodes.too_small, "too small"),

@@ -133,6 +133,7 @@ impl Fleet {
             closures_are_indexed: false,
             policy: &self.state.policy().policy,
             own_work: &|_, _| (0, 0),
+            interruptions: &|_| muster_state::Interruptions::default(),
             elastic: spec.is_elastic(),
             valuation: None,
         }
@@ -193,5 +194,6 @@ pub fn job_draft(groups: Vec<TaskGroup>) -> JobDraft {
         datasets: Vec::new(),
         nodes: None,
         booking: None,
+        capacity: None,
     }
 }

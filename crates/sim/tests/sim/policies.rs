@@ -62,7 +62,13 @@ fn run(node_rows: &[&str], job_rows: &[&str], draft: PolicyDraft) -> Report {
 }
 
 const NONE: TenantRights =
-    TenantRights { tier_max: None, non_preemptible: None, deadlines: None, bookings: None };
+    TenantRights {
+        tier_max: None,
+        non_preemptible: None,
+        deadlines: None,
+        bookings: None,
+        purchases: muster_types::PurchaseSet::EMPTY,
+    };
 
 #[test]
 fn an_owner_takes_back_what_a_guest_borrows() {

@@ -207,6 +207,8 @@ pub(crate) struct JobIndexKeys {
     starting: Option<LogTime>,
     /// When it has to be over; none once it is, or is being stopped.
     deadline: Option<LogTime>,
+    /// Before when it does not take what it names as a fallback; none unless it is in the queue and does not take that yet.
+    fallback: Option<LogTime>,
     finished: Option<LogTime>,
 }
 
@@ -246,6 +248,12 @@ impl JobIndexKeys {
             limit: run_limit(row, spec).filter(|_| row.phase == Phase::Running),
             starting: row.placement.as_ref().filter(|_| row.phase == Phase::Starting).map(|p| p.placed_at),
             deadline: spec.deadline.filter(|_| pending || runs),
+            fallback: spec
+                .capacity
+                .as_deref()
+                .and_then(|asked| asked.closed_fallback())
+                .filter(|_| is_in_line)
+                .map(|fallback| row.submitted_at.plus_ms(fallback.after_ms)),
             finished: match &row.phase {
                 Phase::Finished(_) => Some(row.finished_at.unwrap_or_default()),
                 _ => None,
@@ -319,6 +327,8 @@ pub(crate) struct Indexes {
     pub(crate) starting: Set<(LogTime, JobId)>,
     /// Jobs with a deadline that wait or run, by that time.
     pub(crate) deadlines: Set<(LogTime, JobId)>,
+    /// Jobs in the pending queue with a fallback that they do not take yet, by the earliest time at which they might.
+    pub(crate) fallbacks: Set<(LogTime, JobId)>,
     /// Arrays whose next members may be created.
     pub(crate) open_arrays: Set<ArrayId>,
     /// Members of all arrays that are not created.
@@ -444,6 +454,10 @@ impl Indexes {
         if before.deadline != after.deadline {
             before.deadline.inspect(|at| _ = self.deadlines.remove(&(*at, id)));
             after.deadline.inspect(|at| self.deadlines.insert((*at, id)));
+        }
+        if before.fallback != after.fallback {
+            before.fallback.inspect(|at| _ = self.fallbacks.remove(&(*at, id)));
+            after.fallback.inspect(|at| self.fallbacks.insert((*at, id)));
         }
         if before.finished != after.finished {
             before.finished.inspect(|at| _ = self.finished.remove(&(*at, id)));

@@ -34,7 +34,9 @@ impl GangClass {
         let times = (spec.expected_run_ms.map(bucket_of), spec.run_time_limit_ms.map(bucket_of));
         let request = hash(&(groups, place, &spec.nodes, &spec.topology, times));
         // It has other nodes than its like, and its own answer.
-        spec.booking.as_ref().map_or(request, |booking| hash(&(request, booking)))
+        let request = spec.booking.as_ref().map_or(request, |booking| hash(&(request, booking)));
+        // Whether a fallback is open is a part of it: from then on there is more to choose from.
+        spec.capacity.as_deref().map_or(request, |capacity| hash(&(request, capacity)))
     }
 }
 

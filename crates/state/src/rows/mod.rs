@@ -2,6 +2,7 @@
 
 mod admission;
 mod array;
+mod capacity;
 mod class;
 mod control;
 mod history;
@@ -31,6 +32,7 @@ pub(crate) use admission::{DoorKey, DoorRow};
 pub use array::{
     ArrayFacts, ArrayLoad, ArrayRow, ArrayTemplate, EndRun, MemberEnd, MemberEnds, rows_of_array,
 };
+pub use capacity::{CAPACITY_DAYS, CapacityDay, CapacityKey, CapacityRow};
 pub use class::GangClass;
 pub use control::{ControlRow, HoldRow, ModificationRow};
 pub use history::{

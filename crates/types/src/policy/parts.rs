@@ -53,13 +53,15 @@ pub enum PolicyPart {
     Roles,
     /// One of them: set, or removed where the update does not have it.
     OwnRole(Name),
+    /// All rates of interruptions.
+    InterruptionRates,
 }
 
 const NAME_RULE: &str =
     "a name is 1 to 63 of a-z, 0-9, -, _ and ., and begins and ends with a letter or digit";
 
 /// Parts that are not entries of a map.
-const WHOLE: [PolicyPart; 13] = [
+const WHOLE: [PolicyPart; 14] = [
     PolicyPart::Tenants,
     PolicyPart::Order,
     PolicyPart::Backfill,
@@ -73,6 +75,7 @@ const WHOLE: [PolicyPart; 13] = [
     PolicyPart::Isolation,
     PolicyPart::Notifications,
     PolicyPart::Roles,
+    PolicyPart::InterruptionRates,
 ];
 
 impl PolicyPart {
@@ -112,6 +115,7 @@ impl PolicyPart {
             PolicyPart::Isolation => "isolation",
             PolicyPart::Notifications => "notifications",
             PolicyPart::Roles | PolicyPart::OwnRole(_) => "roles",
+            PolicyPart::InterruptionRates => "interruption_rates",
         }
     }
 
@@ -152,6 +156,7 @@ impl PolicyPart {
             PolicyPart::Notifications => into.notifications.clone_from(&from.notifications),
             PolicyPart::Roles => into.roles.clone_from(&from.roles),
             PolicyPart::OwnRole(name) => return self.copy_entry(name, &from.roles, &mut into.roles),
+            PolicyPart::InterruptionRates => into.interruption_rates.clone_from(&from.interruption_rates),
         }
         Ok(())
     }
@@ -187,7 +192,7 @@ fn unknown(path: &str) -> String {
     format!(
         "`{path}` is no part of a policy: use tenants, tenants.NAME, order, backfill, preemption, weights, prices, datasets, \
          datasets.NAME, transfers, spare_hosts_per_rack, spare_hosts_per_rack.TYPE, windows, isolation, \
-         notifications, roles or roles.NAME"
+         notifications, roles, roles.NAME or interruption_rates"
     )
 }
 

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 use super::{POLICY_DURATION_MS_MAX, Policy, USAGE_HALF_LIFE_MS_MIN};
+use crate::capacity::PurchaseSet;
 use crate::job::PriorityTier;
 use crate::name::Name;
 use crate::reason::Violation;
@@ -63,6 +64,8 @@ pub struct TenantRights {
     /// Whether an administrator of the tenant may book nodes. What is booked is kept free also when nobody uses it, so that
     /// others wait for it as they do not wait for lent quota.
     pub bookings: Option<bool>,
+    /// The only purchases of nodes that its jobs may ask for; empty where none are stated.
+    pub purchases: PurchaseSet,
 }
 
 impl TenantRights {
@@ -72,6 +75,7 @@ impl TenantRights {
         non_preemptible: Some(NonPreemptible::Always),
         deadlines: Some(true),
         bookings: Some(true),
+        purchases: PurchaseSet::ALL,
     };
 }
 
@@ -256,6 +260,8 @@ pub struct Rights {
     pub deadlines: bool,
     /// Whether an administrator of the tenant may book nodes.
     pub bookings: bool,
+    /// The purchases of nodes that its jobs may ask for.
+    pub purchases: PurchaseSet,
 }
 
 impl Rights {
@@ -265,6 +271,7 @@ impl Rights {
         non_preemptible: NonPreemptible::Never,
         deadlines: false,
         bookings: false,
+        purchases: PurchaseSet::ALL,
     };
 
     /// Everything.
@@ -273,6 +280,7 @@ impl Rights {
         non_preemptible: NonPreemptible::Always,
         deadlines: true,
         bookings: true,
+        purchases: PurchaseSet::ALL,
     };
 }
 
@@ -341,6 +349,10 @@ impl Policy {
                 .unwrap_or(Rights::LEAST.non_preemptible),
             deadlines: stated().find_map(|rights| rights.deadlines).unwrap_or(Rights::LEAST.deadlines),
             bookings: stated().find_map(|rights| rights.bookings).unwrap_or(Rights::LEAST.bookings),
+            purchases: stated()
+                .map(|rights| rights.purchases)
+                .find(|purchases| !purchases.is_empty())
+                .unwrap_or(Rights::LEAST.purchases),
         }
     }
 }

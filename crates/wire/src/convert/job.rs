@@ -13,6 +13,7 @@ use muster_types::{
 };
 
 use super::array::{array, array_to_proto};
+use super::capacity::{capacity, capacity_to_proto};
 use super::container::{container_from_proto, container_to_proto};
 use super::contract::{contract, contract_to_proto};
 use super::demand::{
@@ -143,6 +144,7 @@ pub fn job_spec_to_proto(spec: &JobSpec, contract: Option<&JobContract>) -> v1::
         datasets: spec.datasets.iter().map(Name::to_string).collect(),
         nodes: spec.nodes.as_deref().map(node_requirements_to_proto),
         booking: spec.booking.as_ref().map(Name::to_string).unwrap_or_default(),
+        capacity: spec.capacity.as_deref().map(capacity_to_proto),
         retry: (retry != v1::RetryPolicy::default()).then_some(retry),
         checkpoint: (checkpoint != v1::CheckpointPolicy::default()).then_some(checkpoint),
         ..said
@@ -321,6 +323,7 @@ pub(super) fn draft(
             "" => None,
             text => found.take(name_below(at, "booking", text)),
         },
+        capacity: capacity(at, message.capacity, found),
     }
 }
 

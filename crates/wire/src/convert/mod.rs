@@ -12,6 +12,7 @@
 mod admission;
 mod array;
 mod booking;
+mod capacity;
 mod change;
 mod container;
 mod contract;

@@ -14,6 +14,9 @@ use muster_types::policy::{
 };
 use muster_types::{Name, PriorityTier, TokenRole, Violation, fleet::checked_name, limits};
 
+use super::capacity::{
+    interruption_rate_to_proto, interruption_rates, purchase_set, purchases_to_proto,
+};
 use super::{Found, below, bound, moment, span};
 use crate::closed::{given_from_proto, number, number_or_zero, value_from_proto};
 use crate::time::{duration, timestamp};
@@ -93,6 +96,7 @@ fn only(policy: v1::Policy, parts: &[PolicyPart]) -> v1::Policy {
         isolation: policy.isolation.filter(|_| has("isolation")),
         notifications: if has("notifications") { policy.notifications } else { Vec::new() },
         roles: policy.roles,
+        interruption_rates: if has("interruption_rates") { policy.interruption_rates } else { Vec::new() },
     };
     kept.tenants.retain(|name, _| has_entry("tenants", name));
     kept.datasets.retain(|name, _| has_entry("datasets", name));
@@ -120,6 +124,11 @@ fn draft(at: &str, message: v1::Policy, found: &mut Found) -> PolicyDraft {
         ),
         notifications: receivers(&below(at, "notifications"), message.notifications, found),
         roles: roles(&below(at, "roles"), message.roles, found),
+        interruption_rates: interruption_rates(
+            &below(at, "interruption_rates"),
+            message.interruption_rates,
+            found,
+        ),
     }
 }
 
@@ -320,6 +329,7 @@ fn rights(at: &str, message: &v1::TenantRights, found: &mut Found) -> TenantRigh
         non_preemptible: found.take(non_preemptible).flatten(),
         deadlines: message.deadlines,
         bookings: message.bookings,
+        purchases: purchase_set(&below(at, "purchases"), message.purchases.clone(), found),
     }
 }
 
@@ -329,6 +339,7 @@ fn rights_to_proto(rights: &TenantRights) -> Option<v1::TenantRights> {
         non_preemptible: number_or_zero(rights.non_preemptible),
         deadlines: rights.deadlines,
         bookings: rights.bookings,
+        purchases: purchases_to_proto(rights.purchases),
     })
 }
 
@@ -589,6 +600,7 @@ pub fn policy_to_proto(policy: &PolicyDraft) -> v1::Policy {
         }),
         notifications: policy.notifications.iter().map(receiver_to_proto).collect(),
         roles: policy.roles.iter().map(|(name, role)| (name.to_string(), role_to_proto(role))).collect(),
+        interruption_rates: policy.interruption_rates.iter().map(interruption_rate_to_proto).collect(),
     }
 }
 

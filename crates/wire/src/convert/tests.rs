@@ -6,19 +6,18 @@ mod policy;
 use std::collections::{BTreeMap, HashMap};
 
 use muster_types::policy::{
-    AcceleratorBudget, BackfillPolicy, Dataset, Guarantee, JobLimits, NonPreemptible, NotificationBody,
+    AcceleratorBudget, BackfillPolicy, Dataset, Guarantee, InterruptionRate, JobLimits, NonPreemptible, NotificationBody,
     NotificationEvent, Order, OrderPolicy, OwnRole, OwnedCost, PlacementWeights, Policy, PolicyDraft,
     PreemptionPolicy, Price, PurchaseKind, Quota, Receiver, TenantLimits, TenantPolicy, TenantRights,
     Transfer, UserLimits, Verb, Window, WindowPurpose, WindowScope,
 };
 use muster_types::tpu::{Generation, PodPosition, SliceRequest, SliceShape, legal_shapes};
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, ArraySpec, CheckpointRules, Container, Dependency,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, ArraySpec, CapacityFallback, CapacityRules, CheckpointRules, Container, Dependency,
     DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken,
     HolderId, JobContract, JobDraft, JobId, JobSpec, LabelTest, LaunchForm, Level, LogIndex, LogTime, Mount,
     Name, NodeDraft, NodeExpression, NodeRequirements, NodeSpec, NoticeRules, Preflight, PriorityTier,
-    PullRule, RequestId, RetryRules, Segment, Spread, Submission, TaskGroup, TokenRole, TopologyRule,
-    Violation, WorkerRequest, limits,
+    PullRule, RequestId, RetryRules, Segment, Spread, Submission, TaskGroup, TokenRole, TopologyRule, Violation, WorkerRequest, limits, PurchaseSet,
 };
 use proptest::collection::{btree_map, btree_set, hash_map, vec};
 use proptest::option;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .v1beta1 import common_pb2, job_pb2
+from .v1beta1 import common_pb2, job_pb2, policy_pb2
 
 
 class ClosedSet:
@@ -31,6 +31,7 @@ class ClosedSet:
 TIERS = ClosedSet(common_pb2.Tier)
 LAUNCH_FORMS = ClosedSet(job_pb2.LaunchForm)
 PREFLIGHTS = ClosedSet(job_pb2.Preflight)
+PURCHASES = ClosedSet(policy_pb2.Purchase)
 PULL_RULES = ClosedSet(job_pb2.PullRule)
 FAILURE_CLASSES = ClosedSet(job_pb2.FailureClass)
 LEVELS = ClosedSet(job_pb2.TopologyLevel)

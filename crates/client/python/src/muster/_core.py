@@ -813,6 +813,11 @@ class Core(Generic[JobT]):
         path = _BOOKINGS + "ListBookings"
         return self._get("list bookings", path, request, answer, lambda a: list(a.bookings), timeout)
 
+    def capacity(self, read: Read | None, timeout: Seconds | None) -> Call[list[fleet_pb2.Capacity]]:
+        request = fleet_pb2.ListCapacityRequest(read=self.reading(read))
+        answer = fleet_pb2.ListCapacityResponse
+        return self._get("list capacity", _FLEET + "ListCapacity", request, answer, lambda a: list(a.capacity), timeout)
+
     def delete_booking(self, name: str, request_id: str | None, timeout: Seconds | None) -> Call[None]:
         request_id = new_request_id(request_id)
         request = booking_pb2.DeleteBookingRequest(request_id=request_id, name=name)

@@ -21,6 +21,7 @@ from ._closed import (
     LEVELS,
     PREFLIGHTS,
     PULL_RULES,
+    PURCHASES,
     TIERS,
     ClosedSet,
 )
@@ -52,7 +53,7 @@ _SPEC = (
     *("workingDirectory", "array", "topology", "nodeSelector", "nodes", "tolerations", "preemptible", "after"),
     "notBefore",
     *("deadline", "expectedRun", "datasets", "launch", "retry", "checkpoint", "notice", "spareWorkers", "preflight"),
-    *("workdir", "artifacts", "booking", "ulimits", "parallel", *_GROUP),
+    *("workdir", "artifacts", "booking", "ulimits", "capacity", "parallel", *_GROUP),
 )
 _Value = TypeVar("_Value")
 
@@ -412,6 +413,34 @@ class Reader:
         if "ulimits" in at:
             spec.ulimits.SetInParent()
             self.ulimits(at["ulimits"], spec.ulimits)
+        if "capacity" in at:
+            spec.capacity.SetInParent()
+            self.capacity(at["capacity"], spec.capacity)
+
+    def capacity(self, at: Node, capacity: job_pb2.CapacityRules) -> None:
+        """Reads how nodes may have been bought."""
+        path = "spec.capacity"
+        if isinstance(at, ScalarNode):
+            purchase = self.word(at, path, PURCHASES)
+            capacity.purchases.extend([purchase] if purchase else [])
+            return
+        asked = self.fields(at, path, ("purchases", "fallback", "maxInterruptionsPerDay"))
+        capacity.purchases.extend(self.purchases(asked.get("purchases"), f"{path}.purchases"))
+        if "fallback" in asked:
+            capacity.fallback.SetInParent()
+            fallback = self.fields(asked["fallback"], f"{path}.fallback", ("purchases", "after"))
+            named = self.purchases(fallback.get("purchases"), f"{path}.fallback.purchases")
+            capacity.fallback.purchases.extend(named)
+            after = self.value(fallback, f"{path}.fallback.after", quantity.duration_ms)
+            if after is not None:
+                capacity.fallback.after.CopyFrom(duration(after))
+        most = self.value(asked, f"{path}.maxInterruptionsPerDay", quantity.milli_small)
+        if most is not None:
+            capacity.max_interruptions_per_day_milli = most
+
+    def purchases(self, node: Node | None, path: str) -> list[Any]:
+        """A list of ways in which nodes are bought."""
+        return [self.word(found, field, PURCHASES) for field, found in self.items(node, path)]
 
     def ulimits(self, at: Node, ulimits: job_pb2.Ulimits) -> None:
         """Reads what the processes of workers may take."""

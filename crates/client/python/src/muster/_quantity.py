@@ -186,6 +186,14 @@ def throughput_milli(text: str) -> int:
     return value
 
 
+def milli_small(text: str) -> int:
+    """``2`` or ``0.5``."""
+    value = _scaled(text, 1_000, _U32)
+    if value is None:
+        raise _refuse("a number like 2 or 0.5, with at most three decimals", text)
+    return value
+
+
 def time_ms(now_ms: int) -> Callable[[str], int]:
     """A reader of RFC 3339, and of ``+2h`` for two hours from now."""
 

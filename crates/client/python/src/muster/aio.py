@@ -31,7 +31,16 @@ from .types import (
     Until,
     WatchItem,
 )
-from .v1beta1 import booking_pb2, cluster_pb2, common_pb2, job_pb2, policy_pb2, quota_pb2, schedule_pb2
+from .v1beta1 import (
+    booking_pb2,
+    cluster_pb2,
+    common_pb2,
+    fleet_pb2,
+    job_pb2,
+    policy_pb2,
+    quota_pb2,
+    schedule_pb2,
+)
 
 _Item = TypeVar("_Item")
 
@@ -374,6 +383,12 @@ class Client:
     ) -> list[booking_pb2.Booking]:
         """All bookings that are not over, by name."""
         return await self._run(self._core.bookings(read, timeout))
+
+    async def capacity(
+        self, *, read: Read | None = None, timeout: Seconds | None = None
+    ) -> list[fleet_pb2.Capacity]:
+        """What there is of each type of accelerator in each region, by how it was bought."""
+        return await self._run(self._core.capacity(read, timeout))
 
     async def delete_booking(self, name: str, *, request_id: str | None = None, timeout: Seconds | None = None) -> None:
         """Gives a booking up: its nodes are open to everybody again."""

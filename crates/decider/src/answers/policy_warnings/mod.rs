@@ -478,6 +478,7 @@ impl<'a> Look<'a> {
                 MissingRight::of(self.policy.rights(&spec.tenant), spec).map(|missing| match missing {
                     MissingRight::Tier { .. } => "tierMax",
                     MissingRight::NonPreemptible => "nonPreemptible",
+                    MissingRight::Purchases { .. } => "purchases",
                 });
             if let Some(right) = missing {
                 without_right.entry((&spec.tenant, right)).or_insert((0, &spec.name)).0 += 1;

@@ -51,6 +51,30 @@ pub(super) fn book(run: &mut Run) {
     run.end_round(10);
 }
 
+/// A job whose fallback opens while it waits, on a fleet with a node that was bought so.
+pub(super) fn fall_back(run: &mut Run) {
+    let mut bought = node_draft("bought", "eu", "c8", Some(accelerators("gb200", 4)));
+    bought.labels.insert(name("purchase"), "on_demand".into());
+    run.register(bought.check().unwrap(), 62);
+    let mut draft = job_draft("falls-back", vec![group("main", 1, Some(accelerators("gb200", 4)))]);
+    draft.capacity = Some(Box::new(CapacityRules {
+        purchases: [PurchaseKind::Spot].into_iter().collect(),
+        fallback: Some(CapacityFallback {
+            purchases: [PurchaseKind::OnDemand].into_iter().collect(),
+            after_ms: 60_000,
+            is_open: false,
+        }),
+        interruptions_milli_max: Some(500),
+    }));
+    let job = run.submit(draft.check().unwrap());
+    run.end_round(60_000);
+    run.speculation.push(Decision::FallbackOpened { job });
+    run.end_round(10);
+    let request = run.next_request();
+    handle(&mut run.speculation, &Command::cancel(request, job)).unwrap();
+    run.end_round(10);
+}
+
 /// Bearer tokens of two roles, one of them revoked.
 pub(super) fn grant_tokens(run: &mut Run) {
     let by = Requester { name: "admin/ops".into(), is_operator: true };

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use muster_decider::{Answer, Command, OverridesOrder, handle};
 use muster_journal::RankUpdate;
 use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
-use muster_types::policy::Guarantee;
+use muster_types::policy::{Guarantee, PurchaseKind};
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, ArraySpec, DependencyRule, DeviceAmount, DeviceSet,
-    ExitStatus, FailureClass, ForeignLoad, JobContract, JobMetadata, NodeId, NodeOverridesChange,
-    PriorityTier, Requester, SIZES_VARIABLE, Submission, TaskGroup,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, ArraySpec, CapacityFallback, CapacityRules,
+    DependencyRule, DeviceAmount, DeviceSet, ExitStatus, FailureClass, ForeignLoad, JobContract, JobMetadata,
+    NodeId, NodeOverridesChange, PriorityTier, PurchaseSet, Requester, SIZES_VARIABLE, Submission, TaskGroup,
 };
 
 use super::{World, duration_ms};
@@ -40,6 +40,24 @@ impl World {
             holder: holder(who),
             other_session_is_over: words.contains(&"other-session-over"),
         }
+    }
+
+    /// `purchases=spot,owned`, `fallback=on_demand:30m` and `interruptions=MILLI`.
+    fn capacity(&self, words: &[&str]) -> Option<Box<CapacityRules>> {
+        let kinds = |text: &str| {
+            let known = |word: &str| PurchaseKind::parse(word).expect("a purchase");
+            text.split(',').map(known).collect::<PurchaseSet>()
+        };
+        let fallback = self.number(words, "fallback=").map(|text| {
+            let (purchases, after) = text.split_once(':').expect("fallback=PURCHASE:DURATION");
+            CapacityFallback { purchases: kinds(purchases), after_ms: duration_ms(after), is_open: false }
+        });
+        let rules = CapacityRules {
+            purchases: self.number(words, "purchases=").map(kinds).unwrap_or_default(),
+            fallback,
+            interruptions_milli_max: self.number(words, "interruptions=").map(|text| text.parse().unwrap()),
+        };
+        (!rules.is_empty()).then(|| Box::new(rules))
     }
 
     pub(super) fn submit(&mut self, words: &[&str]) -> String {
@@ -75,6 +93,7 @@ impl World {
         }
         draft.nodes = Self::asked_nodes(words);
         draft.booking = self.number(words, "booking=").map(name);
+        draft.capacity = self.capacity(words);
         draft.run_time_limit_ms = self.number(words, "limit=").map(duration_ms);
         if let Some(tenant) = self.number(words, "tenant=") {
             draft.tenant = name(tenant);

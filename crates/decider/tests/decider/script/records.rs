@@ -117,6 +117,7 @@ impl World {
             }
             Decision::BookingDeleted { by, name, .. } => format!(" {name} by {by}"),
             Decision::BookingOpened { name } => format!(" {name}"),
+            Decision::FallbackOpened { job } => format!(" {}", self.label(*job)),
             Decision::BookingEnded { name, cause } => format!(" {name}: {cause}"),
             Decision::BookingMoved { name, nodes } => {
                 let nodes: Vec<&str> = nodes.iter().map(|node| node.as_str()).collect();

@@ -60,6 +60,7 @@ pub(super) fn bookings() -> impl Strategy<Value = Decision> {
             name
         }),
         name().prop_map(|name| Decision::BookingOpened { name }),
+        any::<u64>().prop_map(|job| Decision::FallbackOpened { job: JobId(job) }),
         (name(), cause).prop_map(|(name, cause)| Decision::BookingEnded { name, cause }),
         (name(), names()).prop_map(|(name, nodes)| Decision::BookingMoved { name, nodes }),
     ]

@@ -38,6 +38,23 @@ pub(super) fn artifacts() -> impl Strategy<Value = muster_types::Artifacts> {
     )
 }
 
+/// How nodes may have been bought, as a submission says it.
+pub(super) fn capacity() -> impl Strategy<Value = CapacityRules> {
+    let set = |kinds: &[PurchaseKind]| kinds.iter().copied().collect();
+    let after = limits::CAPACITY_FALLBACK_MS_MIN..=limits::CAPACITY_FALLBACK_MS_MAX;
+    (option::of(after), option::of(1..=limits::INTERRUPTIONS_MILLI_MAX)).prop_map(
+        move |(after, interruptions_milli_max)| CapacityRules {
+            purchases: set(&[PurchaseKind::Spot, PurchaseKind::Reserved]),
+            fallback: after.map(|after_ms| CapacityFallback {
+                purchases: set(&[PurchaseKind::OnDemand]),
+                after_ms,
+                is_open: false,
+            }),
+            interruptions_milli_max,
+        },
+    )
+}
+
 pub(super) fn level() -> impl Strategy<Value = Level> {
     proptest::sample::select(Level::ALL.to_vec())
 }
@@ -182,6 +199,7 @@ prop_compose! {
         datasets in btree_set(name(), 0..4),
         nodes in option::of(node_requirements()),
         booking in option::of(name()),
+        capacity in option::of(capacity()),
         elastic: bool,
     ) -> JobSpec {
         let mut groups = groups;
@@ -198,6 +216,7 @@ prop_compose! {
             preemptible, dependencies, not_before: times.0.map(LogTime), deadline: times.1.map(LogTime),
             expected_run_ms, datasets: datasets.into_iter().collect(),
             nodes: nodes.filter(|nodes| !nodes.is_empty()).map(Box::new), booking,
+            capacity: capacity.map(Box::new),
         }.check().unwrap()
     }
 }

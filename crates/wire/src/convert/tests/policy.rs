@@ -33,6 +33,7 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
                 non_preemptible: (weight_milli % 5 == 0).then_some(NonPreemptible::WithinNominal),
                 deadlines: (weight_milli % 2 == 0).then_some(weight_milli % 4 == 0),
                 bookings: (weight_milli % 13 == 0).then_some(weight_milli % 4 == 0),
+                purchases: if weight_milli % 3 == 0 { PurchaseSet::ALL } else { PurchaseSet::EMPTY },
             };
             let limits = TenantLimits {
                 pending_jobs: (weight_milli % 7 == 0).then_some(weight_milli),
@@ -170,6 +171,9 @@ prop_compose! {
             tenants, spare_hosts_per_rack, windows, required_isolation,
             notifications: receivers.into_iter().map(receiver).collect(),
             roles: roles.into_iter().map(role).collect(),
+            interruption_rates: vec![InterruptionRate {
+                purchase: PurchaseKind::Spot, region: None, per_day_milli: 500,
+            }],
             prices: prices.into_iter().map(price).collect(),
             datasets: datasets.into_iter()
                 .map(|(name, (bytes, regions))| (name, Dataset { bytes, regions })).collect(),
@@ -206,7 +210,7 @@ fn every_mistake_in_a_policy_is_named_by_its_path() {
         parent: "No".into(),
         weight_milli: u32::MAX,
         quotas: vec![quota("h100"), quota("H100"), quota("h100")],
-        rights: Some(v1::TenantRights { tier_max: 17, non_preemptible: 17, deadlines: None, bookings: None }),
+        rights: Some(v1::TenantRights { tier_max: 17, non_preemptible: 17, deadlines: None, bookings: None, purchases: Vec::new() }),
         limits: None,
     };
     let window = v1::Window {
