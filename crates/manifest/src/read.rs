@@ -156,6 +156,8 @@ impl Reader<'_> {
                     .unwrap_or_default(),
             }),
             ulimits: spec.ulimits.map(|asked| self.ulimits(asked)),
+            // A file is submitted more than once, and each time in another span.
+            trace_parent: String::new(),
         };
         let message = v1::Job { spec: Some(asked), ..message };
         (message, shorthand, parallel)

@@ -49,6 +49,7 @@ pub mod time;
 pub mod token;
 pub mod topology;
 pub mod tpu;
+pub mod trace;
 
 pub use admission::{
     AdmissionMode, AdmissionRule, Approval, CertificateSerial, NodeAdmission, NodeBounds, Revocation,
@@ -89,3 +90,4 @@ pub use stop::StopReason;
 pub use time::{LogTime, Span};
 pub use token::{Token, TokenGrant, TokenId, TokenRole};
 pub use topology::{Level, Spread, TopologyRule};
+pub use trace::TraceParent;

@@ -4,7 +4,8 @@ use super::worker::WorkerKey;
 use muster_types::job::ArrayMember;
 use muster_types::tpu::SliceShape;
 use muster_types::{
-    ArtifactRules, BlobDigest, Container, DeviceSet, FencingToken, JobId, LaunchForm, Ulimits,
+    ArtifactRules, BlobDigest, Container, DeviceSet, FencingToken, JobId, LaunchForm, TraceParent,
+    Ulimits,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -106,6 +107,9 @@ pub struct Placement {
     /// What the job asks to have its processes bounded by.
     #[serde(default)]
     pub ulimits: Ulimits,
+    /// The span that the job was submitted in; none for no trace.
+    #[serde(default)]
+    pub trace_parent: Option<TraceParent>,
     /// For a job of an array.
     pub array: Option<ArrayMember>,
     /// Where the gang runs.

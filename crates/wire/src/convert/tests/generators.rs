@@ -367,6 +367,7 @@ prop_compose! {
         artifacts in option::of((vec("[a-z*?]{1,9}(/[a-z]{1,3})?", 1..4), any::<bool>())),
         open_files in option::of(64u64..1 << 20),
         sizes in proptest::array::uniform3(option::of(1u64 << 16..1 << 40)),
+        trace in option::of(any::<([u8; 16], [u8; 8], u8)>()),
     ) -> JobContract {
         let [core_bytes, locked_bytes, stack_bytes] = sizes;
         let (backoff_ms, backoff_max_ms, avoid_ms) = waits;
@@ -383,6 +384,8 @@ prop_compose! {
             artifacts: artifacts
                 .map(|(paths, required)| muster_types::ArtifactRules { paths, required }),
             ulimits: muster_types::Ulimits { open_files, core_bytes, locked_bytes, stack_bytes },
+            trace_parent: trace
+                .and_then(|(trace, span, flags)| muster_types::TraceParent::new(trace, span, flags)),
         }
     }
 }
