@@ -9,6 +9,7 @@ from typing import Any, Generator, Iterator, Generic, Iterable, Mapping, Sequenc
 import grpc
 
 from ._attempts import channel_options, credentials
+from . import _trace as trace
 from ._core import Call, Core, Limit, Page, Result, Stream, Waiting, Watch
 from ._time import Seconds
 from .errors import ConfigurationError
@@ -477,7 +478,8 @@ class Client:
                 call.path, request_serializer=_serialize, response_deserializer=call.answer
             )
             try:
-                answer = send(call.request, timeout=attempts.timeout())
+                metadata = trace.metadata(self._core.options.traceparent)
+                answer = send(call.request, timeout=attempts.timeout(), metadata=metadata)
             except grpc.RpcError as error:
                 pause = attempts.failed(address, attempts.read(error))
             else:
@@ -500,7 +502,8 @@ class Client:
             open_stream = self._channels.at(address).unary_stream(
                 stream.path, request_serializer=_serialize, response_deserializer=stream.answer
             )
-            answers = open_stream(stream.request(), timeout=stream.patience())
+            metadata = trace.metadata(self._core.options.traceparent)
+            answers = open_stream(stream.request(), timeout=stream.patience(), metadata=metadata)
             try:
                 opening = stream.opening()
                 if opening is not None:
