@@ -31,6 +31,7 @@ pub mod ids;
 pub mod job;
 pub mod lease;
 pub mod limits;
+pub mod log_format;
 pub mod metadata;
 pub mod name;
 pub mod node_overrides;
@@ -77,6 +78,7 @@ pub use job::{
     SIZES_VARIABLE, TaskGroup, WorkerRequest,
 };
 pub use lease::{ExitStatus, FencingToken, Parameters};
+pub use log_format::LogFormat;
 pub use metadata::JobMetadata;
 pub use name::{NAME_RULE, Name};
 pub use node_overrides::{NodeOverrides, NodeOverridesChange};

@@ -166,4 +166,12 @@ impl Placement {
     pub fn ranks(&self) -> impl Iterator<Item = u32> {
         self.workers.iter().map(|w| w.rank)
     }
+
+    /// The span of a worker's launch, which the worker goes on from: it follows from the job, the attempt and the rank. None
+    /// where the job is a part of no trace.
+    #[must_use]
+    pub fn span_of(&self, rank: u32) -> Option<TraceParent> {
+        let numbers = [self.job.0, self.attempt.into(), rank.into()];
+        self.trace_parent.map(|parent| parent.derived(&numbers))
+    }
 }

@@ -21,7 +21,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 import muster
 import muster.aio
-from muster import worker
+from muster import _trace as trace, worker
 from muster._attempts import Attempts
 from muster._core import Logs, Seen, Waiting, Watch
 from muster._judge import Verdict, judge

@@ -8,8 +8,8 @@ from typing import Any, Generator, Iterator, Generic, Iterable, Mapping, Sequenc
 
 import grpc
 
-from ._attempts import channel_options, credentials
 from . import _trace as trace
+from ._attempts import channel_options, credentials
 from ._core import Call, Core, Limit, Page, Result, Stream, Waiting, Watch
 from ._time import Seconds
 from .errors import ConfigurationError
