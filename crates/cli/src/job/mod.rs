@@ -317,6 +317,10 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
         });
         say("ulimits", files.into_iter().chain(sizes).collect::<Vec<_>>().join(", "));
     }
+    // By this it is found where traces are kept.
+    if let Some(trace_id) = spec.trace_parent.split('-').nth(1) {
+        say("trace", trace_id.to_owned());
+    }
     for group in &spec.groups {
         let image = group.container().map(|container| format!(" in {}", container.image));
         let image = image.unwrap_or_default();

@@ -313,7 +313,7 @@ impl Replicated {
     fn after_record(&self, round: &Round, ordinal: usize, applied: &Applied) {
         if let (Some(index), Some(rejection)) = (applied.log_index, &applied.rejection) {
             let decision = round.decisions[ordinal].name();
-            tracing::error!(%index, decision, ?rejection, "the guard refused a record of the current leader: a bug");
+            tracing::error!(log_index = %index, decision, ?rejection, "the guard refused a record of the current leader: a bug");
         }
         let Some(log_index) = applied.log_index else { return };
         if applied.rejection.is_none() {

@@ -543,7 +543,7 @@ impl<G: Environment> Term<'_, G> {
         let times = RoundTimes { begun: (now.checked_sub(spent).unwrap_or(begun)).into_std(), proposed: now.into_std() };
         for EncodedRound { round, bytes } in rounds {
             let payload = Bytes::from(bytes);
-            tracing::debug!(first_index = %round.first_index, decisions = round.decisions.len(), bytes = payload.len(), "round");
+            tracing::debug!(log_index = %round.first_index, term = round.term, decisions = round.decisions.len(), bytes = payload.len(), "round");
             // Before it is proposed: it may be applied before this goes on.
             self.outer.shared.proposed_rounds.keep(payload.clone(), round, times);
             self.in_flight.push(self.outer.consensus.propose(payload, self.speculation.leadership()));
