@@ -67,6 +67,23 @@ mod tests {
 
     proptest! {
         #[test]
+        fn what_is_written_is_read_again(trace: [u8; 16], span: [u8; 8], flags: u8) {
+            if let Some(parent) = TraceParent::new(trace, span, flags) {
+                prop_assert_eq!(TraceParent::parse(&parent.to_string()), Ok(parent));
+                prop_assert_eq!(parent.to_string().len(), TEXT.len());
+            }
+        }
+
+        #[test]
+        fn what_is_taken_is_written_alike((place, byte) in (0..TEXT.len(), any::<u8>())) {
+            let mut near = TEXT.to_vec();
+            near[place] = byte;
+            if let Some(parent) = TraceParent::read(&near) {
+                prop_assert_eq!(&parent.to_string().as_bytes()[..53], &near[..53]);
+            }
+        }
+
+        #[test]
         fn no_bytes_make_it_panic(values in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..600), 0..4)) {
             let slices = || values.iter().map(Vec::as_slice);
             let _ = parent(slices());

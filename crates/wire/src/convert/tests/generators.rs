@@ -363,11 +363,10 @@ prop_compose! {
         http in option::of((1u16.., "(/[a-z]{0,9})?")),
         spares in 0u32..9,
         preflight in proptest::sample::select(Preflight::ALL.to_vec()),
-        workdir in option::of(any::<[u8; 32]>()),
+        (workdir, trace) in (option::of(any::<[u8; 32]>()), option::of(any::<([u8; 16], [u8; 8], u8)>())),
         artifacts in option::of((vec("[a-z*?]{1,9}(/[a-z]{1,3})?", 1..4), any::<bool>())),
         open_files in option::of(64u64..1 << 20),
         sizes in proptest::array::uniform3(option::of(1u64 << 16..1 << 40)),
-        trace in option::of(any::<([u8; 16], [u8; 8], u8)>()),
     ) -> JobContract {
         let [core_bytes, locked_bytes, stack_bytes] = sizes;
         let (backoff_ms, backoff_max_ms, avoid_ms) = waits;
