@@ -514,6 +514,7 @@ mod tests {
         assert_eq!(key(|v| v["pass_environment"] = serde_json::json!(["A=B"])), "pass_environment");
         assert_eq!(key(|v| v["logs"] = serde_json::json!({"worker_size_max": 1})), "logs.worker_size_max");
         assert_eq!(key(|v| v["prolog"] = serde_json::json!({"command": ["true"]})), "prolog.command");
+        assert_eq!(key(|v| v["traces"] = serde_json::json!({"endpoint": "collector"})), "traces.endpoint");
         assert_eq!(key(|v| v["epilog"] = serde_json::json!({"timeout": "1d"})), "epilog.timeout");
         let unknown = serde_json::from_value::<AgentConfig>(serde_json::json!({"stat_dir": "/x"}));
         assert!(unknown.is_err());

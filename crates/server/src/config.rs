@@ -774,6 +774,20 @@ client_endpoint = "http://127.0.0.1:7400"
         assert_eq!(config.parameters, Parameters::DEFAULT);
         let dir = config.archive.expect("history is kept unless that is switched off").dir;
         assert_eq!(dir, Path::new("/tmp/r1/archive"));
+        assert_eq!((config.traces, config.log_format), (None, LogFormat::Text));
+    }
+
+    #[test]
+    fn spans_are_sent_where_a_collector_is_named() {
+        let with = |traces: &str| format!("log_format = \"json\"\n{GOOD}\n[traces]\n{traces}\n");
+        let text = with("endpoint = \"http://collector:4318\"\nsample_ratio = \"1/2\"");
+        let config = ServerConfig::parse(Path::new("muster.toml"), &text).expect("it is complete");
+        assert_eq!(config.log_format, LogFormat::Json);
+        assert_eq!(config.traces.expect("it is named").url, "http://collector:4318/v1/traces");
+        let refused = refusal(&with("endpoint = \"collector\""));
+        assert!(refused.starts_with("muster.toml: traces.endpoint: must be the address"), "{refused}");
+        let refused = refusal(&with("endpoint = \"http://collector\"\nsample_ratio = \"0.5\""));
+        assert!(refused.starts_with("muster.toml: traces.sample_ratio: must be 0, 1"), "{refused}");
     }
 
     #[test]
