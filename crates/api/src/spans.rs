@@ -17,6 +17,7 @@ use tonic::{Code, Status};
 
 use crate::access::Class;
 use crate::headers::FORWARDED;
+use crate::measure::spelled;
 use crate::render::node_name;
 
 /// The span that a call is served in; among the request's extensions.
@@ -98,7 +99,7 @@ pub(crate) fn end(span: Option<Span>, response: &mut http::Response<Body>) {
         span.set(names::JOBS, u64::try_from(made.jobs).unwrap_or(u64::MAX));
     }
     let Some(status) = status.filter(|_| code != Code::Ok) else { return };
-    let reason = Refused::from_status(&status).code.map_or(code.description(), |reason| reason.name());
+    let reason = Refused::from_status(&status).code.map_or(spelled(code), |reason| reason.name());
     span.set(names::REASON, reason);
     if is_fault(code) {
         span.fail(reason);
