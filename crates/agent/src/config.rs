@@ -15,10 +15,11 @@ use crate::settings::{
     ConfigError, ControlGroups, LogLimits, MemoryLimit, base_environment, broken, first_block, first_rack,
 };
 use crate::slurm::SlurmConfig;
+use muster_traces::TracesFile;
 use muster_types::config_value::{bytes, cpu_milli};
 use muster_types::former_key::WrittenKeys;
 use muster_types::tpu::PodPosition;
-use muster_types::{Accelerators, Name, NodeDraft, NodeSpec, Violation};
+use muster_types::{Accelerators, LogFormat, Name, NodeDraft, NodeSpec, Violation};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -99,6 +100,12 @@ pub struct AgentConfig {
     /// loopback address. Nowhere when not said.
     #[serde(default)]
     pub http_listen: Option<SocketAddr>,
+    /// Where spans of this agent are sent.
+    #[serde(default)]
+    pub traces: TracesFile,
+    /// The form of log lines on standard error.
+    #[serde(default)]
+    pub log_format: LogFormat,
     /// A directory on memory for the lease, which must be renewed while disks hang; `/run/muster-agent` when not said, where
     /// `/run` is on memory and the agent root. Else the lease is in the state directory.
     #[serde(default)]
@@ -268,6 +275,7 @@ impl AgentConfig {
         if let Some((key, rule)) = self.files.violation() {
             return Err(broken(key, rule));
         }
+        self.traces.check().map_err(|error| broken(error.key, error.rule))?;
         for (table, command) in [("prolog", &self.prolog), ("epilog", &self.epilog)] {
             if let Some((key, rule)) = command.violation(table) {
                 return Err(broken(&key, rule));
@@ -506,6 +514,7 @@ mod tests {
         assert_eq!(key(|v| v["pass_environment"] = serde_json::json!(["A=B"])), "pass_environment");
         assert_eq!(key(|v| v["logs"] = serde_json::json!({"worker_size_max": 1})), "logs.worker_size_max");
         assert_eq!(key(|v| v["prolog"] = serde_json::json!({"command": ["true"]})), "prolog.command");
+        assert_eq!(key(|v| v["traces"] = serde_json::json!({"endpoint": "collector"})), "traces.endpoint");
         assert_eq!(key(|v| v["epilog"] = serde_json::json!({"timeout": "1d"})), "epilog.timeout");
         let unknown = serde_json::from_value::<AgentConfig>(serde_json::json!({"stat_dir": "/x"}));
         assert!(unknown.is_err());

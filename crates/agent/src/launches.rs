@@ -3,6 +3,7 @@
 //! **Invariant:** nothing is decided by it; what the loop has not heard of counts nothing.
 
 use crate::rules::{Placement, WorkerKey};
+use crate::traces::{LAUNCHES_MAX, TracedLaunch};
 use muster_types::{FencingToken, JobId};
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -16,6 +17,8 @@ pub(crate) struct Launches {
     orders: BTreeMap<(JobId, FencingToken), Instant>,
     /// Since when; none for a worker that is refused.
     workers: BTreeMap<WorkerKey, Option<Instant>>,
+    /// Those of them that are a part of a trace, where spans are recorded.
+    traced: BTreeMap<WorkerKey, TracedLaunch>,
 }
 
 impl Launches {
@@ -36,6 +39,10 @@ impl Launches {
     pub(crate) fn begun(&mut self, placement: &Placement) {
         let ordered = self.orders.remove(&(placement.job, placement.token));
         self.workers.extend(placement.ranks().map(|rank| (placement.key(rank), ordered)));
+        if placement.trace_parent.is_some() && self.traced.len() < LAUNCHES_MAX {
+            let traced = placement.ranks().map(|rank| Some((placement.key(rank), TracedLaunch::of(placement, rank)?)));
+            self.traced.extend(traced.flatten());
+        }
     }
 
     /// A worker will not be launched; its end is reported next.
@@ -46,11 +53,19 @@ impl Launches {
 
     /// A worker runs: since when it was ordered, if that is known. None for one that was not being launched.
     pub(crate) fn running(&mut self, key: WorkerKey) -> Option<Option<Instant>> {
-        self.workers.remove(&key)
+        let ordered = self.workers.remove(&key);
+        if let Some(traced) = self.traced.remove(&key) {
+            traced.end(key, ordered.flatten(), None);
+        }
+        ordered
     }
 
     /// A worker has ended; whether it was being launched.
     pub(crate) fn ended(&mut self, key: WorkerKey) -> bool {
-        self.workers.remove(&key).is_some()
+        let ordered = self.workers.remove(&key);
+        if let Some(traced) = self.traced.remove(&key) {
+            traced.end(key, ordered.flatten(), Some("not launched"));
+        }
+        ordered.is_some()
     }
 }

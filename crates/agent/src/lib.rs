@@ -37,6 +37,7 @@ mod settings;
 pub mod slurm;
 mod subcommand;
 mod temporary;
+mod traces;
 mod uploads;
 mod wire;
 
@@ -102,6 +103,7 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
         node.labels.extend(config.files.fact());
     }
     let spec = config.check_with(&root, listed.as_ref())?;
+    traces::begin(&config.traces, spec.name.as_str());
     let security = security(&config, &Expected::Node(&spec)).map_err(AgentError::Tls)?;
     let endpoints = Endpoints::parse_with(&config.endpoints, security.clone());
     let endpoints = endpoints.map_err(AgentError::Endpoints)?.spread();
@@ -287,6 +289,7 @@ async fn run_for_cluster(config: AgentConfig, shutdown: impl Future<Output = ()>
         (None, Some(kubernetes)) => ("kubernetes", kubernetes.name.as_str()),
         (None, None) => return Ok(()),
     };
+    traces::begin(&config.traces, name);
     let security = security(&config, &Expected::Group { table, name }).map_err(AgentError::Tls)?;
     let endpoints = Endpoints::parse_with(&config.endpoints, security.clone());
     let endpoints = endpoints.map_err(AgentError::Endpoints)?.spread();

@@ -400,7 +400,13 @@ impl<E: Executor> NodeLoop<E> {
                     && !is_launching
                 {
                     let source = std::error::Error::source(&error).map(ToString::to_string);
-                    tracing::error!(worker = %key, %error, source, "a stop could not be delivered");
+                    tracing::error!(
+                        job = %key.job,
+                        worker = %key,
+                        %error,
+                        source,
+                        "a stop could not be delivered"
+                    );
                 }
             });
         }

@@ -14,7 +14,7 @@ use crate::rules::{
 use muster_types::job::ArrayMember;
 use muster_types::limits::REPORT_RANKS_MAX;
 use muster_types::tpu::SliceShape;
-use muster_types::{FencingToken, JobId, LaunchForm, StopReason, Violation, limits as bounds};
+use muster_types::{FencingToken, JobId, LaunchForm, StopReason, TraceParent, Violation, limits as bounds};
 use muster_wire::{agent, convert, v1};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -125,6 +125,8 @@ pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderErro
     if let Some(violation) = broken_rules.first() {
         return Err(violated("ulimits", violation));
     }
+    // No work waits for a trace: what cannot be read is none.
+    let trace_parent = TraceParent::parse(&order.trace_parent).ok();
     let place = order.array_index.zip(order.array_ordinal).zip(order.array_size);
     let array = place.map(|((index, ordinal), size)| ArrayMember { index, ordinal, size });
     Ok(Placement {
@@ -143,6 +145,7 @@ pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderErro
         artifacts,
         artifacts_bytes_max: order.artifacts_bytes_max,
         ulimits,
+        trace_parent,
         array,
         region: order.region,
         cluster: order.cluster,

@@ -3,8 +3,9 @@
 use futures::{Stream, StreamExt};
 use muster_engine::Engine;
 use muster_state::State;
+use muster_traces::header::TRACE_PARENT;
 use muster_transport::{Expect, Principal, Role, Security};
-use muster_types::{Consistency, JobId, LogIndex, Name, Refusal, RefusalCode, ReplicaId};
+use muster_types::{Consistency, JobId, LogIndex, Name, Refusal, RefusalCode, ReplicaId, TraceParent};
 use muster_wire::status::to_status;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -21,6 +22,7 @@ use crate::headers::{FORWARDED, ON_BEHALF};
 use crate::original::{self, Onward};
 use crate::read::{self, Fresh};
 use crate::shares::{Account, Pool, PoolPermit};
+use crate::spans::Traced;
 use crate::turns::{QueuePermit, Turns};
 use crate::unwritten::AnswerMemory;
 use crate::visibility::Visibility;
@@ -124,12 +126,14 @@ pub(crate) struct Caller {
     principal: Principal,
     /// It is an agent's stream.
     nodes: bool,
+    /// The span that it is served in, if it is a part of a trace.
+    trace: Option<TraceParent>,
 }
 
 impl Caller {
     /// A reader of this replica's own pages, which are never passed on.
     pub(crate) fn reading(principal: Principal, deadline: Instant) -> Caller {
-        Caller { forwarded: false, deadline, principal, nodes: false }
+        Caller { forwarded: false, deadline, principal, nodes: false, trace: None }
     }
 
     /// Whether the caller is this node's agent, as far as that is known. An agent speaks for the node that has its
@@ -168,6 +172,11 @@ impl Caller {
         }
         let text = format!("{} runs no worker of {job}", self.principal);
         Err(Refusal::new(RefusalCode::PermissionDenied, text).with("principal", self.principal))
+    }
+
+    /// The span that it is served in; none where it is a part of no trace.
+    pub(crate) fn trace(&self) -> Option<TraceParent> {
+        self.trace
     }
 
     /// Who it is.
@@ -436,6 +445,7 @@ impl Router {
             deadline: Instant::now() + asked.unwrap_or(own).min(own),
             principal: admitted.map_or(Principal::Plaintext, |admitted| admitted.principal),
             nodes: admitted.is_some_and(|a| matches!(a.class, Class::Session | Class::Upload)),
+            trace: request.extensions().get::<Traced>().map(|traced| traced.0),
         }
     }
 
@@ -459,6 +469,9 @@ impl Router {
             && let Ok(name) = name.parse()
         {
             request.metadata_mut().insert(ON_BEHALF, name);
+        }
+        if let Some(parent) = caller.trace.and_then(|parent| parent.to_string().parse().ok()) {
+            request.metadata_mut().insert(TRACE_PARENT, parent);
         }
         request.set_timeout(caller.deadline.saturating_duration_since(Instant::now()));
         original::attach(&mut request);
@@ -778,7 +791,8 @@ mod tests {
             async move {
                 let local = || async { Ok::<(), Refusal>(()) };
                 let remote = |_| async { Ok::<(), Status>(()) };
-                let caller = Caller { forwarded, deadline, principal: Principal::Plaintext, nodes: false };
+                let principal = Principal::Plaintext;
+                let caller = Caller { forwarded, deadline, principal, nodes: false, trace: None };
                 router.write(caller, local, remote).await
             }
         };
@@ -794,6 +808,7 @@ mod tests {
             deadline: Instant::now() + Duration::from_secs(30),
             principal: Principal::Plaintext,
             nodes: true,
+            trace: None,
         };
         assert!(router.route(caller).await.is_err(), "nobody leads");
         assert!(began.elapsed() < Duration::from_secs(15));
@@ -810,6 +825,7 @@ mod tests {
             deadline: Instant::now() + Duration::from_millis(50),
             principal: Principal::Plaintext,
             nodes: false,
+            trace: None,
         };
         let local = || std::future::pending::<Result<(), Refusal>>();
         let remote = |_| std::future::pending::<Result<(), Status>>();

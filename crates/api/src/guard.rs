@@ -8,6 +8,7 @@
 
 use http_body::{Frame, SizeHint};
 use muster_engine::Traffic;
+use muster_traces::header::TRACE_STATE;
 use muster_transport::{PeerInfo, PeerName, Principal, Role};
 use muster_types::{Refusal, RefusalCode};
 use muster_wire::status::to_status;
@@ -25,10 +26,11 @@ use tower_layer::Layer;
 use crate::access::{Class, Rule, rule_of};
 use crate::assembly::{Assembled, HeldPermits, Terms};
 use crate::features;
-use crate::headers::{FORWARDED, ON_BEHALF};
+use crate::headers::{FORWARDED, ON_BEHALF, REQUIRED_FEATURES};
 use crate::original::Original;
 use crate::recorded::CallRecorder;
 use crate::shares::{Account, Pool};
+use crate::spans;
 use crate::tokens::Tokens;
 use crate::unwritten::{AnswerMemory, Ledger, Metered};
 
@@ -322,8 +324,13 @@ impl Guard {
         let may_be_passed_on =
             class == Class::Call && !request.headers().contains_key(FORWARDED) && !(self.leads)();
         let bytes_max = usize::try_from(self.message_bytes_max).unwrap_or(usize::MAX);
-        let required = features::required(request.headers()).cloned();
-        may_be_passed_on.then(|| Original::new(request.uri().path(), bytes_max, required))
+        may_be_passed_on.then(|| {
+            let required = features::required(request.headers()).cloned();
+            let state = spans::trace_state(request.headers());
+            let kept = [(REQUIRED_FEATURES, required), (TRACE_STATE, state)];
+            let kept = kept.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
+            Original::new(request.uri().path(), bytes_max, kept)
+        })
     }
 
     fn enter(&self, principal: Principal, rule: &Rule) -> Result<Permit, Status> {
@@ -430,6 +437,7 @@ where
             Ok(admitted) => admitted,
             Err(status) => return Box::pin(std::future::ready(Ok(status.into_http()))),
         };
+        let span = spans::begin(&mut request, &permit.principal, (permit.path, permit.class));
         // What a call was asked with is given back when it is answered; what a stream carries, message by message.
         let taken = (permit.class == Class::Call).then(HeldPermits::default);
         // The replica that passed it on records it, and knows from where it came.
@@ -448,6 +456,7 @@ where
                 None => answered.await,
             };
             let mut response = response_in_our_words(answered?);
+            spans::end(span, &mut response);
             if let Some(peer) = &peer {
                 recorder.note_answer(peer, permit.principal, permit.path, response.headers());
             }

@@ -36,6 +36,7 @@ use crate::port_forward;
 use crate::read::{bad_page, cluster, freshness, invalid, page_size, written};
 use crate::render::{self, Detail};
 use crate::shares::{Account, Pool, PoolPermit, Tallies, Tally};
+use crate::spans::MadeJobs;
 use crate::submit_stream::{self, naming_leader};
 use crate::visibility::Visibility;
 use crate::watcher::{JobTopic, Messages, Watches};
@@ -212,6 +213,9 @@ impl Checked {
         let jobs = submissions_from_proto("job", job).map_err(|v| violations.extend(v)).ok();
         let (Some(id), Some(mut jobs)) = (id, jobs) else { return Err(invalid(violations)) };
         Submission::set_creator(&mut jobs, &caller.creator());
+        if let Some(parent) = caller.trace() {
+            Submission::set_trace_parent(&mut jobs, parent);
+        }
         Ok(Checked { id, text, jobs: jobs.into(), validate_only })
     }
 }
@@ -267,8 +271,12 @@ impl JobService for Jobs {
     ) -> Result<Response<v1::SubmitJobResponse>, Status> {
         let caller = self.router.caller(&request);
         let submission = Checked::check(request.into_inner(), caller)?;
-        let answer = self.submit_one(caller, submission).await?;
-        Ok(naming_leader(&self.router, answer))
+        let mut response = naming_leader(&self.router, self.submit_one(caller, submission).await?);
+        let made = MadeJobs::of(caller.trace(), &response.get_ref().job_ids);
+        if let Some(made) = made {
+            response.extensions_mut().insert(made);
+        }
+        Ok(response)
     }
 
     type SubmitStreamStream = BoxStream<'static, Result<v1::SubmitStreamResponse, Status>>;
@@ -306,6 +314,9 @@ impl JobService for Jobs {
         let jobs = jobs_from_proto("jobs", messages).map_err(|v| violations.extend(v)).ok();
         let (Some(id), Some(mut jobs)) = (id, jobs) else { return Err(invalid(violations)) };
         Submission::set_creator(&mut jobs, &caller.creator());
+        if let Some(parent) = caller.trace() {
+            Submission::set_trace_parent(&mut jobs, parent);
+        }
         let jobs: Arc<[Submission]> = jobs.into();
         let onward = |channel| {
             let (request_id, jobs) = (text.clone(), self::messages(&jobs).collect());
@@ -325,7 +336,12 @@ impl JobService for Jobs {
             ));
         }
         let (job_ids, freshness) = self.submit(caller, id, &jobs, JobPath::List, onward).await?;
-        Ok(naming_leader(&self.router, v1::SubmitJobsResponse { job_ids, freshness }))
+        let made = MadeJobs::of(caller.trace(), &job_ids);
+        let mut response = naming_leader(&self.router, v1::SubmitJobsResponse { job_ids, freshness });
+        if let Some(made) = made {
+            response.extensions_mut().insert(made);
+        }
+        Ok(response)
     }
 
     async fn cancel_job(

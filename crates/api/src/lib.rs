@@ -79,6 +79,7 @@ mod schedule_tests;
 mod server;
 mod shared;
 mod shares;
+mod spans;
 mod submit_stream;
 #[cfg(test)]
 mod tests;

@@ -186,7 +186,7 @@ impl Drop for Count {
 }
 
 /// As the specification of gRPC spells it.
-fn spelled(code: Code) -> &'static str {
+pub(crate) fn spelled(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",
         Code::Cancelled => "CANCELLED",

@@ -446,7 +446,10 @@ fn response(view: &State, node: NodeId, message: Outbound) -> agent::SessionResp
             token: Some(fencing_token_to_proto(token)),
             current,
         }),
-        Outbound::Order(Order::Start(order)) => Message::Start(crate::render::start_order(&order, node)),
+        Outbound::Order(Order::Start(order)) => {
+            crate::spans::ordered(&order, node);
+            Message::Start(crate::render::start_order(&order, node))
+        }
         Outbound::Order(Order::Stop(stop)) => Message::Stop(agent::StopOrder {
             job_id: stop.job.to_string(),
             token: Some(fencing_token_to_proto(stop.token)),

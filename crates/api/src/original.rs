@@ -16,8 +16,6 @@ use tonic::codegen::http::HeaderValue;
 use tonic::codegen::{Bytes, Service, http};
 use tonic::transport::Channel;
 
-use crate::headers::REQUIRED_FEATURES;
-
 /// Bytes before each message: whether it is compressed, and its length.
 pub(crate) const PREFIX_BYTES: usize = 5;
 
@@ -31,23 +29,25 @@ pub(crate) struct Original {
     path: Arc<str>,
     bytes: Arc<Mutex<Vec<u8>>>,
     bytes_max: usize,
-    /// Features that the request requires.
-    required: Option<HeaderValue>,
+    kept: PassedOn,
 }
+
+/// Headers of the request that go along: which features it requires, and what others have added to its trace.
+type PassedOn = Vec<(&'static str, HeaderValue)>;
 
 /// A whole message with its prefix; among the extensions of a request that passes it on.
 #[derive(Clone, Debug)]
 struct Whole {
     path: Arc<str>,
     bytes: Bytes,
-    required: Option<HeaderValue>,
+    kept: PassedOn,
 }
 
 impl Original {
     /// For a call of this method, whose message has at most `message_bytes_max` bytes.
-    pub(crate) fn new(path: &str, message_bytes_max: usize, required: Option<HeaderValue>) -> Original {
+    pub(crate) fn new(path: &str, message_bytes_max: usize, kept: PassedOn) -> Original {
         let bytes_max = message_bytes_max.saturating_add(PREFIX_BYTES);
-        Original { path: path.into(), bytes: Arc::default(), bytes_max, required }
+        Original { path: path.into(), bytes: Arc::default(), bytes_max, kept }
     }
 
     /// More of it has been read.
@@ -67,7 +67,7 @@ impl Original {
         (is_compressed == 0 && length == message.len()).then(|| Whole {
             path: Arc::clone(&self.path),
             bytes: Bytes::copy_from_slice(&bytes),
-            required: self.required.clone(),
+            kept: self.kept.clone(),
         })
     }
 
@@ -101,8 +101,8 @@ impl Service<http::Request<Body>> for Onward {
         let whole = request.extensions_mut().remove::<Whole>();
         let request = match whole.filter(|whole| *whole.path == *request.uri().path()) {
             Some(whole) => {
-                if let Some(required) = whole.required {
-                    request.headers_mut().insert(REQUIRED_FEATURES, required);
+                for (name, value) in whole.kept {
+                    request.headers_mut().insert(name, value);
                 }
                 request.map(|_| Body::new(http_body_util::Full::new(whole.bytes)))
             }
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_bounded() {
-        let original = Original::new(SUBMIT, 10, None);
+        let original = Original::new(SUBMIT, 10, Vec::new());
         for _ in 0..100 {
             original.push(&[0; 7]);
         }

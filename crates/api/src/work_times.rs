@@ -1,8 +1,10 @@
 //! How long the work of a leader takes, for monitoring systems.
 
-use muster_engine::WorkObserver;
+use muster_engine::{TracedSubmission, WorkObserver};
 use muster_metrics::ReplicaMetrics;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use crate::spans;
 
 /// Counts how long the rounds of this replica's leaderships take.
 pub struct WorkTimes {
@@ -24,5 +26,13 @@ impl WorkObserver for WorkTimes {
 
     fn proposal_applied(&self, took: Duration) {
         self.metrics.proposal_applied(took);
+    }
+
+    fn wants_traces(&self) -> bool {
+        muster_traces::tracer().is_some()
+    }
+
+    fn submission_applied(&self, submission: &TracedSubmission, applied: Instant) {
+        spans::submitted(submission, applied);
     }
 }

@@ -89,6 +89,8 @@ else MUSTER_TOKEN_FILE, else MUSTER_TOKEN, which has the token itself, else what
 Where the web pages are, for `open` and `debug bundle`: --web, else MUSTER_WEB, else `web = [\"host:port\", …]` in the same file,
 else those of a running `muster dev`.
 
+A trace: the span that TRACEPARENT names (W3C Trace Context) goes along with every call, and to the workers of submitted jobs.
+
 Exit codes: 0 ok, 1 failed or the job failed, 2 usage or a wrong job file, 3 not found, 4 denied,
 5 conflict or precondition, 6 unavailable, 7 timeout, 130 interrupted; of `muster run` that of the job.";
 

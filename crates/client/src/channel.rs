@@ -1,4 +1,4 @@
-//! A connection to one replica that shows the caller's token with each call, where it has one.
+//! A connection to one replica that shows the caller's token with each call, and its span, where it has them.
 
 use std::task::{Context, Poll};
 
@@ -7,17 +7,26 @@ use tonic::codegen::Service;
 use tonic::codegen::http::{self, HeaderValue};
 use tonic::transport;
 
+/// In the metadata of a call: the span that it is a part of, by W3C Trace Context.
+const TRACE_PARENT: &str = "traceparent";
+
 /// A connection to one replica. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Channel {
     inner: transport::Channel,
     /// Marked as sensitive: nothing prints it.
     authorization: Option<HeaderValue>,
+    /// The span that each call is a part of.
+    trace_parent: Option<HeaderValue>,
 }
 
 impl Channel {
-    pub(crate) fn new(inner: transport::Channel, authorization: Option<HeaderValue>) -> Channel {
-        Channel { inner, authorization }
+    pub(crate) fn new(
+        inner: transport::Channel,
+        authorization: Option<HeaderValue>,
+        trace_parent: Option<HeaderValue>,
+    ) -> Channel {
+        Channel { inner, authorization, trace_parent }
     }
 }
 
@@ -33,6 +42,9 @@ impl Service<http::Request<Body>> for Channel {
     fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
         if let Some(authorization) = &self.authorization {
             request.headers_mut().insert(http::header::AUTHORIZATION, authorization.clone());
+        }
+        if let Some(parent) = &self.trace_parent {
+            request.headers_mut().insert(TRACE_PARENT, parent.clone());
         }
         self.inner.call(request)
     }

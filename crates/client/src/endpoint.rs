@@ -13,6 +13,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use muster_transport::{AddressError, Bearer, Expect, Security, TokenSecret};
+use muster_types::TraceParent;
 use tonic::codegen::http::HeaderValue;
 use tonic::transport::{Endpoint, Uri};
 
@@ -92,6 +93,8 @@ pub struct Endpoints {
     security: Security,
     /// Shown with each call.
     authorization: Option<HeaderValue>,
+    /// The span that each call is a part of.
+    trace_parent: Option<HeaderValue>,
 }
 
 impl Endpoints {
@@ -124,7 +127,7 @@ impl Endpoints {
             return Err(EndpointsError::NoEndpoint);
         }
         let cursor = Arc::new(AtomicUsize::new(0));
-        Ok(Endpoints { list: list.into(), cursor, security, authorization: None })
+        Ok(Endpoints { list: list.into(), cursor, security, authorization: None, trace_parent: None })
     }
 
     /// Shows a token with each call from now on. Over plaintext it goes to this machine alone; a connection elsewhere is refused.
@@ -145,6 +148,13 @@ impl Endpoints {
         Endpoints { authorization, ..self }
     }
 
+    /// Has each call from now on be a part of this span. Jobs that are submitted pass it on to their workers.
+    #[must_use]
+    pub fn with_trace_parent(self, parent: TraceParent) -> Endpoints {
+        // It has only characters that a header may have.
+        Endpoints { trace_parent: HeaderValue::from_str(&parent.to_string()).ok(), ..self }
+    }
+
     /// Whether a token is shown.
     #[must_use]
     pub fn has_token(&self) -> bool {
@@ -159,7 +169,7 @@ impl Endpoints {
             return Err("a token is sent over TLS only; give --ca and an https:// endpoint".to_owned());
         }
         let channel = connect(address, &self.security).await?;
-        Ok(Channel::new(channel, self.authorization.clone()))
+        Ok(Channel::new(channel, self.authorization.clone(), self.trace_parent.clone()))
     }
 
     /// Starts the rotation anywhere, so that many holders of the same list do not all begin with its

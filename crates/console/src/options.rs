@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use muster_client::{Client, Endpoints, Options};
 use muster_manifest::quantity;
+use muster_types::TraceParent;
 
 use super::config;
 use super::console::{Console, Format};
@@ -115,9 +116,15 @@ impl Global {
         config::endpoints(&self.endpoint, (&self.ca, &self.cert, &self.key), token.as_ref())
     }
 
-    /// A connected client.
+    /// A connected client. What it calls is a part of the span that the environment names, as programs tell each other by
+    /// `TRACEPARENT`; what is none is ignored.
     pub async fn client(&self) -> Result<Client, Failure> {
         let endpoints = self.endpoints().await?;
+        let parent = std::env::var("TRACEPARENT").ok().and_then(|text| TraceParent::parse(text.trim()).ok());
+        let endpoints = match parent {
+            Some(parent) => endpoints.with_trace_parent(parent),
+            None => endpoints,
+        };
         let mut options = Options::STANDARD;
         if let Some(timeout) = self.timeout {
             options.deadline = timeout;

@@ -37,6 +37,7 @@ pub use apply::orders::{Order, StartOrder, StopOrder};
 pub use apply::replicated::{
     Divergence, DivergenceHandler, Mismatch, RecordObserver, Replicated, View, WorkObserver, replicated,
 };
+pub use apply::traced::{Stages, TracedSubmission};
 pub use background::{NotDone, in_background};
 pub use engine::{
     Delivery, Engine, EngineConfig, InboxDepth, LEADERSHIPS_COUNTED_FOR, LocalFacts, ReplicaInfo,

@@ -157,6 +157,8 @@ impl Reader<'_> {
             }),
             ulimits: spec.ulimits.map(|asked| self.ulimits(asked)),
             capacity: spec.capacity.map(|asked| self.capacity(asked)),
+            // A file is submitted more than once, and each time in another span.
+            trace_parent: String::new(),
         };
         let message = v1::Job { spec: Some(asked), ..message };
         (message, shorthand, parallel)

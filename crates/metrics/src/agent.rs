@@ -311,6 +311,7 @@ mod tests {
                 resident_bytes: Some(1),
                 cpu_ms: Some(1_250),
                 open_descriptors: Some(12),
+                trace_spans_dropped: 0,
             },
         }
     }

@@ -102,6 +102,8 @@ pub struct ProcessFacts {
     pub cpu_ms: Option<u64>,
     /// Open descriptors.
     pub open_descriptors: Option<u64>,
+    /// Spans that no collector took.
+    pub trace_spans_dropped: u64,
 }
 
 /// One tenant.

@@ -114,11 +114,12 @@ families! {
     RESIDENT = "process_resident_memory_bytes" Gauge [] "Memory of the process that is in memory";
     CPU = "process_cpu_seconds" Counter [] "Processor time of the process";
     DESCRIPTORS = "process_open_fds" Gauge [] "Open file descriptors of the process";
+    SPANS_DROPPED = "muster_trace_spans_dropped" Counter [] "Spans that were dropped because the collector did not take them or the queue was full";
 }
 
 families! {
     /// Every family of an agent.
-    AGENT_FAMILIES, with [BUILD, CERTIFICATE_DAYS, RESIDENT, CPU, DESCRIPTORS]:
+    AGENT_FAMILIES, with [BUILD, CERTIFICATE_DAYS, RESIDENT, CPU, DESCRIPTORS, SPANS_DROPPED]:
     AGENT_NODES = "muster_agent_nodes" Gauge [] "Nodes that this agent stands for: its host, or those of another scheduler";
     AGENT_CONNECTED = "muster_agent_sessions_connected" Gauge [] "Nodes of this agent that have an open session with the leader";
     AGENT_SESSIONS = "muster_agent_sessions_opened" Counter ["outcome"] "Attempts to open a session";

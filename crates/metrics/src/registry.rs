@@ -340,6 +340,7 @@ mod tests {
                 resident_bytes: Some(1),
                 cpu_ms: Some(1_250),
                 open_descriptors: Some(12),
+                trace_spans_dropped: 0,
             },
             inbox: vec![("clients", 3), ("nodes", 0)],
             jobs_held_back: vec![("held", 2), ("eligible", 1)],

@@ -86,6 +86,7 @@ pub(crate) fn process(facts: ProcessFacts) -> Vec<Rows<'static>> {
         Rows::one(families::RESIDENT, facts.resident_bytes.map(count)),
         Rows::one(families::CPU, facts.cpu_ms.map(units)),
         Rows::one(families::DESCRIPTORS, facts.open_descriptors.map(count)),
+        Rows::one(families::SPANS_DROPPED, Some(count(facts.trace_spans_dropped))),
     ]
 }
 

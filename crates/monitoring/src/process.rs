@@ -21,5 +21,6 @@ pub fn process_facts() -> ProcessFacts {
         resident_bytes: kib.map(|kib| kib << 10),
         cpu_ms,
         open_descriptors: std::fs::read_dir("/proc/self/fd").ok().map(|all| all.count() as u64),
+        trace_spans_dropped: muster_traces::dropped(),
     }
 }

@@ -61,7 +61,7 @@ pub const WHOLE_VARIABLE: &str = "MUSTER_AGENT_WHOLE";
 
 /// Is the agent until it is told to stop.
 pub fn main(args: AgentArgs) -> ExitCode {
-    process::log_to_stderr("info");
+    process::log_to_stderr("info", process::log_format(Some(&args.config)));
     process::die_with_parent();
     process::run(Some(THREADS), |shutdown| run(args, shutdown))
 }

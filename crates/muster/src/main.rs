@@ -92,7 +92,8 @@ fn main() -> ExitCode {
         Command::Server(args) => {
             // The protocol's own steps are for those who look for a fault in it; that an answer is not to be had any
             // more because this replica stops is no fault, and why it stops the replica says itself.
-            process::log_to_stderr("info,openraft=warn,openraft::raft::stream_append=off");
+            let format = process::log_format(args.config());
+            process::log_to_stderr("info,openraft=warn,openraft::raft::stream_append=off", format);
             process::die_with_parent();
             process::run(None, |shutdown| async {
                 match muster_server::run(args, VERSION, shutdown).await {
@@ -106,7 +107,7 @@ fn main() -> ExitCode {
             agent::main(args)
         }
         Command::Quickstart(args) => {
-            process::log_to_stderr("error");
+            process::log_to_stderr("error", muster_types::LogFormat::Text);
             process::run(None, |shutdown| async {
                 match muster_local_cluster::quickstart::run(args, shutdown).await {
                     Ok(code) => code,
@@ -115,7 +116,7 @@ fn main() -> ExitCode {
             })
         }
         Command::Dev(args) => {
-            process::log_to_stderr("error");
+            process::log_to_stderr("error", muster_types::LogFormat::Text);
             process::run(None, |shutdown| async {
                 match muster_local_cluster::dev::run(args, shutdown).await {
                     Ok(code) => code,

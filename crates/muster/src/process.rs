@@ -1,8 +1,10 @@
 //! What the long-running commands share: logging, signals, and how an error is shown.
 
 use muster_local_cluster::DIE_WITH_PARENT;
+use muster_types::LogFormat;
 use std::error::Error;
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,11 +14,32 @@ use tokio_util::sync::CancellationToken;
 /// How long calls that block may take to end when the work is over.
 const BLOCKING_CALLS_MAX: Duration = Duration::from_millis(500);
 
+/// Bytes of a configuration file that are looked at for the form of log lines.
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
+
+/// The form of log lines that `MUSTER_LOG_FORMAT` names, else `log_format` of a configuration file, else that for people. The log
+/// begins before the file is read as a configuration, which refuses what is wrong with it.
+pub fn log_format(config: Option<&Path>) -> LogFormat {
+    if let Ok(named) = std::env::var("MUSTER_LOG_FORMAT") {
+        return LogFormat::parse(&named).unwrap_or_default();
+    }
+    let is_small = |path: &&Path| std::fs::metadata(path).is_ok_and(|file| file.len() <= CONFIG_BYTES_MAX);
+    let text = config.filter(is_small).and_then(|path| std::fs::read_to_string(path).ok());
+    let table = text.and_then(|text| text.parse::<toml::Table>().ok());
+    let named = table.as_ref().and_then(|table| table.get("log_format")?.as_str());
+    named.and_then(LogFormat::parse).unwrap_or_default()
+}
+
 /// Sends log lines to standard error. `MUSTER_LOG` filters them (`info`, `muster_engine=debug`, …).
-pub fn log_to_stderr(usual: &str) {
+pub fn log_to_stderr(usual: &str, format: LogFormat) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("MUSTER_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(usual));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(Lines::default()).with_ansi(false).init();
+    let lines =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(Lines::default()).with_ansi(false);
+    match format {
+        LogFormat::Text => lines.init(),
+        LogFormat::Json => lines.json().flatten_event(true).init(),
+    }
 }
 
 /// Lines on standard error that nobody has to take: one that cannot be written, because the disk below is full or the
@@ -137,6 +160,23 @@ pub fn complain(error: &dyn Error) -> ExitCode {
 mod tests {
     use super::*;
     use std::fs::File;
+
+    #[test]
+    fn the_form_of_log_lines_is_that_of_the_configuration_and_no_mistake_of_it_stops_the_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("server.toml");
+        for (text, expected) in [
+            ("log_format = \"json\"\n[tls]\n", LogFormat::Json),
+            ("log_format = \"text\"\n", LogFormat::Text),
+            ("log_format = 7\n", LogFormat::Text),
+            ("no = toml = at all", LogFormat::Text),
+            ("[other]\nlog_format = \"json\"\n", LogFormat::Text),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(log_format(Some(&path)), expected, "{text}");
+        }
+        assert_eq!(log_format(None), LogFormat::Text);
+    }
 
     #[test]
     fn lines_that_cannot_be_written_are_counted_and_the_count_is_said() {

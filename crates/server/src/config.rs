@@ -13,11 +13,12 @@ use muster_consensus::{LeaderPolicy, ReplicaNode, SnapshotPolicy, Timing};
 use muster_engine::Retention;
 use muster_notify::NotifySettings;
 use muster_oidc::IssuerSettings;
+use muster_traces::{TracesFile, TracesSettings};
 use muster_transport::{Scheme, TlsFiles};
 use muster_types::config_value::{bytes, bytes_per_second, span_ms};
 use muster_types::former_key::WrittenKeys;
 use muster_types::quantity::ByteCount;
-use muster_types::{ClusterId, Name, Parameters, ReplicaId, Span, Violation};
+use muster_types::{ClusterId, LogFormat, Name, Parameters, ReplicaId, Span, Violation};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -116,6 +117,11 @@ struct File {
     notifications: NotificationsFile,
     #[serde(default)]
     audit: AuditFile,
+    #[serde(default)]
+    traces: TracesFile,
+    /// Read before the log begins, and checked here.
+    #[serde(default)]
+    log_format: LogFormat,
 }
 
 /// What one caller, and all together, may take of a replica. Each is 1 or more.
@@ -323,6 +329,10 @@ pub struct ServerConfig {
     pub audit: AuditConfig,
     /// Issuers whose tokens are taken, where tokens are.
     pub issuers: Vec<IssuerSettings>,
+    /// Where spans are sent; none for nowhere.
+    pub traces: Option<TracesSettings>,
+    /// The form of log lines.
+    pub log_format: LogFormat,
 }
 
 impl ServerConfig {
@@ -408,6 +418,7 @@ impl ServerConfig {
         let notifications = notifications(file.notifications, &refuse)?;
         let audit = audit(&file.audit, &refuse)?;
         let issuers = issuers(file.oidc, &refuse)?;
+        let traces = file.traces.check().map_err(|error| refuse(error.key, error.rule))?;
         Ok(ServerConfig {
             cluster_id,
             replica_id,
@@ -429,6 +440,8 @@ impl ServerConfig {
             notifications,
             audit,
             issuers,
+            traces,
+            log_format: file.log_format,
         })
     }
 }
@@ -761,6 +774,20 @@ client_endpoint = "http://127.0.0.1:7400"
         assert_eq!(config.parameters, Parameters::DEFAULT);
         let dir = config.archive.expect("history is kept unless that is switched off").dir;
         assert_eq!(dir, Path::new("/tmp/r1/archive"));
+        assert_eq!((config.traces, config.log_format), (None, LogFormat::Text));
+    }
+
+    #[test]
+    fn spans_are_sent_where_a_collector_is_named() {
+        let with = |traces: &str| format!("log_format = \"json\"\n{GOOD}\n[traces]\n{traces}\n");
+        let text = with("endpoint = \"http://collector:4318\"\nsample_ratio = \"1/2\"");
+        let config = ServerConfig::parse(Path::new("muster.toml"), &text).expect("it is complete");
+        assert_eq!(config.log_format, LogFormat::Json);
+        assert_eq!(config.traces.expect("it is named").url, "http://collector:4318/v1/traces");
+        let refused = refusal(&with("endpoint = \"collector\""));
+        assert!(refused.starts_with("muster.toml: traces.endpoint: must be the address"), "{refused}");
+        let refused = refusal(&with("endpoint = \"http://collector\"\nsample_ratio = \"0.5\""));
+        assert!(refused.starts_with("muster.toml: traces.sample_ratio: must be 0, 1"), "{refused}");
     }
 
     #[test]

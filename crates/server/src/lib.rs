@@ -20,6 +20,7 @@ use muster_engine::{
 };
 use muster_metrics::ReplicaMetrics;
 use muster_store::{ReplicaStore, StoreError};
+use muster_traces::Tracer;
 use muster_transport::{PeerName, Role as PeerRole, Security, Tls, TlsError};
 use std::cmp::Reverse;
 use std::net::SocketAddr;
@@ -101,6 +102,12 @@ pub(crate) enum Start {
 }
 
 impl ServerArgs {
+    /// The configuration file, where one is named.
+    #[must_use]
+    pub fn config(&self) -> Option<&Path> {
+        self.config.as_deref()
+    }
+
     fn start(&self) -> Start {
         match (self.bootstrap, self.join, self.rebuild) {
             (true, _, _) => Start::Bootstrap,
@@ -300,6 +307,7 @@ pub async fn run(args: ServerArgs, version: &str, shutdown: CancellationToken) -
         None => None,
     };
     muster_planted::admit(&config.data_dir)?;
+    begin_traces(&config, version);
     let store = open_store(&config, start).await?;
     let founding = BootstrapConfig {
         cluster: config.cluster_id,
@@ -400,6 +408,23 @@ pub async fn run(args: ServerArgs, version: &str, shutdown: CancellationToken) -
     within("recording the last calls", DRAIN_MAX, async { drop(recording.await) }).await;
     fresh.abort();
     ended
+}
+
+/// Has spans recorded and sent from now on, where the configuration names a collector. It ends with the runtime.
+fn begin_traces(config: &ServerConfig, version: &str) {
+    let Some(settings) = config.traces.clone() else { return };
+    let (tracer, queue) = Tracer::new(settings.ratio);
+    if !muster_traces::install(tracer) {
+        return;
+    }
+    let resource = vec![
+        ("service.name", "muster-server".to_owned()),
+        ("service.version", version.to_owned()),
+        ("service.instance.id", config.replica_id.to_string()),
+        ("cloud.region", config.region.to_string()),
+    ];
+    let version = version.to_owned();
+    tokio::spawn(async move { muster_traces::export(queue, settings, resource, &version).await });
 }
 
 /// Has durations of the replica's work measured from here on.

@@ -19,7 +19,7 @@ use muster_types::policy::{Policy, PolicyDraft};
 use muster_types::token::user_of;
 use muster_types::{
     Artifacts, BlobDigest, BookingSpec, ExitStatus, FieldChange, JobContract, JobMetadata, JobSpec, NodeSpec,
-    Requester, SIZES_VARIABLE, Schedule, ScheduleRun, ScheduleTemplate,
+    Requester, SIZES_VARIABLE, Schedule, ScheduleRun, ScheduleTemplate, TraceParent,
 };
 
 use crate::rows::{
@@ -242,6 +242,8 @@ impl Redaction {
         if let Some(rules) = &mut contract.artifacts {
             rules.paths.iter_mut().for_each(hide);
         }
+        // Ids of traces lead to what other systems know of a user.
+        contract.trace_parent = contract.trace_parent.and_then(|_| TraceParent::new([1; 16], [1; 8], 0));
         Arc::new(contract)
     }
 

@@ -1,6 +1,7 @@
 //! What a job asks of its host: how it is started, what becomes of it when it fails, how it saves its work and
 //! how it is told that it has to stop. Separate from the [`JobSpec`], whose layout in the log is older.
 
+use alloc::borrow::Cow;
 use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
@@ -18,6 +19,7 @@ use crate::limits;
 use crate::metadata::JobMetadata;
 use crate::name::Name;
 use crate::reason::Violation;
+use crate::trace::TraceParent;
 
 /// The first wait before another attempt, where a job does not say.
 pub const BACKOFF_MS_DEFAULT: u64 = 1_000;
@@ -345,6 +347,8 @@ pub struct JobContract {
     pub artifacts: Option<ArtifactRules>,
     /// What the kernel bounds of each of its processes.
     pub ulimits: Ulimits,
+    /// The span that it was submitted in, which its workers go on from; none for no trace. It decides nothing.
+    pub trace_parent: Option<TraceParent>,
 }
 
 impl JobContract {
@@ -352,6 +356,15 @@ impl JobContract {
     #[must_use]
     pub fn is_default(&self) -> bool {
         *self == JobContract::default()
+    }
+
+    /// The same without the trace it is a part of: what was asked for, however often it is asked.
+    #[must_use]
+    pub fn without_trace(&self) -> Cow<'_, JobContract> {
+        match self.trace_parent {
+            None => Cow::Borrowed(self),
+            Some(_) => Cow::Owned(JobContract { trace_parent: None, ..self.clone() }),
+        }
     }
 
     /// Every rule that it breaks together with its job, by fields of the contract.
@@ -453,6 +466,13 @@ impl Submission {
             metadata.creator = String::from(creator);
             job.metadata = (!metadata.is_default()).then(|| Arc::new(metadata));
             last = Some((before, job.metadata.clone()));
+        }
+    }
+
+    /// Has jobs that name no span be a part of this one.
+    pub fn set_trace_parent(jobs: &mut [Submission], parent: TraceParent) {
+        for job in jobs {
+            job.contract.trace_parent = job.contract.trace_parent.or(Some(parent));
         }
     }
 

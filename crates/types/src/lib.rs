@@ -33,6 +33,7 @@ pub mod ids;
 pub mod job;
 pub mod lease;
 pub mod limits;
+pub mod log_format;
 pub mod metadata;
 pub mod name;
 pub mod node_overrides;
@@ -51,6 +52,7 @@ pub mod time;
 pub mod token;
 pub mod topology;
 pub mod tpu;
+pub mod trace;
 
 pub use admission::{
     AdmissionMode, AdmissionRule, Approval, CertificateSerial, NodeAdmission, NodeBounds, Revocation,
@@ -80,6 +82,7 @@ pub use job::{
     SIZES_VARIABLE, TaskGroup, WorkerRequest,
 };
 pub use lease::{ExitStatus, FencingToken, Parameters};
+pub use log_format::LogFormat;
 pub use metadata::JobMetadata;
 pub use name::{NAME_RULE, Name};
 pub use node_overrides::{NodeOverrides, NodeOverridesChange};
@@ -93,3 +96,4 @@ pub use stop::StopReason;
 pub use time::{LogTime, Span};
 pub use token::{Token, TokenGrant, TokenId, TokenRole};
 pub use topology::{Level, Segment, Spread, TopologyRule};
+pub use trace::TraceParent;

@@ -54,6 +54,7 @@ mod support;
 mod tls;
 mod tokens;
 mod top;
+mod traces;
 mod two_releases;
 mod upgrade;
 mod watch;

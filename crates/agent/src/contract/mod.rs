@@ -139,6 +139,9 @@ pub fn environment(
     }
     variables.extend(forms::tpu(placement, worker));
     variables.extend(layout_of_size(worker, placement.rank_map.len()));
+    // A program that records traces goes on from it.
+    let span = placement.span_of(worker.rank);
+    variables.extend(span.map(|span| (muster_traces::header::VARIABLE.to_owned(), span.to_string())));
     for (key, value) in &worker.environment {
         if !key.starts_with("MUSTER_") && !key.starts_with(LAYOUTS) {
             variables.insert(key.clone(), value.clone());

@@ -43,6 +43,7 @@ fn placement(rank_map: Vec<RankPlace>, workers: Vec<Launch>) -> Placement {
         artifacts: None,
         artifacts_bytes_max: None,
         ulimits: muster_types::Ulimits::default(),
+        trace_parent: None,
         array: None,
         region: "eu-west".into(),
         cluster: "eu-west-a".into(),
@@ -301,4 +302,25 @@ fn a_worker_gets_the_layout_of_the_size_that_was_placed() {
     for broken in ["", "[]", "{\"PARALLEL_TENSOR\": 1}", "{"] {
         assert_eq!(of(1, &[("PARALLEL_LAYOUT_1", broken.to_owned())]), ["PARALLEL_SIZES=1,2"], "{broken}");
     }
+}
+
+#[test]
+fn a_worker_goes_on_from_the_trace_of_its_job_unless_it_names_a_span_itself() {
+    let mut placement = placement(vec![place("a", "10.0.0.1", 1)], vec![worker(0, 1, "h100")]);
+    let said = |placement: &Placement| {
+        let text = text(placement, 0, "a", "h100");
+        text.lines().find_map(|line| line.strip_prefix("TRACEPARENT=").map(str::to_owned))
+    };
+    assert_eq!(said(&placement), None);
+    let parent = muster_types::TraceParent::new([7; 16], [8; 8], 1).expect("it is good");
+    placement.trace_parent = Some(parent);
+    let first = said(&placement).expect("it is in the environment");
+    let span = muster_types::TraceParent::parse(&first).expect("it is a parent");
+    assert_eq!((span.trace_id(), span.is_sampled()), ([7; 16], true));
+    assert_ne!(span, parent, "its launch is a span");
+    placement.attempt += 1;
+    assert_ne!(said(&placement), Some(first), "another attempt is another span");
+    let own = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    placement.workers[0].environment.insert("TRACEPARENT".to_owned(), own.to_owned());
+    assert_eq!(said(&placement).as_deref(), Some(own));
 }

@@ -60,7 +60,12 @@ pub(crate) fn recorded(
         Ok(Some(kept)) => (Some(judged(spec, &kept, status)), Some(kept)),
         Ok(None) => (None, None),
         Err(error) => {
-            tracing::warn!(worker = %spec.key, %error, "what became of a worker's files is not known");
+            tracing::warn!(
+                job = %spec.key.job,
+                worker = %spec.key,
+                %error,
+                "what became of a worker's files is not known"
+            );
             let kept = failed(ArtifactFault::Unreadable);
             (Some(judged(spec, &kept, status)), Some(kept))
         }
@@ -106,7 +111,12 @@ pub(crate) async fn keep(
     tell(spec.key, &kept);
     let (written, record) = (record_of(task), kept);
     if let Err(error) = blocking(move || write_record(&written, &record)).await {
-        tracing::warn!(worker = %spec.key, %error, "what became of a worker's files is not durable");
+        tracing::warn!(
+            job = %spec.key.job,
+            worker = %spec.key,
+            %error,
+            "what became of a worker's files is not durable"
+        );
     }
     (judged(&spec, &kept, status), Some(kept))
 }
@@ -166,9 +176,25 @@ fn on_host(task: &TaskDir, isolation: &Isolation, directory: PathBuf) -> PathBuf
 fn tell(key: WorkerKey, kept: &Artifacts) {
     let (files, bytes, left_out) = (kept.files, kept.bytes, kept.left_out);
     match kept.fault {
-        None => tracing::info!(worker = %key, files, bytes, left_out, "files of a worker were kept"),
+        None => tracing::info!(
+            job = %key.job,
+            worker = %key,
+            files,
+            bytes,
+            left_out,
+            "files of a worker were kept"
+        ),
         Some((fault, path)) => {
-            tracing::warn!(worker = %key, files, bytes, left_out, %fault, path, "not all files of a worker were kept");
+            tracing::warn!(
+                job = %key.job,
+                worker = %key,
+                files,
+                bytes,
+                left_out,
+                %fault,
+                path,
+                "not all files of a worker were kept"
+            );
         }
     }
 }

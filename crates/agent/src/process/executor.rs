@@ -392,7 +392,12 @@ impl ProcessExecutor {
         .await;
         if let Err(error) = written {
             let error = chain(&error);
-            tracing::warn!(worker = %key, error, "a refusal is not durable; a restarted agent says vanished");
+            tracing::warn!(
+                job = %key.job,
+                worker = %key,
+                error,
+                "a refusal is not durable; a restarted agent says vanished"
+            );
         }
         self.tell(ExecutorEvent::Ended(key, status)).await;
     }
@@ -421,13 +426,17 @@ impl ProcessExecutor {
         match tokio::time::timeout(notice::FILE_MAX, written).await {
             Ok((written, call)) => {
                 if let Err(error) = written {
-                    tracing::warn!(worker = %key, %error, "the notice could not be written");
+                    tracing::warn!(job = %key.job, worker = %key, %error, "the notice could not be written");
                 }
                 if let Some((to, shim)) = call {
                     tokio::spawn(notice::call(key, shim, to, text));
                 }
             }
-            Err(_) => tracing::warn!(worker = %key, "the disk is slow; the signal goes before the notice"),
+            Err(_) => tracing::warn!(
+                job = %key.job,
+                worker = %key,
+                "the disk is slow; the signal goes before the notice"
+            ),
         }
     }
 
@@ -469,7 +478,12 @@ impl ProcessExecutor {
             Ok(None) => return,
             Err(error) => {
                 let error = chain(&error);
-                tracing::error!(worker = %key, error, "a worker's directory could not be made");
+                tracing::error!(
+                    job = %key.job,
+                    worker = %key,
+                    error,
+                    "a worker's directory could not be made"
+                );
                 return self.refuse(key, format!("make the worker's directory: {error}")).await;
             }
         };
@@ -482,7 +496,7 @@ impl ProcessExecutor {
         let shim = waiting.and_then(|(shim, order)| match prewarm_pool::order(order, &task) {
             Ok(()) => Some(shim),
             Err(error) => {
-                tracing::warn!(worker = %key, %error, "the waiting shim has ended");
+                tracing::warn!(job = %key.job, worker = %key, %error, "the waiting shim has ended");
                 None
             }
         });
@@ -542,7 +556,12 @@ impl ProcessExecutor {
         tokio::spawn(async move {
             let gone = async {
                 if let Err(error) = shim_gone(&task).await {
-                    tracing::error!(worker = %key, %error, "the shim cannot be watched; waiting for its lock");
+                    tracing::error!(
+                        job = %key.job,
+                        worker = %key,
+                        %error,
+                        "the shim cannot be watched; waiting for its lock"
+                    );
                     wait_for_lock(&task).await;
                 }
             };
@@ -588,7 +607,12 @@ impl ProcessExecutor {
                 Ok(None) => {}
                 Err(error) => {
                     let error = chain(&error);
-                    tracing::error!(worker = %key, error, "a worker's end could not be settled; trying again");
+                    tracing::error!(
+                        job = %key.job,
+                        worker = %key,
+                        error,
+                        "a worker's end could not be settled; trying again"
+                    );
                 }
             }
             tokio::time::sleep(pause).await;
@@ -623,7 +647,7 @@ impl ProcessExecutor {
         // A refusal has no launch; a damaged one cannot be judged by its devices, and has no shim that
         // could go on without it.
         let spec = task.spec().unwrap_or_else(|error| {
-            tracing::error!(worker = %key, %error, "the launch is damaged");
+            tracing::error!(job = %key.job, worker = %key, %error, "the launch is damaged");
             None
         });
         let none = (DeviceSet::EMPTY, DEVICE_MILLI, 0);
@@ -718,7 +742,13 @@ impl Executor for ProcessExecutor {
         tokio::spawn(async move {
             if let Err(error) = blocking(move || task.record_stop(request.grace)).await {
                 let error = chain(&error);
-                tracing::warn!(worker = %key, error, told = told.is_ok(), "a stop could not be recorded");
+                tracing::warn!(
+                    job = %key.job,
+                    worker = %key,
+                    error,
+                    told = told.is_ok(),
+                    "a stop could not be recorded"
+                );
             }
         });
         Ok(())
@@ -769,7 +799,7 @@ impl Executor for ProcessExecutor {
                 }
                 // A damaged exit record: what is left is stopped, and the end told as vanished.
                 Err(error) => {
-                    tracing::error!(worker = %key, error = chain(&error), "no valid record");
+                    tracing::error!(job = %key.job, worker = %key, error = chain(&error), "no valid record");
                     let (devices, device_milli) = (DeviceSet::EMPTY, DEVICE_MILLI);
                     Adopted { key, devices, device_milli, exit: None, epoch: 0 }
                 }
@@ -791,7 +821,12 @@ impl Executor for ProcessExecutor {
         let task = self.task(key);
         let acked = task.clone();
         if let Err(error) = blocking(move || acked.write_acked()).await {
-            tracing::warn!(worker = %key, %error, "an acknowledgement is not durable; the end is told again");
+            tracing::warn!(
+                job = %key.job,
+                worker = %key,
+                %error,
+                "an acknowledgement is not durable; the end is told again"
+            );
         }
         self.shared.kept.forget(key);
         self.shared.ended.keep(&task);
@@ -916,11 +951,11 @@ fn conclude_once(
     match task.exit() {
         Ok(Some(exit)) => return Ok(Some(exit)),
         Ok(None) => {}
-        Err(error) => tracing::error!(worker = %key, %error, "the exit record is damaged"),
+        Err(error) => tracing::error!(job = %key.job, worker = %key, %error, "the exit record is damaged"),
     }
     // The shim died without a word, and its worker with it; what the worker had started may be left.
     let running = task.running().unwrap_or_else(|error| {
-        tracing::error!(worker = %key, %error, "the record of the launch is damaged");
+        tracing::error!(job = %key.job, worker = %key, %error, "the record of the launch is damaged");
         None
     });
     let group = running.as_ref().and_then(|r| r.cgroup.clone()).map(Cgroup::at);
@@ -941,7 +976,7 @@ fn conclude_once(
         // Nobody ends a shim but the agent, for a reason, and a worker that can: without a separate namespace. That is
         // the worker's failure, which counts against its retries, not a loss of the node.
         None if running.is_some() && !is_overdue && could_kill_its_guard(task) => {
-            tracing::warn!(worker = %key, "the worker's shim was killed");
+            tracing::warn!(job = %key.job, worker = %key, "the worker's shim was killed");
             ExitStatus::Signal(nix::libc::SIGKILL)
         }
         _ => ExitStatus::Vanished,

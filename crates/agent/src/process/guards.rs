@@ -84,7 +84,12 @@ impl Guarded {
         let fault = if state.stands_still {
             self.still += 1;
             if self.still <= STILL_MAX {
-                tracing::warn!(worker = %self.key, shim, "a shim stands still; it is woken");
+                tracing::warn!(
+                    job = %self.key.job,
+                    worker = %self.key,
+                    shim,
+                    "a shim stands still; it is woken"
+                );
                 let _ = kill(Pid::from_raw(shim), Signal::SIGCONT);
                 None
             } else {
@@ -99,7 +104,13 @@ impl Guarded {
         let fault = fault.or_else(|| self.lease_overdue(epoch, now).then_some(Fault::LeaseOverdue))?;
         // The lock is held until the shim ends: the number is no other process's.
         if matches!(self.task.try_lock(), Ok(None)) {
-            tracing::error!(worker = %self.key, shim, why = fault.text(), "a shim is killed");
+            tracing::error!(
+                job = %self.key.job,
+                worker = %self.key,
+                shim,
+                why = fault.text(),
+                "a shim is killed"
+            );
             let _ = kill(Pid::from_raw(shim), Signal::SIGKILL);
         }
         Some(fault)

@@ -261,7 +261,12 @@ impl HostCommands {
                 Err(error) => {
                     let is_damaged = matches!(error, DurableError::Corrupt { .. });
                     let error = chain(&error);
-                    tracing::error!(worker = %key, error, "an epilog is owed, but the record of it cannot be read");
+                    tracing::error!(
+                        job = %key.job,
+                        worker = %key,
+                        error,
+                        "an epilog is owed, but the record of it cannot be read"
+                    );
                     // What could not be read now may be by the next agent.
                     if is_damaged {
                         remove_record(&path);
@@ -305,7 +310,7 @@ impl HostCommands {
                 Ok(())
             }
             Err(NotReady::Failed(why)) => {
-                tracing::warn!(worker = %worker.key, why, "a prolog failed");
+                tracing::warn!(job = %worker.key.job, worker = %worker.key, why, "a prolog failed");
                 prolog.failed(&why);
                 match prolog.rule {
                     FailureRule::FailClosed => {
@@ -336,7 +341,7 @@ impl HostCommands {
             match self.run(epilog, worker, never).await {
                 Ok(()) => epilog.succeeded(),
                 Err(NotReady::Failed(why)) => {
-                    tracing::warn!(worker = %worker.key, why, "an epilog failed");
+                    tracing::warn!(job = %worker.key.job, worker = %worker.key, why, "an epilog failed");
                     epilog.failed(&why);
                 }
                 Err(NotReady::Stopped) => {}
@@ -484,7 +489,12 @@ impl HostCommands {
             file.write_all(&text)
         });
         if let Err(error) = written.await {
-            tracing::debug!(worker = %worker.key, %error, "the output of a command of this host is not kept");
+            tracing::debug!(
+                job = %worker.key.job,
+                worker = %worker.key,
+                %error,
+                "the output of a command of this host is not kept"
+            );
         }
     }
 }

@@ -67,16 +67,38 @@ pub async fn call(key: WorkerKey, shim: i32, to: HttpNotice, text: String) {
     match listener {
         Listener::Own => {}
         Listener::Nobody => {
-            return tracing::info!(worker = %key, port, "no notice by HTTP: nobody listens");
+            return tracing::info!(job = %key.job, worker = %key, port, "no notice by HTTP: nobody listens");
         }
         Listener::Another => {
-            return tracing::warn!(worker = %key, port, "no notice by HTTP: the port is not the worker's");
+            return tracing::warn!(
+                job = %key.job,
+                worker = %key,
+                port,
+                "no notice by HTTP: the port is not the worker's"
+            );
         }
     }
     match tokio::time::timeout(CALL_MAX, post(&to, &text)).await {
-        Ok(Ok(status)) => tracing::info!(worker = %key, port = to.port, status, "notice given"),
-        Ok(Err(error)) => tracing::warn!(worker = %key, port = to.port, %error, "notice not given by HTTP"),
-        Err(_) => tracing::warn!(worker = %key, port = to.port, "notice by HTTP was not answered in time"),
+        Ok(Ok(status)) => tracing::info!(
+            job = %key.job,
+            worker = %key,
+            port = to.port,
+            status,
+            "notice given"
+        ),
+        Ok(Err(error)) => tracing::warn!(
+            job = %key.job,
+            worker = %key,
+            port = to.port,
+            %error,
+            "notice not given by HTTP"
+        ),
+        Err(_) => tracing::warn!(
+            job = %key.job,
+            worker = %key,
+            port = to.port,
+            "notice by HTTP was not answered in time"
+        ),
     }
 }
 

@@ -243,7 +243,11 @@ impl WorkFiles {
         let mut pause = PAUSE.0;
         loop {
             let Ok(thread) = Arc::clone(&self.keeping).try_acquire_owned() else {
-                tracing::error!(worker = %key, "directories or the store of earlier workers hang; no files are kept");
+                tracing::error!(
+                    job = %key.job,
+                    worker = %key,
+                    "directories or the store of earlier workers hang; no files are kept"
+                );
                 return out_of_time;
             };
             let given_up = Arc::new(AtomicBool::new(false));
@@ -274,7 +278,11 @@ impl WorkFiles {
             if !is_unreached || Instant::now() + pause >= tried_until {
                 return kept;
             }
-            tracing::warn!(worker = %key, "the files of a worker are put into the store again");
+            tracing::warn!(
+                job = %key.job,
+                worker = %key,
+                "the files of a worker are put into the store again"
+            );
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(PAUSE.1);
         }
@@ -326,7 +334,7 @@ impl WorkFiles {
             if error.word != FilesError::UNREACHABLE || Instant::now() + pause >= until {
                 return Err(error);
             }
-            tracing::warn!(worker = %key, %error, "the files of a worker are fetched again");
+            tracing::warn!(job = %key.job, worker = %key, %error, "the files of a worker are fetched again");
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(PAUSE.1);
         }

@@ -189,7 +189,12 @@ impl<S: Scheduler> Executor for RemoteExecutor<S> {
         let status = ExitStatus::LaunchFailed(detail(&reason));
         let (directories, kept) = (self.directories.clone(), status.clone());
         if let Err(error) = blocking(move || directories.end(key, &kept)).await {
-            tracing::warn!(worker = %key, %error, "a refusal is not durable; a restarted agent says vanished");
+            tracing::warn!(
+                job = %key.job,
+                worker = %key,
+                %error,
+                "a refusal is not durable; a restarted agent says vanished"
+            );
         }
         // The receiver is gone only while the agent shuts down.
         let _ = self.events.send(ExecutorEvent::Ended(key, status)).await;
@@ -248,7 +253,12 @@ impl<S: Scheduler> Executor for RemoteExecutor<S> {
     async fn acknowledge(&self, key: WorkerKey) {
         let task: TaskDir = self.directories.task(key);
         if let Err(error) = blocking(move || task.write_acked()).await {
-            tracing::warn!(worker = %key, %error, "an acknowledgement is not durable; the end is told again");
+            tracing::warn!(
+                job = %key.job,
+                worker = %key,
+                %error,
+                "an acknowledgement is not durable; the end is told again"
+            );
         }
         if let Some(share) = self.share(key) {
             // A share that is gone needs to hear nothing.

@@ -33,7 +33,7 @@ impl Outputs {
         if let Err(error) = self.keep(directories, key, piece, limits)
             && !std::mem::replace(&mut self.complained, true)
         {
-            tracing::warn!(worker = %key, %error, "output is being lost");
+            tracing::warn!(job = %key.job, worker = %key, %error, "output is being lost");
         }
         let after = tally(self);
         OutputTally { kept: after.kept - before.kept, dropped: after.dropped - before.dropped }

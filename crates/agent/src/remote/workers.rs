@@ -124,7 +124,7 @@ impl<S: Scheduler> Workers<S> {
         let (directories, key, kept) = (self.share.directories.clone(), self.key(rank), status.clone());
         if let Err(error) = blocking(move || directories.end(key, &kept)).await {
             // It stays open: the next look tries again.
-            tracing::error!(worker = %key, %error, "an end is not durable");
+            tracing::error!(job = %key.job, worker = %key, %error, "an end is not durable");
             return;
         }
         self.open.remove(&rank);

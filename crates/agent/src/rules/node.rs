@@ -858,7 +858,7 @@ impl Node {
         if worker.stop.is_none() {
             let reason = request.reason.map(StopReason::name);
             let grace_ms = u64::try_from(request.grace.as_millis()).unwrap_or(u64::MAX);
-            tracing::info!(worker = %key, reason, grace_ms, "told to stop");
+            tracing::info!(job = %key.job, worker = %key, reason, grace_ms, "told to stop");
         }
         let request = request.behind(worker.stop);
         worker.stop = Some(request);
@@ -912,7 +912,7 @@ impl Node {
                 if worker.has_ended() {
                     return;
                 }
-                tracing::info!(worker = %key, %status, "ended");
+                tracing::info!(job = %key.job, worker = %key, %status, "ended");
                 worker.phase = Phase::Ended(status);
                 worker.version += 1;
                 self.events.forget(key);

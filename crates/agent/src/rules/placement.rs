@@ -4,7 +4,8 @@ use super::worker::WorkerKey;
 use muster_types::job::ArrayMember;
 use muster_types::tpu::SliceShape;
 use muster_types::{
-    ArtifactRules, BlobDigest, Container, DeviceSet, FencingToken, JobId, LaunchForm, Ulimits,
+    ArtifactRules, BlobDigest, Container, DeviceSet, FencingToken, JobId, LaunchForm, TraceParent,
+    Ulimits,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -115,6 +116,9 @@ pub struct Placement {
     /// What the job asks to have its processes bounded by.
     #[serde(default)]
     pub ulimits: Ulimits,
+    /// The span that the job was submitted in; none for no trace.
+    #[serde(default)]
+    pub trace_parent: Option<TraceParent>,
     /// For a job of an array.
     pub array: Option<ArrayMember>,
     /// Where the gang runs.
@@ -173,5 +177,13 @@ impl Placement {
     /// Ranks launched here.
     pub fn ranks(&self) -> impl Iterator<Item = u32> {
         self.workers.iter().map(|w| w.rank)
+    }
+
+    /// The span of a worker's launch, which the worker goes on from: it follows from the job, the attempt and the rank. None
+    /// where the job is a part of no trace.
+    #[must_use]
+    pub fn span_of(&self, rank: u32) -> Option<TraceParent> {
+        let numbers = [self.job.0, self.attempt.into(), rank.into()];
+        self.trace_parent.map(|parent| parent.derived(&numbers))
     }
 }

@@ -128,6 +128,7 @@ impl<'a, S: Subject> Bench<'a, S> {
             artifacts: None,
             artifacts_bytes_max: None,
             ulimits: muster_types::Ulimits::default(),
+            trace_parent: None,
             array: None,
             preflight: false,
             form: LaunchForm::default(),

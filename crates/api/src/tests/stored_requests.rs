@@ -345,6 +345,13 @@ fn submissions() -> Vec<Stored> {
             ),
         ),
         submission(
+            "submit-trace",
+            submit(
+                &id(18),
+                changed(|spec| spec.trace_parent = format!("00-{}-{}-01", "4b".repeat(16), "5c".repeat(8))),
+            ),
+        ),
+        submission(
             "submit-dataset",
             submit(&id(11), changed(|spec| spec.datasets = vec!["corpus".to_owned()])),
         ),

@@ -341,6 +341,10 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
     if let Some(asked) = &spec.capacity {
         say("capacity", capacity(asked));
     }
+    // By this it is found where traces are kept.
+    if let Some(trace_id) = spec.trace_parent.split('-').nth(1) {
+        say("trace", trace_id.to_owned());
+    }
     for group in &spec.groups {
         let image = group.container().map(|container| format!(" in {}", container.image));
         let image = image.unwrap_or_default();

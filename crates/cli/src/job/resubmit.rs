@@ -124,6 +124,8 @@ fn template(array: &v1::Array, ranges: &[IndexRange], now_ms: u64) -> v1::Job {
     let mut spec = array.spec.clone().unwrap_or_default();
     spec.array = Some(array_to_proto(&ArraySpec { ranges: ranges.to_vec(), throttle }));
     spec.dependencies.clear();
+    // It is a part of the span that it is submitted in now.
+    spec.trace_parent.clear();
     let is_past = |at: Option<_>| unix_ms(at).is_some_and(|at_ms| at_ms <= now_ms);
     spec.not_before = spec.not_before.filter(|at| !is_past(Some(*at)));
     spec.deadline = spec.deadline.filter(|at| !is_past(Some(*at)));

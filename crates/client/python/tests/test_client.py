@@ -21,7 +21,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 import muster
 import muster.aio
-from muster import worker
+from muster import _trace as trace, worker
 from muster._attempts import Attempts
 from muster._core import Logs, Seen, Waiting, Watch
 from muster._judge import Verdict, judge
@@ -459,3 +459,26 @@ def test_a_worker_knows_where_it_is(tmp_path: Path) -> None:
         serving.join(60)
     who = {"job_id": "job-7", "fencing_token": "1.42", "rank": 3}
     assert asked[0] == {**who, "checkpoint_committed": {"step": 12}}
+
+
+def test_calls_are_a_part_of_a_span() -> None:
+    parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    assert muster.Options(traceparent=parent).traceparent == parent
+    for wrong in ("x", parent.upper(), parent[:-1], "00-" + "0" * 32 + parent[35:]):
+        with pytest.raises(muster.ConfigurationError, match="traceparent"):
+            muster.Options(traceparent=wrong)
+    assert trace.metadata("") is None
+    assert trace.metadata(parent) == [("traceparent", parent)]
+
+
+def test_the_current_span_of_opentelemetry_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+
+    class Propagate:
+        @staticmethod
+        def inject(carrier: dict[str, str]) -> None:
+            carrier.update(traceparent=current, tracestate="v=1", baggage="user=7")
+
+    monkeypatch.setattr(trace, "_propagate", Propagate)
+    given = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    assert trace.metadata(given) == [("traceparent", current), ("tracestate", "v=1")]

@@ -486,9 +486,10 @@ pub(super) fn submit_as(
 /// What a request is known by, as bytes.
 fn request_bytes(submitted: &[Submission], specs: &[&JobSpec]) -> Result<Vec<u8>, Refusal> {
     let mut bytes = canonical(specs);
-    // Jobs that say nothing of how they are run add nothing.
-    if submitted.iter().any(|job| !job.contract.is_default()) {
-        let contracts: Vec<&JobContract> = submitted.iter().map(|job| &job.contract).collect();
+    // Jobs that say nothing of how they are run add nothing. A request that is repeated is a part of another span.
+    if submitted.iter().any(|job| !job.contract.without_trace().is_default()) {
+        let contracts: Vec<Cow<'_, JobContract>> =
+            submitted.iter().map(|job| job.contract.without_trace()).collect();
         bytes.extend(canonical(&contracts));
     }
     if submitted.iter().any(|job| job.array.is_some()) {

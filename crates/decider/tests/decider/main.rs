@@ -35,4 +35,5 @@ mod script;
 mod snapshot;
 mod support;
 mod tokens;
+mod traced;
 mod warnings;

@@ -5,3 +5,4 @@ pub(crate) mod orders;
 pub(crate) mod pending_replies;
 pub(crate) mod proposed_rounds;
 pub(crate) mod replicated;
+pub(crate) mod traced;

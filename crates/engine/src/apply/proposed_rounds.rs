@@ -15,8 +15,17 @@ use std::time::Instant;
 /// Rounds kept at most: as many as may be in flight, and some that nobody will ask for any more.
 const KEPT_MAX: usize = 128;
 
-/// A round behind its bytes, and when it was proposed.
-type ProposedRound = (Bytes, Round, Instant);
+/// When the leader worked on a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoundTimes {
+    /// Since when it was decided.
+    pub begun: Instant,
+    /// When it was proposed.
+    pub proposed: Instant,
+}
+
+/// A round behind its bytes, and when it was made.
+type ProposedRound = (Bytes, Round, RoundTimes);
 
 /// Rounds by their bytes, in the order they were proposed.
 #[derive(Default)]
@@ -30,23 +39,23 @@ impl ProposedRounds {
         self.kept.lock()
     }
 
-    /// `payload` is what `round` was encoded into, and it is proposed at that time.
-    pub fn keep(&self, payload: Bytes, round: Round, at: Instant) {
+    /// `payload` is what `round` was encoded into, and it is made at these times.
+    pub fn keep(&self, payload: Bytes, round: Round, times: RoundTimes) {
         let mut kept = self.lock();
         if kept.len() >= KEPT_MAX {
             kept.pop_front();
         }
-        kept.push_back((payload, round, at));
+        kept.push_back((payload, round, times));
     }
 
-    /// The round that was encoded into these bytes here, and when it was proposed, if it is still kept. Those before it were lost
+    /// The round that was encoded into these bytes here, and when it was made, if it is still kept. Those before it were lost
     /// on the way, or decoded: they go as well.
-    pub fn take(&self, payload: &Bytes) -> Option<(Round, Instant)> {
+    pub fn take(&self, payload: &Bytes) -> Option<(Round, RoundTimes)> {
         let mut kept = self.lock();
         let same =
             |(own, _, _): &ProposedRound| own.as_ptr() == payload.as_ptr() && own.len() == payload.len();
         let place = kept.iter().position(same)?;
-        kept.drain(..=place).next_back().map(|(_, round, at)| (round, at))
+        kept.drain(..=place).next_back().map(|(_, round, times)| (round, times))
     }
 
     /// The leadership is over; what it proposed is decoded when it comes.
@@ -73,6 +82,11 @@ mod tests {
         }
     }
 
+    fn times() -> RoundTimes {
+        let now = Instant::now();
+        RoundTimes { begun: now, proposed: now }
+    }
+
     fn encoded(round: &Round) -> Bytes {
         encode_round(round).into()
     }
@@ -81,7 +95,7 @@ mod tests {
     fn a_round_is_taken_once_for_its_own_bytes_and_for_no_others() {
         let rounds = ProposedRounds::default();
         let payload = encoded(&round(1));
-        let now = Instant::now();
+        let now = times();
         rounds.keep(payload.clone(), round(1), now);
         assert_eq!(rounds.take(&encoded(&round(1))), None, "equal bytes from elsewhere are decoded");
         assert_eq!(rounds.take(&payload.clone()), Some((round(1), now)));
@@ -92,7 +106,7 @@ mod tests {
     fn those_before_it_go_and_no_more_than_the_bound_are_kept() {
         let rounds = ProposedRounds::default();
         let payloads: Vec<Bytes> = (1..=200).map(|first| encoded(&round(first))).collect();
-        let now = Instant::now();
+        let now = times();
         for (payload, first) in payloads.iter().zip(1..) {
             rounds.keep(payload.clone(), round(first), now);
         }

@@ -19,7 +19,8 @@ use tokio::sync::watch;
 use crate::apply::contacts::Contacts;
 use crate::apply::orders::OrderBoard;
 use crate::apply::pending_replies::PendingReplies;
-use crate::apply::proposed_rounds::ProposedRounds;
+use crate::apply::proposed_rounds::{ProposedRounds, RoundTimes};
+use crate::apply::traced::{Stages, TracedSubmission, traced};
 use crate::watch::changes::Event;
 use crate::watch::events::EventMaker;
 use crate::watch::hub::WatchHub;
@@ -62,6 +63,16 @@ pub trait WorkObserver: Send + Sync {
 
     /// A round that was proposed here is applied here, this time after it was proposed.
     fn proposal_applied(&self, took: Duration);
+
+    /// Whether it wants to hear of submissions that are a part of a trace.
+    fn wants_traces(&self) -> bool {
+        false
+    }
+
+    /// A submission that is a part of a trace, and that was proposed here, was applied here at that time.
+    fn submission_applied(&self, submission: &TracedSubmission, applied: Instant) {
+        let _ = (submission, applied);
+    }
 }
 
 impl Shared {
@@ -88,6 +99,8 @@ pub struct Replicated {
     observer: Option<RecordObserver>,
     /// When the rounds were proposed that are being applied, of those that were proposed here.
     proposed: Vec<Instant>,
+    /// Submissions in them that are a part of a trace, where somebody wants to hear of them.
+    traced: Vec<TracedSubmission>,
     clock: fn() -> Instant,
 }
 
@@ -153,6 +166,7 @@ pub fn replicated(format_max: u16) -> (Replicated, View) {
         on_divergence: None,
         observer: None,
         proposed: Vec::new(),
+        traced: Vec::new(),
         clock: Instant::now,
     };
     (replicated, View { shared })
@@ -249,14 +263,20 @@ impl Replicated {
                 halt(format!("the entry at raft index {raft_index} cannot be applied: {error}"))
             })
         };
-        let round = match self.shared.proposed_rounds.take(payload) {
-            Some((own, proposed_at)) => {
-                self.proposed.push(proposed_at);
+        let (round, own_times) = match self.shared.proposed_rounds.take(payload) {
+            Some((own, times)) => {
+                self.proposed.push(times.proposed);
                 debug_assert_eq!(own, decode(), "a round is not what its own bytes say");
-                own
+                (own, Some(times))
             }
-            None => decode(),
+            None => (decode(), None),
         };
+        let wants_traces = || self.shared.timed_by.get().is_some_and(|observer| observer.wants_traces());
+        let stages = own_times.filter(|_| wants_traces()).map(|RoundTimes { begun, proposed }| Stages {
+            begun,
+            proposed,
+            committed: (self.clock)(),
+        });
         self.check_position(&round);
         for (ordinal, decision) in round.decisions.iter().enumerate() {
             let (leadership, index, log_time) = self.header(&round, ordinal);
@@ -272,6 +292,9 @@ impl Replicated {
             }
         }
         self.events.round_over(&self.state);
+        if let Some(stages) = stages {
+            self.traced.extend(traced(&self.state, &round, stages));
+        }
     }
 
     /// What a record is held against: the header of its round, and its place in it.
@@ -290,7 +313,7 @@ impl Replicated {
     fn after_record(&self, round: &Round, ordinal: usize, applied: &Applied) {
         if let (Some(index), Some(rejection)) = (applied.log_index, &applied.rejection) {
             let decision = round.decisions[ordinal].name();
-            tracing::error!(%index, decision, ?rejection, "the guard refused a record of the current leader: a bug");
+            tracing::error!(log_index = %index, decision, ?rejection, "the guard refused a record of the current leader: a bug");
         }
         let Some(log_index) = applied.log_index else { return };
         if applied.rejection.is_none() {
@@ -346,6 +369,7 @@ impl Application for Replicated {
         let mut marks = Vec::new();
         let (mut last, mut exact) = (0, false);
         self.proposed.clear();
+        self.traced.clear();
         for entry in entries {
             last = entry.raft_index;
             let Some(payload) = &entry.payload else { continue };
@@ -365,6 +389,7 @@ impl Application for Replicated {
             let now = (self.clock)();
             let took = self.proposed.iter().map(|at| now.saturating_duration_since(*at));
             took.for_each(|took| observer.proposal_applied(took));
+            self.traced.iter().for_each(|traced| observer.submission_applied(traced, now));
         }
         // Only now: who is answered must find the record in the view.
         for (index, leadership) in reached {

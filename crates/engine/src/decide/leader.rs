@@ -24,6 +24,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::apply::pending_replies::Reply;
+use crate::apply::proposed_rounds::RoundTimes;
 use crate::apply::replicated::Shared;
 use crate::clock::{self, LogClock, instant};
 use crate::decide::containment::{Attempt, Faults, Handled, LeftOut};
@@ -539,11 +540,12 @@ impl<G: Environment> Term<'_, G> {
         if let Some(observer) = self.outer.shared.timed_by.get().filter(|_| !rounds.is_empty()) {
             observer.round_decided(spent);
         }
+        let times = RoundTimes { begun: (now.checked_sub(spent).unwrap_or(begun)).into_std(), proposed: now.into_std() };
         for EncodedRound { round, bytes } in rounds {
             let payload = Bytes::from(bytes);
-            tracing::debug!(first_index = %round.first_index, decisions = round.decisions.len(), bytes = payload.len(), "round");
+            tracing::debug!(log_index = %round.first_index, term = round.term, decisions = round.decisions.len(), bytes = payload.len(), "round");
             // Before it is proposed: it may be applied before this goes on.
-            self.outer.shared.proposed_rounds.keep(payload.clone(), round, now.into_std());
+            self.outer.shared.proposed_rounds.keep(payload.clone(), round, times);
             self.in_flight.push(self.outer.consensus.propose(payload, self.speculation.leadership()));
             self.proposed += 1;
         }

@@ -27,7 +27,7 @@ use muster_types::{
     NodeBounds, NodeDraft, NodeExpression, NodeId, NodeOverrides, NodeRequirements, NodeSpec, NoticeRules,
     OverlapRule, Parameters, Preflight, PriorityTier, PullRule, PurchaseSet, QueueKey, ReplicaId, RequestId, Requester,
     RetryRules, Revocation, Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate, Spread, TaskGroup,
-    TokenGrant, TokenId, TokenRole, TopologyRule, Ulimits, WorkerRequest, limits,
+    TokenGrant, TokenId, TokenRole, TopologyRule, TraceParent, Ulimits, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -284,7 +284,8 @@ fn contract() -> impl Strategy<Value = Arc<JobContract>> {
     let artifacts = option::of((vec("[a-z*/]{1,9}", 1..4), any::<bool>()));
     let (launch, preflight) = (prop::sample::select(LaunchForm::ALL), prop::sample::select(Preflight::ALL));
     let ulimits = any::<[Option<u64>; 4]>();
-    let forms = (launch, preflight, any::<u32>(), workdir, artifacts, ulimits);
+    let trace = option::of(any::<([u8; 16], [u8; 8], u8)>());
+    let forms = (launch, preflight, any::<u32>(), workdir, artifacts, ulimits, trace);
     (retry, checkpoint, notice, forms).prop_map(|(retry, checkpoint, notice, forms)| {
         Arc::new(JobContract {
             launch: forms.0,
@@ -311,6 +312,7 @@ fn contract() -> impl Strategy<Value = Arc<JobContract>> {
                 locked_bytes: forms.5[2],
                 stack_bytes: forms.5[3],
             },
+            trace_parent: forms.6.and_then(|(trace, span, flags)| TraceParent::new(trace, span, flags)),
         })
     })
 }

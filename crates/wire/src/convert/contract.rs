@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use muster_types::{
-    ArtifactRules, BlobDigest, CheckpointRules, FailureClass, JobContract, NoticeRules, RetryRules, Ulimits,
-    Violation, fleet::checked_name,
+    ArtifactRules, BlobDigest, CheckpointRules, FailureClass, JobContract, NoticeRules, RetryRules, TraceParent,
+    Ulimits, Violation, fleet::checked_name,
 };
 
 use super::{Found, below, bound, one_of, span};
@@ -33,7 +33,31 @@ pub(super) fn contract(at: &str, message: &mut v1::JobSpec, found: &mut Found) -
     });
     let ulimits = message.ulimits.take().map(ulimits_from_proto).unwrap_or_default();
     let spares = message.spare_workers;
-    JobContract { launch, retry, checkpoint, notice, spares, preflight, workdir, artifacts, ulimits }
+    let said = trace_parent_from_proto(&field("trace_parent"), &message.trace_parent);
+    let trace_parent = found.take(said).flatten();
+    JobContract {
+        launch,
+        retry,
+        checkpoint,
+        notice,
+        spares,
+        preflight,
+        workdir,
+        artifacts,
+        ulimits,
+        trace_parent,
+    }
+}
+
+/// The span that a field names; none when it is empty.
+///
+/// # Errors
+/// The rule that it breaks.
+fn trace_parent_from_proto(at: &str, text: &str) -> Result<Option<TraceParent>, Violation> {
+    match text {
+        "" => Ok(None),
+        text => TraceParent::parse(text).map(Some).map_err(|rule| Violation::new(at, rule)),
+    }
 }
 
 /// The limits that a message has, not checked.
@@ -125,8 +149,18 @@ pub(super) fn contract_to_proto(contract: &JobContract) -> v1::JobSpec {
     if contract.is_default() {
         return v1::JobSpec::default();
     }
-    let JobContract { launch, retry, checkpoint, notice, spares, preflight, workdir, artifacts, ulimits } =
-        contract;
+    let JobContract {
+        launch,
+        retry,
+        checkpoint,
+        notice,
+        spares,
+        preflight,
+        workdir,
+        artifacts,
+        ulimits,
+        trace_parent,
+    } = contract;
     let limits = retry
         .limits
         .iter()
@@ -155,6 +189,7 @@ pub(super) fn contract_to_proto(contract: &JobContract) -> v1::JobSpec {
         workdir: workdir.map(workdir_to_proto),
         artifacts: artifacts.as_ref().map(artifacts_to_proto),
         ulimits: ulimits_to_proto(ulimits),
+        trace_parent: trace_parent.map(|parent| parent.to_string()).unwrap_or_default(),
         ..v1::JobSpec::default()
     }
 }

@@ -8,6 +8,7 @@ from typing import Any, Generator, Iterator, Generic, Iterable, Mapping, Sequenc
 
 import grpc
 
+from . import _trace as trace
 from ._attempts import channel_options, credentials
 from ._core import Call, Core, Limit, Page, Result, Stream, Waiting, Watch
 from ._time import Seconds
@@ -492,7 +493,8 @@ class Client:
                 call.path, request_serializer=_serialize, response_deserializer=call.answer
             )
             try:
-                answer = send(call.request, timeout=attempts.timeout())
+                metadata = trace.metadata(self._core.options.traceparent)
+                answer = send(call.request, timeout=attempts.timeout(), metadata=metadata)
             except grpc.RpcError as error:
                 pause = attempts.failed(address, attempts.read(error))
             else:
@@ -515,7 +517,8 @@ class Client:
             open_stream = self._channels.at(address).unary_stream(
                 stream.path, request_serializer=_serialize, response_deserializer=stream.answer
             )
-            answers = open_stream(stream.request(), timeout=stream.patience())
+            metadata = trace.metadata(self._core.options.traceparent)
+            answers = open_stream(stream.request(), timeout=stream.patience(), metadata=metadata)
             try:
                 opening = stream.opening()
                 if opening is not None:

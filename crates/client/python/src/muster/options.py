@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Iterator, Sequence
 
 from ._time import Seconds, duration, milliseconds, seconds, timestamp, unix_ms
+from ._trace import is_parent
 from .errors import ConfigurationError
 from .v1beta1 import common_pb2
 
@@ -61,6 +62,12 @@ class Options:
     """The first pause between two attempts; it doubles, with jitter."""
     pause_max: Seconds = 0.5
     """The longest pause."""
+    traceparent: str = ""
+    """The span that calls are a part of, as a ``traceparent`` of W3C Trace Context, where OpenTelemetry has no current one."""
+
+    def __post_init__(self) -> None:
+        if self.traceparent and not is_parent(self.traceparent):
+            raise ConfigurationError("traceparent must be 00-, 32 and 16 hexadecimal digits, and 2 of flags, with - between them")
 
 
 @dataclass
