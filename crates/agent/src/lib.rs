@@ -37,6 +37,7 @@ mod settings;
 pub mod slurm;
 mod subcommand;
 mod temporary;
+mod turns;
 mod uploads;
 mod wire;
 
@@ -46,6 +47,7 @@ pub use error::AgentError;
 pub use muster_types::former_key::WrittenKeys;
 pub use process::shim::guard_main;
 pub use process::{isolation, task, transcript};
+pub use remote::files::Given;
 pub use rules::WHOLE_PLACEMENT;
 pub use settings::{ConfigError, ControlGroups, LogLimits, MemoryLimit};
 pub use subcommand::shim_main;
@@ -300,6 +302,7 @@ async fn run_for_cluster(config: AgentConfig, shutdown: impl Future<Output = ()>
         shim_command: config.shim_command,
         logs: config.logs,
         pass_environment: config.pass_environment,
+        given: Given { secrets_dir: config.secrets_dir, files: config.files },
     };
     let serving = async {
         match (&config.slurm, &config.kubernetes) {

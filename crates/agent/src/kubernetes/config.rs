@@ -287,6 +287,10 @@ impl KubernetesConfig {
                 return Err(broken(key, "must be a reference like registry.example.org/team/train:1"));
             }
         }
+        if self.listen.port() == 0 {
+            let rule = "must have a port that stays, not 0: runners dial it again after a restart of the agent";
+            return Err(broken("kubernetes.listen", rule));
+        }
         if self.kubeconfig.as_ref().is_some_and(|path| !path.is_absolute()) {
             return Err(broken("kubernetes.kubeconfig", "must be an absolute path"));
         }

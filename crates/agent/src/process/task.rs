@@ -46,6 +46,9 @@ use std::time::Duration;
 pub struct TaskSpec {
     /// Which worker.
     pub key: WorkerKey,
+    /// Whose it is; empty in launches of earlier versions.
+    #[serde(default)]
+    pub tenant: String,
     /// Program and arguments.
     pub command: Vec<String>,
     /// The whole environment.

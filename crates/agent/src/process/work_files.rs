@@ -1,4 +1,5 @@
-//! Files of jobs: fetched from the store that clients share with this host, into a directory that becomes a worker's own.
+//! Files of jobs: fetched from the store that clients share with this host, into a directory that becomes a worker's own. A host
+//! inside another scheduler's job has the store of its agent.
 //!
 //! Each worker gets separate files, which it may change. They are unpacked next to the workers' directories, where nobody else
 //! can write, and become the worker's directory by a rename, so a worker has all of them or was never launched.
@@ -10,9 +11,12 @@ use crate::disk::disposal;
 use crate::limits;
 use crate::offload::blocking;
 use crate::process::task::staging;
+use crate::remote::far_store::FarStore;
 use crate::rules::WorkerKey;
+use crate::turns::Turns;
 use muster_blobs::{
-    BYTES_MAX, BlobDirectory, BlobError, Collecting, TreeError, UnpackError, Unpacking, collect, unpack,
+    BYTES_MAX, BlobDirectory, BlobError, BlobStore, Collecting, TreeError, UnpackError, Unpacking, collect,
+    unpack,
 };
 use muster_types::blob::{HAS_STORE, STORE_LABEL};
 use muster_types::config_value::{bytes, span_ms};
@@ -192,15 +196,33 @@ pub(crate) struct ArtifactSource {
     pub(crate) owner: u32,
 }
 
+/// Where objects are.
+#[derive(Clone, Debug)]
+enum Store {
+    /// In a directory of this host.
+    Directory(BlobDirectory),
+    /// With the agent that this process was started by, on another host.
+    Agent(FarStore),
+}
+
+impl Store {
+    fn get(&self) -> &dyn BlobStore {
+        match self {
+            Store::Directory(store) => store,
+            Store::Agent(store) => store,
+        }
+    }
+}
+
 /// The store of this host.
 #[derive(Debug)]
 pub struct WorkFiles {
-    store: BlobDirectory,
+    store: Store,
     bytes_max: u64,
     time: Duration,
     turns: Semaphore,
-    /// Of those whose artifacts are kept: no worker waits for its files until another one's were kept.
-    artifact_turns: Semaphore,
+    /// Of those whose artifacts are kept, in rotation over tenants. No worker waits for its files until another one's were kept.
+    artifact_turns: Turns,
     /// Each is held by its thread.
     keeping: Arc<Semaphore>,
     /// Bytes of the artifacts of one worker, and the time for them.
@@ -211,15 +233,25 @@ impl WorkFiles {
     /// As an operator says; none where no store is named.
     #[must_use]
     pub fn of(config: &FilesConfig) -> Option<WorkFiles> {
-        Some(WorkFiles {
-            store: BlobDirectory::at(config.store.clone()?),
+        let store = BlobDirectory::at(config.store.clone()?);
+        Some(WorkFiles::with(config, Store::Directory(store)))
+    }
+
+    /// The store of an agent on another host, with the bounds that this one states.
+    pub(crate) fn of_agent(config: &FilesConfig, store: FarStore) -> WorkFiles {
+        WorkFiles::with(config, Store::Agent(store))
+    }
+
+    fn with(config: &FilesConfig, store: Store) -> WorkFiles {
+        WorkFiles {
+            store,
             bytes_max: config.bytes_max,
             time: Duration::from_millis(config.fetch_timeout_ms),
             turns: Semaphore::new(AT_ONCE),
-            artifact_turns: Semaphore::new(AT_ONCE),
+            artifact_turns: Turns::new(AT_ONCE),
             keeping: Arc::new(Semaphore::new(KEEPING_MAX)),
             artifacts: (config.artifacts_bytes_max, Duration::from_millis(config.artifacts_timeout_ms)),
-        })
+        }
     }
 
     /// Puts the files of a worker that has ended into the store, of at most this many bytes and for at most this long. A store
@@ -227,6 +259,7 @@ impl WorkFiles {
     pub(crate) async fn keep(
         &self,
         key: WorkerKey,
+        tenant: &str,
         left: ArtifactSource,
         (bytes_max, time_max): (Option<u64>, Duration),
     ) -> Artifacts {
@@ -236,7 +269,7 @@ impl WorkFiles {
         // The worker's devices wait for this.
         let tried_until = until.min(Instant::now() + ARTIFACTS_RETRIES_MAX);
         let out_of_time = Artifacts { fault: Some((ArtifactFault::OutOfTime, 0)), ..Artifacts::default() };
-        let Ok(Ok(_turn)) = tokio::time::timeout_at(until, self.artifact_turns.acquire()).await else {
+        let Ok(_turn) = tokio::time::timeout_at(until, self.artifact_turns.take(tenant)).await else {
             return out_of_time;
         };
         let left = Arc::new(left);
@@ -264,7 +297,7 @@ impl WorkFiles {
                     bytes_max,
                     is_given_up: &is_given_up,
                 };
-                collect(&store, &asked)
+                collect(store.get(), &asked)
             });
             // What was kept by then is told, so the attempt has a moment to end by itself.
             let Ok(kept) = tokio::time::timeout_at(until + limits::ARTIFACTS_END_MAX, attempt).await else {
@@ -316,7 +349,7 @@ impl WorkFiles {
                 let owner = owner.map(|user| (user, user));
                 let asked =
                     Unpacking { digest, into: staged.path(), bytes_max, owner, is_given_up: &is_given_up };
-                unpack(&store, &asked).map(|()| staged)
+                unpack(store.get(), &asked).map(|()| staged)
             });
             let error = match tokio::time::timeout_at(until, attempt).await {
                 Ok(Ok(staged)) => return Ok(staged),
@@ -442,10 +475,10 @@ mod tests {
         let bounds = (None, Duration::from_secs(20));
         let hanging = Arc::clone(&bench.files.keeping);
         let hanging = hanging.acquire_many_owned(u32::try_from(KEEPING_MAX).unwrap()).await.unwrap();
-        let kept = bench.files.keep(key(), left(&bench), bounds).await;
+        let kept = bench.files.keep(key(), "research", left(&bench), bounds).await;
         assert_eq!(kept.fault, Some((ArtifactFault::OutOfTime, 0)));
         drop(hanging);
-        assert_eq!(bench.files.keep(key(), left(&bench), bounds).await.files, 1);
+        assert_eq!(bench.files.keep(key(), "research", left(&bench), bounds).await.files, 1);
     }
 
     #[tokio::test]
@@ -455,7 +488,7 @@ mod tests {
         // As if four workers left files that take long.
         let _turns = bench.files.artifact_turns.acquire_many(u32::try_from(AT_ONCE).unwrap()).await.unwrap();
         assert!(bench.fetch(digest, 0).await.is_ok());
-        let kept = bench.files.keep(key(), left(&bench), (None, Duration::from_millis(50))).await;
+        let kept = bench.files.keep(key(), "research", left(&bench), (None, Duration::from_millis(50))).await;
         assert_eq!(kept.fault, Some((ArtifactFault::OutOfTime, 0)));
     }
 

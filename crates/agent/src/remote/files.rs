@@ -17,10 +17,11 @@ use crate::turns::Turns;
 use muster_blobs::{
     BlobDirectory, BlobError, BlobStore, Entry, LIST_BYTES_MAX, UnpackError, list, take_in,
 };
-use muster_types::{ArtifactFault, Artifacts, BlobDigest};
+use muster_types::blob::STORE_LABEL;
+use muster_types::{ArtifactFault, Artifacts, BlobDigest, Name};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -45,6 +46,15 @@ pub struct Given {
     pub secrets_dir: Option<PathBuf>,
     /// Where files of jobs are, and their bounds.
     pub files: FilesConfig,
+}
+
+impl Given {
+    /// What is so of the nodes of a cluster goes before what an operator says.
+    pub(crate) fn label(&self, labels: &mut BTreeMap<Name, String>) {
+        labels.retain(|label, _| label.as_str() != STORE_LABEL);
+        let fact = self.files.fact();
+        labels.extend(fact.and_then(|(label, fact)| Some((Name::new(&label)?, fact))));
+    }
 }
 
 /// A question of a runner's.
@@ -500,7 +510,7 @@ mod tests {
                     let (stream, _) = listener.accept().await.unwrap();
                     let (mut reader, writer) = greet(stream).await.unwrap().accept(&identity).await.unwrap();
                     let first = reader.read().await.unwrap().unwrap();
-                    assert_eq!(link::decode(&first), Some(ToAgent::Stream(Purpose::Store)));
+                    assert_eq!(link::decode::<ToAgent>(&first), Some(ToAgent::Stream(Purpose::Store)));
                     let (own, of) = (Arc::clone(&own), Arc::clone(&of));
                     tokio::spawn(async move { serve(Some(&own), &of, Stream { reader, writer }).await });
                 }

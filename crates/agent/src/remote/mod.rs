@@ -10,12 +10,16 @@
 //! | `executor.rs`, `record.rs` | the trait of executors for one node, and what is on disk of a share |
 //! | `workers.rs`, `output.rs`, `lease.rs` | the workers of a share as the agent knows them, their output, what their runner may count on |
 //! | `link.rs`, `server.rs`, `runner.rs` | what runs inside the other scheduler's job, and how it is spoken to |
+//! | `streams.rs` | connections for bytes: commands next to workers, ports of theirs |
+//! | `files.rs`, `far_store.rs` | the agent's store of files, and what runners see of it |
 //! | `nodes.rs` | the nodes and their sessions |
 //!
 //! **Invariant:** the other scheduler is never believed about what runs: a worker runs because a runner was told to launch it,
 //! once, under a lease.
 
 pub(crate) mod executor;
+pub(crate) mod far_store;
+pub(crate) mod files;
 pub(crate) mod lease;
 pub(crate) mod link;
 pub(crate) mod nodes;
@@ -24,6 +28,7 @@ pub(crate) mod record;
 pub(crate) mod runner;
 pub(crate) mod scheduler;
 pub(crate) mod server;
+mod streams;
 pub(crate) mod workers;
 
 use crate::disk::durable::{read_record, write_record};
@@ -43,12 +48,15 @@ pub(crate) struct Surroundings {
     pub(crate) shim_command: Vec<String>,
     pub(crate) logs: LogLimits,
     pub(crate) pass_environment: Vec<String>,
+    pub(crate) given: files::Given,
     pub(crate) monitor: AgentMonitor,
 }
 
 /// Whether a frame of either side is one.
 pub(crate) fn takes_frame(frame: &[u8]) -> bool {
-    link::decode_frame(frame).is_some() || link::decode::<link::ToRunner>(frame).is_some()
+    link::decode_frame(frame).is_some()
+        || link::decode::<link::ToRunner>(frame).is_some()
+        || streams::takes_frame(frame)
 }
 
 /// A frame as a runner sends it.
