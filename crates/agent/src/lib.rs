@@ -147,6 +147,7 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
         images,
         files: process::work_files::WorkFiles::of(&config.files).map(Arc::new),
         host_commands: host_commands.clone(),
+        is_in_job: false,
     });
     let adopted = executor.adopt().await.map_err(AgentError::Adopt)?;
     let epoch_floor = adopted.iter().map(|found| found.epoch).max().unwrap_or(0);

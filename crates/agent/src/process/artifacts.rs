@@ -240,6 +240,7 @@ mod tests {
             let spec = TaskSpec {
                 key,
                 tenant: "research".to_owned(),
+                is_in_job: false,
                 command: vec!["true".to_owned()],
                 environment: BTreeMap::new(),
                 working_directory: TaskDir::of(&tasks, key).work(),

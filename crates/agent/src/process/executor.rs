@@ -97,6 +97,8 @@ pub struct ProcessSettings {
     pub files: Option<Arc<WorkFiles>>,
     /// What is run before and after each worker; none for nothing.
     pub host_commands: Option<Arc<HostCommands>>,
+    /// Whether this process and all workers are in a job of another scheduler, which ends what is left of them.
+    pub is_in_job: bool,
 }
 
 /// Runs workers as processes.
@@ -239,6 +241,7 @@ impl ProcessExecutor {
             isolation: settings.isolating.with_seen(isolation, seen),
             key,
             tenant: placement.tenant.clone(),
+            is_in_job: settings.is_in_job,
             command: contract::command(placement, worker, &here),
             environment,
             working_directory,

@@ -454,8 +454,8 @@ impl Running {
             // The nodes of another scheduler state no container runtime.
             images: None,
             files: files.map(Arc::new),
-            // Slurm has its own.
             host_commands: None,
+            is_in_job: true,
         });
         let (say, words) = mpsc::channel(4);
         let alive = placement.ranks().collect();

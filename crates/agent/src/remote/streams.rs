@@ -410,6 +410,7 @@ async fn say_last(stream: &mut Stream, last: &Word) -> Result<(), String> {
 
 /// Runs a command, and carries what goes between it and the agent.
 async fn run_command(mut stream: Stream, executor: ProcessExecutor, request: ExecRequest) -> Result<(), String> {
+    let key = request.key;
     let (to_command, inputs) = mpsc::channel(limits::EXEC_PIECES_QUEUED_MAX);
     let (outputs, mut from_command) = mpsc::channel(limits::EXEC_PIECES_QUEUED_MAX);
     let Stream { reader, writer } = &mut stream;
@@ -460,6 +461,8 @@ async fn run_command(mut stream: Stream, executor: ProcessExecutor, request: Exe
     let (ended, last) = tokio::select! {
         ended = work => ended,
         () = feed => return Ok(()),
+        // Nothing else would end it here with its worker.
+        () = executor.ended(key) => (Err("the worker has ended, and the command with it".to_owned()), None),
     };
     let last = match (ended, last) {
         (Err(why), _) => Word::Failed(why),
