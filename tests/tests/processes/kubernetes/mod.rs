@@ -6,6 +6,7 @@
 
 mod faults;
 mod lab;
+mod same;
 
 use muster_client::Client;
 use muster_wire::v1::{self, FailureClass, JobPhase};
