@@ -54,9 +54,7 @@ pub(crate) struct Surroundings {
 
 /// Whether a frame of either side is one.
 pub(crate) fn takes_frame(frame: &[u8]) -> bool {
-    link::decode_frame(frame).is_some()
-        || link::decode::<link::ToRunner>(frame).is_some()
-        || streams::takes_frame(frame)
+    link::decode_frame(frame).is_some() || link::decode::<link::ToRunner>(frame).is_some()
 }
 
 /// A frame as a runner sends it.

@@ -98,18 +98,16 @@ fn decode(frame: &[u8]) -> Option<Piece> {
     }
 }
 
-/// Whether a frame of a connection for bytes is one.
-pub(super) fn takes_frame(frame: &[u8]) -> bool {
-    decode(frame).is_some()
-}
-
 /// Which share a connection belongs to: a placement, and its node.
 type Owner = (ShareKey, String);
+
+/// Who waits for the connection of each errand.
+type Waiting = Arc<Mutex<BTreeMap<u64, (Owner, oneshot::Sender<Stream>)>>>;
 
 /// The errands of one agent that wait for their connection.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
-    waiting: Arc<Mutex<BTreeMap<u64, (Owner, oneshot::Sender<Stream>)>>>,
+    waiting: Waiting,
 }
 
 impl std::fmt::Debug for Stream {
@@ -122,7 +120,7 @@ impl std::fmt::Debug for Stream {
 pub(crate) struct Awaited {
     pub(crate) errand: u64,
     arrived: oneshot::Receiver<Stream>,
-    waiting: Arc<Mutex<BTreeMap<u64, (Owner, oneshot::Sender<Stream>)>>>,
+    waiting: Waiting,
 }
 
 impl Drop for Awaited {

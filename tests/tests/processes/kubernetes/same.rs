@@ -28,7 +28,7 @@ async fn one_job_runs_in_pods_as_on_hosts() {
     std::fs::write(project.join("train.sh"), "wc -c < data/noise\ncksum < data/noise\n").expect("a file");
     let (from, store) = (project.to_str().expect("text"), store.to_str().expect("text"));
     let before = ["run", "--name", "shipped", "--cpu", "100m", "--memory", "64Mi", "--workdir", from];
-    let ran = cluster.operated(&[&before[..], &["--store", store, "--", "/bin/sh", "train.sh"]].concat()).await;
+    let ran = cluster.operated(&[&before[..], &["--store", store, "--", "/bin/sh", "train.sh"][..]].concat()).await;
     let mut here = tokio::process::Command::new("sh");
     here.args(["-c", "wc -c < data/noise; cksum < data/noise"]).current_dir(&project);
     let here = here.output().await.expect("a shell is here");
