@@ -25,17 +25,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
 
 /// Objects that are sent or taken at the same time, by one agent.
 const AT_ONCE: usize = 8;
+/// Lists of what was sent that are looked at, at the same time.
+const LOOKS_AT_ONCE: usize = 2;
 /// Bytes of one piece of an object.
 const PIECE_BYTES: usize = 64 << 10;
 /// Between two frames of a connection on which an object is sent.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// How long a connection may stand without a question.
 const IDLE_MAX: Duration = Duration::from_secs(600);
+/// How long one object may be on its way, and hold a turn meanwhile.
+const OBJECT_MAX: Duration = Duration::from_secs(900);
+/// Connections of one share at a time: its runner keeps a few.
+const CONNECTIONS_MAX: usize = 32;
 /// Objects that one share may send.
 const OBJECTS_MAX: usize = 200_000;
 
@@ -139,17 +146,25 @@ fn decode<T: for<'a> Deserialize<'a>>(frame: &[u8]) -> Option<Frame<T>> {
 pub(super) struct Wire {
     stream: Stream,
     runtime: Handle,
+    /// When the other side has had its time; none for no bound beyond that of each frame.
+    until: Option<Instant>,
 }
 
 impl Wire {
     pub(super) fn new(stream: Stream, runtime: Handle) -> Wire {
-        Wire { stream, runtime }
+        Wire { stream, runtime, until: None }
+    }
+
+    /// How long the next frame may take.
+    fn patience(&self) -> Duration {
+        self.until.map_or(SILENCE_MAX, |until| until.saturating_duration_since(Instant::now()).min(SILENCE_MAX))
     }
 
     /// The next frame; an error when the connection is over.
     pub(super) fn read<T: for<'a> Deserialize<'a>>(&mut self) -> io::Result<Frame<T>> {
-        let Wire { stream, runtime } = self;
-        let read = runtime.block_on(async { tokio::time::timeout(SILENCE_MAX, stream.reader.read()).await });
+        let patience = self.patience();
+        let Wire { stream, runtime, .. } = self;
+        let read = runtime.block_on(async { tokio::time::timeout(patience, stream.reader.read()).await });
         let frame = read.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
         let frame = frame.map_err(io::Error::other)?;
         let frame = frame.ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionAborted))?;
@@ -157,8 +172,9 @@ impl Wire {
     }
 
     pub(super) fn write(&mut self, frame: &[u8]) -> io::Result<()> {
-        let Wire { stream, runtime } = self;
-        let written = runtime.block_on(async { tokio::time::timeout(SILENCE_MAX, stream.writer.write(frame)).await });
+        let patience = self.patience();
+        let Wire { stream, runtime, .. } = self;
+        let written = runtime.block_on(async { tokio::time::timeout(patience, stream.writer.write(frame)).await });
         written.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?.map_err(io::Error::other)
     }
 
@@ -253,14 +269,17 @@ impl Read for Coming<'_> {
 pub(crate) struct OwnStore {
     pub(super) config: FilesConfig,
     store: BlobDirectory,
+    /// Of objects on their way, which who sends them may delay.
     turns: Turns,
+    /// Of looks at what was sent, which nobody can.
+    looks: Turns,
 }
 
 impl OwnStore {
     /// As an operator says; none where no store is named.
     pub(super) fn of(config: &FilesConfig) -> Option<OwnStore> {
         let store = BlobDirectory::at(config.store.clone()?);
-        Some(OwnStore { config: config.clone(), store, turns: Turns::new(AT_ONCE) })
+        Some(OwnStore { config: config.clone(), store, turns: Turns::new(AT_ONCE), looks: Turns::new(LOOKS_AT_ONCE) })
     }
 }
 
@@ -271,6 +290,7 @@ pub(crate) struct ShareFiles {
     workdir: Option<BlobDigest>,
     /// Bytes that it may send; none where its job wants nothing kept.
     sent_bytes_max: Option<u64>,
+    connections: Semaphore,
     state: Mutex<ShareState>,
 }
 
@@ -293,6 +313,7 @@ impl ShareFiles {
             tenant: placement.tenant.clone(),
             workdir: placement.workdir,
             sent_bytes_max: placement.artifacts.as_ref().map(|_| all),
+            connections: Semaphore::new(CONNECTIONS_MAX),
             state: Mutex::default(),
         }
     }
@@ -344,7 +365,7 @@ impl ShareFiles {
         let nothing =
             |fault| Artifacts { fault: Some((fault, 0)), left_out: said.left_out, ..Artifacts::default() };
         let Some(store) = store.cloned() else { return nothing(ArtifactFault::NoStore) };
-        let turn = store.turns.take(&self.tenant).await;
+        let turn = store.looks.take(&self.tenant).await;
         let files = Arc::clone(self);
         let looked = blocking(move || {
             let _turn = turn;
@@ -387,6 +408,9 @@ pub(super) async fn serve(
     mut stream: Stream,
 ) -> Result<(), String> {
     let Some(store) = store else { return Err("there is no store for runners".to_owned()) };
+    let Ok(_place) = files.connections.try_acquire() else {
+        return Err("a share has too many connections to the store".to_owned());
+    };
     let runtime = Handle::current();
     loop {
         let asked = tokio::time::timeout(IDLE_MAX, stream.reader.read()).await;
@@ -398,7 +422,7 @@ pub(super) async fn serve(
         let (store, files, runtime) = (Arc::clone(store), Arc::clone(files), runtime.clone());
         let work = move || {
             let _turn = turn;
-            let mut wire = Wire::new(stream, runtime);
+            let mut wire = Wire { stream, runtime, until: Some(Instant::now() + OBJECT_MAX) };
             answer(&store, &files, &mut wire, question).map(|()| wire.stream)
         };
         stream = blocking(work).await.map_err(|error| error.to_string())?;
