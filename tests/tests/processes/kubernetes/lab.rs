@@ -100,7 +100,7 @@ impl Lab {
         format!("/api/v1/namespaces/{}/{what}", self.namespace)
     }
 
-    fn command(&self, arguments: &[&str]) -> std::process::Command {
+    pub fn command(&self, arguments: &[&str]) -> std::process::Command {
         let mut command = std::process::Command::new("kubectl");
         command.arg("--kubeconfig").arg(&self.kubeconfig).arg(REQUEST_LIMIT).args(arguments);
         command

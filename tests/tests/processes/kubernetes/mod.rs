@@ -5,6 +5,7 @@
 //! their beginnings and ends are seen and not told.
 
 mod faults;
+mod inside;
 mod lab;
 mod same;
 
