@@ -11,7 +11,6 @@ use crate::disk::disposal;
 use crate::limits;
 use crate::offload::blocking;
 use crate::process::task::staging;
-use crate::remote::far_store::FarStore;
 use crate::rules::WorkerKey;
 use crate::turns::Turns;
 use muster_blobs::{
@@ -196,28 +195,22 @@ pub(crate) struct ArtifactSource {
     pub(crate) owner: u32,
 }
 
-/// Where objects are.
-#[derive(Clone, Debug)]
-enum Store {
-    /// In a directory of this host.
-    Directory(BlobDirectory),
-    /// With the agent that this process was started by, on another host.
-    Agent(FarStore),
+/// Where objects are: a directory of this host, or the store of an agent on another one.
+pub(crate) trait SharedStore: fmt::Debug + Send + Sync {
+    /// It as a store.
+    fn get(&self) -> &dyn BlobStore;
 }
 
-impl Store {
+impl<T: BlobStore + fmt::Debug + Send + Sync> SharedStore for T {
     fn get(&self) -> &dyn BlobStore {
-        match self {
-            Store::Directory(store) => store,
-            Store::Agent(store) => store,
-        }
+        self
     }
 }
 
 /// The store of this host.
 #[derive(Debug)]
 pub struct WorkFiles {
-    store: Store,
+    store: Arc<dyn SharedStore>,
     bytes_max: u64,
     time: Duration,
     turns: Semaphore,
@@ -234,15 +227,11 @@ impl WorkFiles {
     #[must_use]
     pub fn of(config: &FilesConfig) -> Option<WorkFiles> {
         let store = BlobDirectory::at(config.store.clone()?);
-        Some(WorkFiles::with(config, Store::Directory(store)))
+        Some(WorkFiles::with(config, Arc::new(store)))
     }
 
-    /// The store of an agent on another host, with the bounds that this one states.
-    pub(crate) fn of_agent(config: &FilesConfig, store: FarStore) -> WorkFiles {
-        WorkFiles::with(config, Store::Agent(store))
-    }
-
-    fn with(config: &FilesConfig, store: Store) -> WorkFiles {
+    /// Another store, with the bounds that are stated.
+    pub(crate) fn with(config: &FilesConfig, store: Arc<dyn SharedStore>) -> WorkFiles {
         WorkFiles {
             store,
             bytes_max: config.bytes_max,
@@ -282,7 +271,7 @@ impl WorkFiles {
             let given_up = Arc::new(AtomicBool::new(false));
             // Also when the caller does not wait for this any more.
             let _give_up = GiveUp(Arc::clone(&given_up));
-            let (store, left) = (self.store.clone(), Arc::clone(&left));
+            let (store, left) = (Arc::clone(&self.store), Arc::clone(&left));
             let attempt = blocking(move || {
                 let _thread = thread;
                 let is_given_up = || given_up.load(Ordering::Relaxed) || Instant::now() >= until;
@@ -339,7 +328,7 @@ impl WorkFiles {
             let given_up = Arc::new(AtomicBool::new(false));
             // Also when the caller does not wait for this any more.
             let _give_up = GiveUp(Arc::clone(&given_up));
-            let (store, tasks) = (self.store.clone(), tasks.to_owned());
+            let (store, tasks) = (Arc::clone(&self.store), tasks.to_owned());
             let attempt = blocking(move || {
                 let staged = Staged(staging(&tasks, key));
                 // What an attempt before has left.

@@ -18,7 +18,7 @@
 //! once, under a lease.
 
 pub(crate) mod executor;
-pub(crate) mod far_store;
+mod far_store;
 pub(crate) mod files;
 pub(crate) mod lease;
 pub(crate) mod link;

@@ -414,7 +414,7 @@ impl Running {
         (within, dialling): (Within, Dialling),
     ) -> Result<Running, String> {
         let Grant { mut placement, left, node, accelerator, logs, pass_environment, takes_notes, files } = grant;
-        let files = files.map(|bounds| WorkFiles::of_agent(&bounds, FarStore::over(dialling.clone())));
+        let files = files.map(|bounds| WorkFiles::with(&bounds, Arc::new(FarStore::over(dialling.clone()))));
         let mut lease = Lease::open(&directory.join("lease"), runner, 0).map_err(|e| e.to_string())?;
         renew(&mut lease, sent, left);
         let meant = placement.workers.iter().fold(DeviceSet::EMPTY, |set, worker| set.union(worker.devices));

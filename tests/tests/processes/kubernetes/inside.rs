@@ -27,7 +27,7 @@ impl Drop for Applied<'_> {
     fn drop(&mut self) {
         let package = self.package.to_string_lossy();
         let nodes: Vec<&str> = self.lab.nodes.iter().map(String::as_str).collect();
-        let label = [&["label", "node"], &nodes[..], &["muster.dev/workers-"]].concat();
+        let label = [&["label", "node"][..], &nodes[..], &["muster.dev/workers-"][..]].concat();
         let all: [&[&str]; 3] = [
             &["delete", "-k", &package, "--ignore-not-found", "--timeout=60s"],
             &["delete", "persistentvolume", "muster-test-state", "--ignore-not-found", "--wait=false"],
