@@ -47,7 +47,7 @@ pub use error::AgentError;
 pub use muster_types::former_key::WrittenKeys;
 pub use process::shim::guard_main;
 pub use process::{isolation, task, transcript};
-pub use remote::files::Given;
+pub use remote::files::SecretsAndFiles;
 pub use rules::WHOLE_PLACEMENT;
 pub use settings::{ConfigError, ControlGroups, LogLimits, MemoryLimit};
 pub use subcommand::shim_main;
@@ -303,7 +303,7 @@ async fn run_for_cluster(config: AgentConfig, shutdown: impl Future<Output = ()>
         shim_command: config.shim_command,
         logs: config.logs,
         pass_environment: config.pass_environment,
-        given: Given { secrets_dir: config.secrets_dir, files: config.files },
+        given: SecretsAndFiles { secrets_dir: config.secrets_dir, files: config.files },
     };
     let serving = async {
         match (&config.slurm, &config.kubernetes) {

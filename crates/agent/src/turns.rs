@@ -16,7 +16,7 @@ pub(crate) struct Turns {
 
 /// One turn, held until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct HeldTurn {
     state: Arc<Mutex<State>>,
     tenant: String,
 }
@@ -28,7 +28,7 @@ struct State {
     each_max: usize,
     held: BTreeMap<String, usize>,
     /// Who waits, in the order of arrival. No list is empty.
-    waiting: BTreeMap<String, VecDeque<oneshot::Sender<Turn>>>,
+    waiting: BTreeMap<String, VecDeque<oneshot::Sender<HeldTurn>>>,
     /// The tenant that was given the last turn.
     last: String,
 }
@@ -42,7 +42,7 @@ impl Turns {
     }
 
     /// A turn for a tenant, once it is there.
-    pub(crate) async fn take(&self, tenant: &str) -> Turn {
+    pub(crate) async fn take(&self, tenant: &str) -> HeldTurn {
         let told = {
             let mut state = self.state.lock();
             let (tell, told) = oneshot::channel();
@@ -60,7 +60,7 @@ impl Turns {
 
 impl State {
     /// Who is next, and of which tenant, where there is a turn for one.
-    fn next(&mut self) -> Option<(String, oneshot::Sender<Turn>)> {
+    fn next(&mut self) -> Option<(String, oneshot::Sender<HeldTurn>)> {
         if self.free == 0 {
             return None;
         }
@@ -90,14 +90,14 @@ fn give_out(state: &Arc<Mutex<State>>) {
             locked.free -= 1;
             *locked.held.entry(tenant.clone()).or_default() += 1;
             locked.last.clone_from(&tenant);
-            (tell, Turn { state: Arc::clone(state), tenant })
+            (tell, HeldTurn { state: Arc::clone(state), tenant })
         };
         // Without the lock: one that is not taken after all is given back by its end.
         drop(tell.send(turn));
     }
 }
 
-impl Drop for Turn {
+impl Drop for HeldTurn {
     fn drop(&mut self) {
         {
             let mut state = self.state.lock();
@@ -120,8 +120,8 @@ mod tests {
     use tokio_stream::StreamExt as _;
 
     /// Asks for a turn now, and gets it later.
-    async fn asked<'a>(turns: &'a Turns, tenant: &'a str) -> std::pin::Pin<Box<dyn Future<Output = Turn> + 'a>> {
-        let mut waits: std::pin::Pin<Box<dyn Future<Output = Turn> + 'a>> = Box::pin(turns.take(tenant));
+    async fn asked<'a>(turns: &'a Turns, tenant: &'a str) -> std::pin::Pin<Box<dyn Future<Output = HeldTurn> + 'a>> {
+        let mut waits: std::pin::Pin<Box<dyn Future<Output = HeldTurn> + 'a>> = Box::pin(turns.take(tenant));
         let polled = std::future::poll_fn(|context| Poll::Ready(waits.as_mut().poll(context).is_pending())).await;
         assert!(polled, "there is no turn yet");
         waits

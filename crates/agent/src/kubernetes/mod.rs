@@ -41,7 +41,7 @@ use crate::disk::state_dir::{self, StateDir};
 use crate::error::AgentError;
 use crate::executor::ExecutorEvent;
 use crate::remote::executor::RemoteExecutor;
-use crate::remote::files::Given;
+use crate::remote::files::SecretsAndFiles;
 use crate::remote::nodes::{NodePaths, Nodes};
 use crate::remote::scheduler::{Common, Scheduler as _};
 use crate::remote::{Surroundings, scope, server};
@@ -116,7 +116,7 @@ impl KubernetesCluster {
         logs: LogLimits,
         pass_environment: Vec<String>,
         metrics: AgentMetrics,
-        given: Given,
+        given: SecretsAndFiles,
     ) -> Result<KubernetesCluster, AgentError> {
         let mut settings = kubernetes.check()?;
         given.label(&mut settings.labels);

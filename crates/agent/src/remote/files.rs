@@ -3,7 +3,7 @@
 //! A runner unpacks and collects with the code that hosts use; only where that code asks a directory for an object, it asks the agent
 //! here. An object goes over the connection as the store has it, in pieces, and is checked at its end by who takes it.
 //!
-//! A runner is somebody else's process, and the store is every tenant's. So a share may have the objects of its own job's files and
+//! A runner is somebody else's process, and the store is every tenant's. So a share may have the objects of the files of its job and
 //! no others, whatever digests it knows, and it may name as its workers' files only what it has sent.
 //!
 //! **Invariant:** nothing appears in the store that is not what its digest names; a share reads nothing of another job's; of an
@@ -48,14 +48,14 @@ const OBJECTS_MAX: usize = 200_000;
 
 /// What the agent of a cluster has that workers there are given.
 #[derive(Clone, Debug, Default)]
-pub struct Given {
+pub struct SecretsAndFiles {
     /// Where secrets of tenants are, each in a directory of its tenant's; none where there are none.
     pub secrets_dir: Option<PathBuf>,
     /// Where files of jobs are, and their bounds.
     pub files: FilesConfig,
 }
 
-impl Given {
+impl SecretsAndFiles {
     /// What is so of the nodes of a cluster goes before what an operator says.
     pub(crate) fn label(&self, labels: &mut BTreeMap<Name, String>) {
         labels.retain(|label, _| label.as_str() != STORE_LABEL);
@@ -106,7 +106,7 @@ impl Fault {
         }
     }
 
-    /// As it is said of an object.
+    /// The same about an object, as a store states it.
     pub(super) fn error(self, digest: BlobDigest) -> BlobError {
         match self {
             Fault::NotFound => BlobError::NotFound(digest),

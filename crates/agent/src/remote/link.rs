@@ -3,7 +3,7 @@
 //! A frame is one byte of kind and a body: JSON, or a piece of output as it is. What a runner tells of its
 //! workers is numbered, kept until it is acknowledged, and told again on the next connection.
 //!
-//! What is more than words goes over connections that the runner opens besides: see `streams.rs`.
+//! What is more than words goes over more connections, which the runner opens: see `streams.rs`.
 //!
 //! **Invariant:** times on this link are durations that are left, never moments: the clocks of two hosts
 //! have nothing to do with each other. A duration is stamped by its receiver *before* it asked.

@@ -48,7 +48,7 @@ pub(crate) struct Surroundings {
     pub(crate) shim_command: Vec<String>,
     pub(crate) logs: LogLimits,
     pub(crate) pass_environment: Vec<String>,
-    pub(crate) given: files::Given,
+    pub(crate) given: files::SecretsAndFiles,
     pub(crate) monitor: AgentMonitor,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! **Invariant:** a share is known by its name to at most one task; a task ends with its cluster and not with its caller.
 
-use super::files::{Given, OwnStore, ShareFiles};
+use super::files::{SecretsAndFiles, OwnStore, ShareFiles};
 use super::lease::RunnerLease;
 use super::link::{Frame, ToRunner};
 use super::record::{Directories, Record, ShareKey};
@@ -180,7 +180,7 @@ impl<S: Scheduler> Common<S> {
         logs: LogLimits,
         pass_environment: Vec<String>,
         metrics: AgentMetrics,
-        given: Given,
+        given: SecretsAndFiles,
     ) -> Common<S> {
         let (shares, work) = (Mutex::new(BTreeMap::new()), Mutex::new(JoinSet::new()));
         let files = OwnStore::of(&given.files).map(Arc::new);

@@ -38,7 +38,7 @@ use crate::disk::state_dir::{self, StateDir};
 use crate::error::AgentError;
 use crate::executor::ExecutorEvent;
 use crate::remote::executor::RemoteExecutor;
-use crate::remote::files::Given;
+use crate::remote::files::SecretsAndFiles;
 use crate::remote::nodes::{NodePaths, Nodes};
 use crate::remote::scheduler::{Common, Scheduler as _};
 use crate::remote::{Surroundings, scope, server};
@@ -108,7 +108,7 @@ impl SlurmCluster {
         logs: LogLimits,
         pass_environment: Vec<String>,
         metrics: AgentMetrics,
-        given: Given,
+        given: SecretsAndFiles,
     ) -> Result<SlurmCluster, AgentError> {
         let mut settings = slurm.check(shim_command)?;
         given.label(&mut settings.labels);

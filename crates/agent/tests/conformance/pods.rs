@@ -6,7 +6,7 @@ use muster_agent::executor::ExecutorEvent;
 use muster_agent::kubernetes::{KubernetesCluster, KubernetesConfig, KubernetesExecutor};
 use muster_agent::rules::WorkerKey;
 use muster_agent::state_dir::{StateDir, StateDirError};
-use muster_agent::{AgentError, Given, LogLimits};
+use muster_agent::{AgentError, SecretsAndFiles, LogLimits};
 use muster_types::container::Mount;
 use muster_types::{Container, Name, NodeDraft, NodeSpec};
 use std::io::Write as _;
@@ -69,7 +69,7 @@ impl Subject for OnPods {
         let root = self.directory.path().join("state");
         let cluster = loop {
             let (logs, metrics) = (LogLimits::usual(), muster_metrics::AgentMetrics::default());
-            let given = Given::default();
+            let given = SecretsAndFiles::default();
             let opened = KubernetesCluster::open(&config, &root, logs, Vec::new(), metrics, given).await;
             match opened {
                 Ok(cluster) => break cluster,
