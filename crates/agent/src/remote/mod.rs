@@ -9,7 +9,7 @@
 //! | `scheduler.rs` | what the other scheduler has to answer, and what its nodes share |
 //! | `executor.rs`, `record.rs` | the trait of executors for one node, and what is on disk of a share |
 //! | `workers.rs`, `output.rs`, `lease.rs` | the workers of a share as the agent knows them, their output, what their runner may count on |
-//! | `link.rs`, `server.rs`, `runner.rs` | what runs inside the other scheduler's job, and how it is spoken to |
+//! | `link.rs`, `server.rs`, `runner.rs`, `runner_notes.rs` | what runs inside the other scheduler's job, and how it is spoken to |
 //! | `streams.rs` | connections for bytes: commands next to workers, ports of theirs |
 //! | `files.rs`, `far_store.rs` | the agent's store of files, and what runners see of it |
 //! | `nodes.rs` | the nodes and their sessions |
@@ -26,6 +26,7 @@ pub(crate) mod nodes;
 pub(crate) mod output;
 pub(crate) mod record;
 pub(crate) mod runner;
+mod runner_notes;
 pub(crate) mod scheduler;
 pub(crate) mod server;
 mod streams;

@@ -10,6 +10,7 @@
 
 use super::far_store::FarStore;
 use super::link::{self, Errand, Grant, LeaseRemainder, Piece, Ticket, ToAgent, ToRunner, Within};
+use super::runner_notes::{next_said, take_notes};
 use super::streams::{self, Dialling};
 use crate::clock::BootTime;
 use crate::disk::lease::Lease;
@@ -17,7 +18,7 @@ use crate::executor::{Executor, ExecutorEvent, OutputChunk, OutputRequest, StopR
 use crate::limits;
 use crate::own_program;
 use crate::process::cgroup;
-use crate::process::socket::{self, WorkerReport};
+use crate::process::socket::WorkerReport;
 use crate::process::task::{self, TaskDir};
 use crate::process::transcript::OutputStream;
 use crate::process::work_files::WorkFiles;
@@ -43,7 +44,7 @@ use tokio::time::Instant;
 /// Bytes of a ticket.
 const TICKET_BYTES_MAX: u64 = 64 << 10;
 /// What is told and not acknowledged, at most.
-const WINDOW: usize = 32;
+pub(super) const WINDOW: usize = 32;
 /// Of a dial, and of the answer to a greeting.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// First and longest wait between two dials.
@@ -109,7 +110,7 @@ fn main(ticket: Result<Ticket, String>) -> i32 {
     }
 }
 
-fn complain(code: u8, why: &str) -> i32 {
+pub(super) fn complain(code: u8, why: &str) -> i32 {
     use std::io::Write as _;
     // Into the output of the job itself; there is nobody else to tell.
     let _ = writeln!(std::io::stderr().lock(), "muster runner: {why}");
@@ -772,68 +773,6 @@ impl Running {
             }
         }
     }
-}
-
-/// A socket for the notes of these workers, and what they say there; none where it cannot be made.
-fn take_notes(
-    directory: &Path,
-    placement: &Placement,
-) -> (Option<PathBuf>, Option<mpsc::Receiver<WorkerReport>>) {
-    let path = directory.join("notes");
-    let listener = match socket::open(&path) {
-        Ok(listener) => listener,
-        Err(error) => {
-            complain(0, &format!("no notes are taken of workers: {}: {error}", path.display()));
-            return (None, None);
-        }
-    };
-    let (events, heard) = mpsc::channel(WINDOW);
-    let (tell, said) = mpsc::channel(limits::NOTES_WAITING_MAX);
-    let keys = placement.ranks().map(|rank| placement.key(rank)).collect();
-    tokio::spawn(socket::serve::<WorkerReport>(listener, events, directory.join("tasks")));
-    tokio::spawn(sort_notes(keys, heard, tell));
-    (Some(path), Some(said))
-}
-
-/// Answers what nobody needs to wait for at once, so that no worker stands still while the agent is away.
-async fn sort_notes(
-    keys: BTreeSet<WorkerKey>,
-    mut heard: mpsc::Receiver<WorkerReport>,
-    tell: mpsc::Sender<WorkerReport>,
-) {
-    while let Some(WorkerReport { key, event, answer }) = heard.recv().await {
-        if !keys.contains(&key) {
-            let _ = answer.send(Err(format!("{key} does not run in this job of the other scheduler")));
-            continue;
-        }
-        match event {
-            WorkerEvent::Step { .. } => {
-                let _ = answer.send(Ok(()));
-                // The next one will do where checkpoints wait already.
-                if tell.capacity() > tell.max_capacity() / 2 {
-                    let (nobody, _) = oneshot::channel();
-                    let _ = tell.try_send(WorkerReport { key, event, answer: nobody });
-                }
-            }
-            WorkerEvent::CheckpointCommitted { .. } => {
-                if let Err(full) = tell.try_send(WorkerReport { key, event, answer }) {
-                    let why = "too many checkpoints wait for the cluster's answer".to_owned();
-                    let _ = full.into_inner().answer.send(Err(why));
-                }
-            }
-        }
-    }
-}
-
-/// The next word of a worker; never, where nobody takes them.
-async fn next_said(said: &mut Option<mpsc::Receiver<WorkerReport>>) -> WorkerReport {
-    if let Some(heard) = said {
-        if let Some(next) = heard.recv().await {
-            return next;
-        }
-        *said = None;
-    }
-    std::future::pending().await
 }
 
 /// First that it runs, then its output as it comes.
