@@ -98,7 +98,7 @@ impl Subject for OnPods {
     fn command(&self, key: WorkerKey, behaviour: Behaviour) -> Vec<String> {
         let mut command = shell(self.directory.path(), key, behaviour);
         // Its image has no variable that says where programs are.
-        if let Some(first) = command.first_mut().filter(|first| *first == "sh") {
+        if let Some(first) = command.first_mut().filter(|first| first.as_str() == "sh") {
             "/bin/sh".clone_into(first);
         }
         command
