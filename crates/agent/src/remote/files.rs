@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -273,13 +273,31 @@ pub(crate) struct OwnStore {
     turns: Turns,
     /// Of looks at what was sent, which nobody can.
     looks: Turns,
+    /// The objects in lists of jobs that are under way: a gang has one list on many nodes.
+    lists: Mutex<BTreeMap<BlobDigest, Weak<BTreeSet<BlobDigest>>>>,
 }
 
 impl OwnStore {
     /// As an operator says; none where no store is named.
     pub(super) fn of(config: &FilesConfig) -> Option<OwnStore> {
         let store = BlobDirectory::at(config.store.clone()?);
-        Some(OwnStore { config: config.clone(), store, turns: Turns::new(AT_ONCE), looks: Turns::new(LOOKS_AT_ONCE) })
+        let (turns, looks) = (Turns::new(AT_ONCE), Turns::new(LOOKS_AT_ONCE));
+        Some(OwnStore { config: config.clone(), store, turns, looks, lists: Mutex::default() })
+    }
+
+    /// The objects in a list of files.
+    fn objects_in(&self, digest: &BlobDigest) -> Result<Arc<BTreeSet<BlobDigest>>, BlobError> {
+        if let Some(known) = self.lists.lock().get(digest).and_then(Weak::upgrade) {
+            return Ok(known);
+        }
+        let tree = list(&self.store, digest, self.config.bytes_max);
+        // Who unpacks it finds the same, and says which rule it breaks.
+        let tree = tree.map_err(|error| BlobError::Unreachable(error.to_string()))?;
+        let objects: Arc<BTreeSet<BlobDigest>> = Arc::new(tree.entries().iter().filter_map(digest_in).collect());
+        let mut lists = self.lists.lock();
+        lists.retain(|_, known| known.strong_count() > 0);
+        lists.insert(*digest, Arc::downgrade(&objects));
+        Ok(objects)
     }
 }
 
@@ -328,11 +346,7 @@ impl ShareFiles {
         let own = match known {
             Some(own) => own,
             None => {
-                let tree = list(&store.store, &workdir, store.config.bytes_max);
-                // Who unpacks it finds the same, and says which rule it breaks.
-                let tree = tree.map_err(|error| BlobError::Unreachable(error.to_string()))?;
-                let own: BTreeSet<BlobDigest> = tree.entries().iter().filter_map(digest_in).collect();
-                let own = Arc::new(own);
+                let own = store.objects_in(&workdir)?;
                 self.state.lock().own = Some(Arc::clone(&own));
                 own
             }
