@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, watch};
 
 /// A piece of output.
@@ -72,6 +72,11 @@ pub enum ExecOutput {
     /// This signal has ended it. The last of all.
     Signaled(i32),
 }
+
+/// Bytes to and from a port of a worker.
+pub trait PortStream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> PortStream for T {}
 
 /// What became of the artifacts of workers that have ended, until their ends are acknowledged.
 #[derive(Clone, Debug, Default)]
@@ -177,7 +182,7 @@ pub trait Executor: Send + Sync + 'static {
         let key = request.key;
         async move {
             Err(format!(
-                "worker {key} is not on a host of this agent but a job of another scheduler; use that one's means, such as srun --overlap or kubectl exec"
+                "no command can be run next to worker {key}: it is not on a host of this agent"
             ))
         }
     }
@@ -188,7 +193,7 @@ pub trait Executor: Send + Sync + 'static {
     /// One sentence with the ports on which they do.
     fn listens(&self, key: WorkerKey, port: u16) -> impl Future<Output = Result<(), String>> + Send {
         let text = format!(
-            "worker {key} is not on a host of this agent but a job of another scheduler; port {port} is reached with ssh -L to its host"
+            "port {port} of worker {key} cannot be reached: it is not on a host of this agent"
         );
         async move { Err(text) }
     }
@@ -197,7 +202,11 @@ pub trait Executor: Send + Sync + 'static {
     ///
     /// # Errors
     /// One sentence, as [`Executor::listens`], or why none was made.
-    fn connect(&self, key: WorkerKey, port: u16) -> impl Future<Output = Result<TcpStream, String>> + Send {
+    fn connect(
+        &self,
+        key: WorkerKey,
+        port: u16,
+    ) -> impl Future<Output = Result<Box<dyn PortStream>, String>> + Send {
         let text = format!("nothing connects to port {port} of worker {key}");
         async move { Err(text) }
     }

@@ -38,6 +38,7 @@ pub mod slurm;
 mod subcommand;
 mod temporary;
 mod traces;
+mod turns;
 mod uploads;
 mod wire;
 
@@ -47,6 +48,7 @@ pub use error::AgentError;
 pub use muster_types::former_key::WrittenKeys;
 pub use process::shim::guard_main;
 pub use process::{isolation, task, transcript};
+pub use remote::files::SecretsAndFiles;
 pub use rules::WHOLE_PLACEMENT;
 pub use settings::{ConfigError, ControlGroups, LogLimits, MemoryLimit};
 pub use subcommand::shim_main;
@@ -147,6 +149,7 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
         images,
         files: process::work_files::WorkFiles::of(&config.files).map(Arc::new),
         host_commands: host_commands.clone(),
+        is_in_job: false,
     });
     let adopted = executor.adopt().await.map_err(AgentError::Adopt)?;
     let epoch_floor = adopted.iter().map(|found| found.epoch).max().unwrap_or(0);
@@ -303,6 +306,7 @@ async fn run_for_cluster(config: AgentConfig, shutdown: impl Future<Output = ()>
         shim_command: config.shim_command,
         logs: config.logs,
         pass_environment: config.pass_environment,
+        given: SecretsAndFiles { secrets_dir: config.secrets_dir, files: config.files },
     };
     let serving = async {
         match (&config.slurm, &config.kubernetes) {

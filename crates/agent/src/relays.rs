@@ -211,7 +211,7 @@ async fn connect<E: Executor>(
     match made {
         Ok(stream) => {
             // The caller is told by the connection why it ended.
-            let _ = connection.carry(stream).await;
+            let _ = connection.carry_bytes(stream).await;
         }
         Err(reason) => connection.close(&detail(&reason)).await,
     }

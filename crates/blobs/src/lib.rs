@@ -16,6 +16,6 @@ mod unpack;
 
 pub use collect::{Collecting, collect};
 pub use pack::{PackError, Packed, Progress, pack};
-pub use store::{BlobDirectory, BlobError, BlobStore};
-pub use tree::{BYTES_MAX, Entry, FILES_MAX, Tree, TreeError};
-pub use unpack::{UnpackError, Unpacking, unpack};
+pub use store::{BlobDirectory, BlobError, BlobStore, take_in};
+pub use tree::{BYTES_MAX, Entry, FILES_MAX, LIST_BYTES_MAX, Tree, TreeError};
+pub use unpack::{UnpackError, Unpacking, list, unpack};

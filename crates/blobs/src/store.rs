@@ -127,9 +127,20 @@ pub(crate) fn get(
     bytes_max: u64,
     take: &mut dyn FnMut(&[u8]) -> Result<(), BlobError>,
 ) -> Result<u64, BlobError> {
+    let mut opened = store.open(digest)?;
+    content_of(digest, bytes_max, &mut *opened, take)
+}
+
+/// The content of an object as a store has it, checked like that of [`get`].
+fn content_of(
+    digest: &BlobDigest,
+    bytes_max: u64,
+    stored: &mut dyn Read,
+    take: &mut dyn FnMut(&[u8]) -> Result<(), BlobError>,
+) -> Result<u64, BlobError> {
     // Content has little more bytes compressed, at worst. An object with many more could be read for hours and hold nothing.
     let compressed_max = bytes_max.saturating_add(bytes_max / 4).saturating_add(COMPRESSED_MORE_BYTES);
-    let mut decoder = ZlibDecoder::new(store.open(digest)?.take(compressed_max));
+    let mut decoder = ZlibDecoder::new(stored.take(compressed_max));
     let mut hash = Sha256::new();
     let mut piece = vec![0; PIECE_BYTES];
     let mut bytes = 0u64;
@@ -151,6 +162,29 @@ pub(crate) fn get(
     } else {
         Err(BlobError::Mismatch(*digest))
     }
+}
+
+/// Puts an object that comes as a store has it, of at most `bytes_max` bytes of content. It appears whole and checked, or not at
+/// all; the answer is how many bytes of content it has.
+///
+/// # Errors
+/// When what comes is not what the digest names, or is larger; and when the store does not take it.
+pub fn take_in(
+    store: &dyn BlobStore,
+    digest: &BlobDigest,
+    bytes_max: u64,
+    stored: &mut dyn Read,
+) -> Result<u64, BlobError> {
+    let mut bytes = 0;
+    store.put(digest, &mut |to: &mut dyn Write| {
+        let mut encoder = ZlibEncoder::new(to, Compression::fast());
+        bytes = content_of(digest, bytes_max, &mut *stored, &mut |piece: &[u8]| {
+            encoder.write_all(piece).map_err(no_answer)
+        })?;
+        encoder.finish().map_err(no_answer)?;
+        Ok(())
+    })?;
+    Ok(bytes)
 }
 
 /// The digest of some bytes.
@@ -405,6 +439,24 @@ mod tests {
         assert!(!store.has(&digest).unwrap());
         let objects: Vec<_> = fs::read_dir(store.path_of(&digest).parent().unwrap()).unwrap().collect();
         assert!(objects.is_empty(), "{objects:?}");
+    }
+
+    #[test]
+    fn what_another_store_had_is_taken_in_only_if_it_is_what_its_digest_names() {
+        let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let from = BlobDirectory::open_or_make(one.path().to_owned()).unwrap();
+        let to = BlobDirectory::open_or_make(other.path().to_owned()).unwrap();
+        let content = vec![7u8; 200_000];
+        let (digest, wrong) = (digest_of(&content), digest_of(b"wrong"));
+        put(&from, &digest, &mut content.as_slice()).unwrap();
+        let stored = fs::read(from.path_of(&digest)).unwrap();
+        let taken = |digest: &BlobDigest, max: u64, bytes: &[u8]| take_in(&to, digest, max, &mut &bytes[..]);
+        assert!(matches!(taken(&wrong, 1 << 20, &stored), Err(BlobError::Mismatch(_))));
+        assert!(matches!(taken(&digest, 199_999, &stored), Err(BlobError::TooLarge { .. })));
+        assert!(taken(&digest, 1 << 20, &stored[..stored.len() - 9]).is_err());
+        assert!(!to.has(&digest).unwrap() && !to.has(&wrong).unwrap(), "nothing of them appears");
+        assert_eq!(taken(&digest, 200_000, &stored).unwrap(), 200_000);
+        assert_eq!(fetched(&to, &digest, 200_000).unwrap(), content);
     }
 
     #[test]

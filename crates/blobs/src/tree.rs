@@ -18,7 +18,7 @@ const DIRECTORIES_MAX: usize = 100_000;
 /// Bytes of all files together.
 pub const BYTES_MAX: u64 = 2 << 30;
 /// Bytes of a list itself.
-pub(crate) const LIST_BYTES_MAX: u64 = 64 << 20;
+pub const LIST_BYTES_MAX: u64 = 64 << 20;
 /// Bytes of a path or of the target of a link.
 pub(crate) const PATH_BYTES_MAX: usize = 1_024;
 /// Bytes of one name in a path.

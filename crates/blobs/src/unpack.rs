@@ -58,18 +58,25 @@ pub struct Unpacking<'a> {
     pub is_given_up: &'a dyn Fn() -> bool,
 }
 
+/// The list of this digest, whose files have at most `bytes_max` bytes together.
+///
+/// # Errors
+/// When it cannot be had, is not what its digest names, or breaks a rule of lists.
+pub fn list(store: &dyn BlobStore, digest: &BlobDigest, bytes_max: u64) -> Result<Tree, UnpackError> {
+    let mut list = Vec::new();
+    get(store, digest, LIST_BYTES_MAX, &mut |piece| {
+        list.extend_from_slice(piece);
+        Ok(())
+    })?;
+    Ok(Tree::decode(&list, bytes_max)?)
+}
+
 /// Makes the directory with all files. What is there after an error is not whole, and is the caller's to remove.
 ///
 /// # Errors
 /// When something cannot be had, is not what its digest names, breaks a rule of lists, or cannot be written.
 pub fn unpack(store: &dyn BlobStore, asked: &Unpacking<'_>) -> Result<(), UnpackError> {
-    let mut list = Vec::new();
-    get(store, &asked.digest, LIST_BYTES_MAX, &mut |piece| {
-        list.extend_from_slice(piece);
-        Ok(())
-    })?;
-    let tree = Tree::decode(&list, asked.bytes_max)?;
-    drop(list);
+    let tree = list(store, &asked.digest, asked.bytes_max)?;
     let mut target = Target { asked, made: BTreeSet::new() };
     let root = fs::DirBuilder::new().mode(0o700).create(asked.into);
     root.map_err(|error| target.failed("", error))?;

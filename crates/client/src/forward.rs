@@ -14,9 +14,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Notify, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
@@ -258,7 +257,15 @@ impl Connection {
     pub async fn carry(self, stream: TcpStream) -> Result<(), String> {
         // What people type must not wait for more of it.
         let _ = stream.set_nodelay(true);
-        let (reader, writer) = stream.into_split();
+        self.carry_bytes(stream).await
+    }
+
+    /// The same, for bytes that may come another way than over TCP.
+    ///
+    /// # Errors
+    /// The reason, where it was over before that.
+    pub async fn carry_bytes<S: AsyncRead + AsyncWrite>(self, stream: S) -> Result<(), String> {
+        let (reader, writer) = tokio::io::split(stream);
         let both = async { tokio::try_join!(self.send_all(reader), self.receive_all(writer)) };
         let over = tokio::select! {
             over = both => over.map(|_| ()).map_err(|error| error.to_string()),
@@ -279,7 +286,7 @@ impl Connection {
     }
 
     /// Sends what the connection's program writes, up to its end.
-    async fn send_all(&self, mut reader: OwnedReadHalf) -> io::Result<()> {
+    async fn send_all<S: AsyncRead>(&self, mut reader: ReadHalf<S>) -> io::Result<()> {
         let mut buffer = vec![0; PIECE_BYTES];
         loop {
             let free = self.flow.free().await.min(PIECE_BYTES);
@@ -293,7 +300,7 @@ impl Connection {
     }
 
     /// Writes what the peer sends to the connection's program, up to its end.
-    async fn receive_all(&self, mut writer: OwnedWriteHalf) -> io::Result<()> {
+    async fn receive_all<S: AsyncWrite>(&self, mut writer: WriteHalf<S>) -> io::Result<()> {
         loop {
             let (bytes, is_all) = self.flow.arrivals().await;
             if bytes.is_empty() && is_all {

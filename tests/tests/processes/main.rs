@@ -4,6 +4,7 @@
 //! Tests that need the machine's whole attention take [`support::heavy`] and run one after another; the
 //! others run concurrently. Every test of a cluster ends with `assert_digests_agree`.
 
+mod anywhere;
 mod artifacts;
 mod attacks;
 mod audit;

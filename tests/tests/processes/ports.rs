@@ -30,11 +30,11 @@ while True:
     threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 ";
 
-fn start(id: &str, port: u16) -> v1::ForwardPortStart {
+pub fn start(id: &str, port: u16) -> v1::ForwardPortStart {
     v1::ForwardPortStart { job_id: id.to_owned(), port: port.into(), ..Default::default() }
 }
 
-async fn refusal(client: &Client, start: v1::ForwardPortStart) -> (Option<RefusalCode>, String) {
+pub async fn refusal(client: &Client, start: v1::ForwardPortStart) -> (Option<RefusalCode>, String) {
     let error = client.forward_port(start).await.err().expect("it is refused");
     (error.refused().and_then(|refused| refused.code), format!("{error:?}"))
 }

@@ -7,8 +7,9 @@ use nix::sys::signal::Signal;
 use std::path::Path;
 use tokio::process::Child;
 
+use crate::anywhere;
 use crate::support::{
-    Cluster, eventually, heavy, is_finished, muster, say, signal, spawn, submit, wait_for_job, work,
+    Cluster, eventually, heavy, is_finished, job, muster, say, signal, spawn, submit, wait_for_job, work,
 };
 use lab::{Lab, Shape, start_or_skip};
 
@@ -58,6 +59,31 @@ async fn nothing_left(lab: &Lab) {
         lab.jobs().iter().all(|job| !job.contains("muster-")).then_some(())
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_job_runs_on_slurm_as_on_hosts() {
+    let Some(lab) = start_or_skip(Shape::default()) else { return };
+    let _heavy = heavy().await;
+    let mut cluster = Cluster::start(1).await;
+    let (client, home) = (cluster.client(), cluster.scratch.path().join("agent-slurm"));
+    lay_out(&cluster, &lab, &home);
+    let config = home.join("agent.toml");
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, anywhere::lay_out(cluster.scratch.path()) + &text).unwrap();
+    let agent = start(&home);
+    nodes_up(&client, 2).await;
+    anywhere::run(&cluster, "slurm", |text| text).await;
+
+    // Next to a worker, over a connection that its runner has opened.
+    let id = submit(&client, job("holds", &["/bin/sh", "-c", "sleep 600"])).await;
+    wait_for_job(&client, &id, is_running).await;
+    anywhere::runs_next_to(&cluster, &id).await;
+    cluster.operated(&["cancel", &id]).await;
+    wait_for_job(&client, &id, is_finished).await;
+    nothing_left(&lab).await;
+    signal(&agent, Signal::SIGTERM);
+    cluster.assert_digests_agree().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

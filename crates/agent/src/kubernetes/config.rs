@@ -287,6 +287,10 @@ impl KubernetesConfig {
                 return Err(broken(key, "must be a reference like registry.example.org/team/train:1"));
             }
         }
+        if self.listen.port() == 0 {
+            let rule = "must have a port that stays, not 0: runners dial it again after a restart of the agent";
+            return Err(broken("kubernetes.listen", rule));
+        }
         if self.kubeconfig.as_ref().is_some_and(|path| !path.is_absolute()) {
             return Err(broken("kubernetes.kubeconfig", "must be an absolute path"));
         }
@@ -413,6 +417,7 @@ pub(super) mod tests {
         assert_eq!(key(|c| c.kubeconfig = Some("kubeconfig".into())), "kubernetes.kubeconfig");
         assert_eq!(key(|c| c.node_selector = "a\nb".into()), "kubernetes.node_selector");
         assert_eq!(key(|c| c.listen = "0.0.0.0:1".parse().unwrap()), "kubernetes.advertise");
+        assert_eq!(key(|c| c.listen = "127.0.0.1:0".parse().unwrap()), "kubernetes.listen");
         assert_eq!(key(|c| c.advertise = Some("host".into())), "kubernetes.advertise");
         assert_eq!(key(|c| c.rack_labels = vec!["a b".into()]), "kubernetes.rack_labels");
         assert_eq!(key(|c| c.taints = vec!["No".into()]), "kubernetes.taints");

@@ -41,6 +41,7 @@ use crate::disk::state_dir::{self, StateDir};
 use crate::error::AgentError;
 use crate::executor::ExecutorEvent;
 use crate::remote::executor::RemoteExecutor;
+use crate::remote::files::SecretsAndFiles;
 use crate::remote::nodes::{NodePaths, Nodes};
 use crate::remote::scheduler::{Common, Scheduler as _};
 use crate::remote::{Surroundings, scope, server};
@@ -63,9 +64,10 @@ pub type KubernetesExecutor = RemoteExecutor<Backend>;
 /// # Errors
 /// When it cannot start; it does not end otherwise.
 pub(crate) async fn serve(kubernetes: &KubernetesConfig, around: Surroundings) -> Result<(), AgentError> {
-    let Surroundings { state_dir, boot_id_path, endpoints, logs, pass_environment, monitor, .. } = around;
+    let Surroundings { state_dir, boot_id_path, endpoints, logs, pass_environment, given, monitor, .. } = around;
     let metrics = monitor.metrics().clone();
-    let cluster = KubernetesCluster::open(kubernetes, &state_dir, logs, pass_environment, metrics).await?;
+    let opened = KubernetesCluster::open(kubernetes, &state_dir, logs, pass_environment, metrics, given);
+    let cluster = opened.await?;
     let paths = NodePaths { root: state_dir.join("nodes"), boot_id_path };
     let nodes = Nodes::new(Arc::clone(&cluster.backend), paths, endpoints, monitor);
     nodes.run().await;
@@ -114,20 +116,18 @@ impl KubernetesCluster {
         logs: LogLimits,
         pass_environment: Vec<String>,
         metrics: AgentMetrics,
+        given: SecretsAndFiles,
     ) -> Result<KubernetesCluster, AgentError> {
         let mut settings = kubernetes.check()?;
+        given.label(&mut settings.labels);
         let lock = state_dir::lock(state_dir)?;
         let scope = scope(state_dir)?;
         let (file, timeout) = (kubernetes.kubeconfig.as_deref(), settings.call_timeout);
         let client = client::Server::open(file, &kubernetes.namespace, timeout).await;
         let client = client.map_err(|error| AgentError::Kubernetes(Box::new(error)))?;
         let listener = tokio::net::TcpListener::bind(kubernetes.listen).await.map_err(AgentError::Listen)?;
-        if kubernetes.advertise.is_none() {
-            // Port 0 is any.
-            settings.advertise = listener.local_addr().map_err(AgentError::Listen)?.to_string();
-        }
         tracing::info!(cluster = %settings.name, listen = settings.advertise, scope, "runners are awaited");
-        let common = Common::new(scope, logs, pass_environment, metrics);
+        let common = Common::new(scope, logs, pass_environment, metrics, given);
         let backend = Arc::new(Backend::new(settings, client, common));
         let mut server = JoinSet::new();
         server.spawn(server::serve(Arc::clone(&backend), listener));

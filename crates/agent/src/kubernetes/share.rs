@@ -444,6 +444,7 @@ impl Work {
                     self.workers.heard();
                 }
             }
+            ToShare::Tell(message) => self.workers.tell(message),
             ToShare::Noted { id, refused } => self.workers.noted(id, refused),
             ToShare::Gone(connection) => self.workers.gone(connection),
         }

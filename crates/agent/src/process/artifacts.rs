@@ -13,7 +13,7 @@ use crate::process::isolation::Isolation;
 use crate::process::task::{TaskDir, TaskSpec};
 use crate::process::work_files::{ArtifactSource, WorkFiles};
 use crate::rules::WorkerKey;
-use muster_types::{ArtifactFault, Artifacts, ExitStatus};
+use muster_types::{ArtifactFault, ArtifactRules, Artifacts, ExitStatus};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -25,7 +25,8 @@ const TEMPORARY: [&str; 2] = ["/tmp", "/var/tmp"];
 /// input or output, by the convention of `sysexits.h`.
 const NOT_KEPT_EXIT: i32 = 74;
 
-fn record_of(task: &TaskDir) -> PathBuf {
+/// Where it is on record what became of the files of a worker.
+pub(crate) fn record_of(task: &TaskDir) -> PathBuf {
     task.path().join("artifacts")
 }
 
@@ -34,8 +35,8 @@ fn failed(fault: ArtifactFault) -> Artifacts {
 }
 
 /// How a worker ended, in view of what became of its files.
-fn judged(spec: &TaskSpec, kept: &Artifacts, status: ExitStatus) -> ExitStatus {
-    let is_required = spec.artifacts.as_ref().is_some_and(|rules| rules.required);
+pub(crate) fn judged(rules: Option<&ArtifactRules>, kept: &Artifacts, status: ExitStatus) -> ExitStatus {
+    let is_required = rules.is_some_and(|rules| rules.required);
     if is_required && kept.fault.is_some() && status.is_success() {
         ExitStatus::Code(NOT_KEPT_EXIT)
     } else {
@@ -57,7 +58,7 @@ pub(crate) fn recorded(
         return (exit, None);
     }
     match read_record::<Artifacts>(&record_of(task)) {
-        Ok(Some(kept)) => (Some(judged(spec, &kept, status)), Some(kept)),
+        Ok(Some(kept)) => (Some(judged(spec.artifacts.as_ref(), &kept, status)), Some(kept)),
         Ok(None) => (None, None),
         Err(error) => {
             tracing::warn!(
@@ -67,7 +68,7 @@ pub(crate) fn recorded(
                 "what became of a worker's files is not known"
             );
             let kept = failed(ArtifactFault::Unreadable);
-            (Some(judged(spec, &kept, status)), Some(kept))
+            (Some(judged(spec.artifacts.as_ref(), &kept, status)), Some(kept))
         }
     }
 }
@@ -118,7 +119,7 @@ pub(crate) async fn keep(
             "what became of a worker's files is not durable"
         );
     }
-    (judged(&spec, &kept, status), Some(kept))
+    (judged(spec.artifacts.as_ref(), &kept, status), Some(kept))
 }
 
 /// Waits until the grace of a worker is over and what it kept would have been told.
@@ -161,7 +162,7 @@ async fn collect(task: &TaskDir, spec: &TaskSpec, files: &WorkFiles, grace: Dura
         paths,
         owner,
     };
-    files.keep(spec.key, left, (spec.artifacts_bytes_max, grace)).await
+    files.keep(spec.key, &spec.tenant, left, (spec.artifacts_bytes_max, grace)).await
 }
 
 /// The directory of the host that a worker saw as this one.
@@ -208,7 +209,7 @@ mod tests {
     use crate::process::work_files::FilesConfig;
     use crate::rules::{DEVICE_MILLI, HttpNotice};
     use muster_blobs::BlobDirectory;
-    use muster_types::{ArtifactRules, DeviceSet, FencingToken, HolderId, JobId, LogIndex};
+    use muster_types::{DeviceSet, FencingToken, HolderId, JobId, LogIndex};
     use std::collections::BTreeMap;
 
     #[test]
@@ -264,6 +265,8 @@ mod tests {
             let paths = paths.iter().map(|path| (*path).to_owned()).collect();
             let spec = TaskSpec {
                 key,
+                tenant: "research".to_owned(),
+                is_in_job: false,
                 command: vec!["true".to_owned()],
                 environment: BTreeMap::new(),
                 working_directory: TaskDir::of(&tasks, key).work(),

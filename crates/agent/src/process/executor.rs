@@ -9,7 +9,7 @@ use crate::clock::BootTime;
 use crate::contract::{self, NodeContext};
 use crate::executor::{
     Adopted, ExecInput, ExecOutput, ExecRequest, Executor, ExecutorError, ExecutorEvent, KeptArtifacts,
-    OutputChunk, OutputRequest, StopRequest,
+    OutputChunk, OutputRequest, PortStream, StopRequest,
 };
 use crate::limits;
 use crate::offload::blocking;
@@ -97,6 +97,8 @@ pub struct ProcessSettings {
     pub files: Option<Arc<WorkFiles>>,
     /// What is run before and after each worker; none for nothing.
     pub host_commands: Option<Arc<HostCommands>>,
+    /// Whether this process and all workers are in a job of another scheduler, which ends what is left of them.
+    pub is_in_job: bool,
 }
 
 /// Runs workers as processes.
@@ -238,6 +240,8 @@ impl ProcessExecutor {
             image,
             isolation: settings.isolating.with_seen(isolation, seen),
             key,
+            tenant: placement.tenant.clone(),
+            is_in_job: settings.is_in_job,
             command: contract::command(placement, worker, &here),
             environment,
             working_directory,
@@ -866,10 +870,14 @@ impl Executor for ProcessExecutor {
         blocking(move || ports::look(&task, port)).await
     }
 
-    async fn connect(&self, key: WorkerKey, port: u16) -> Result<TcpStream, String> {
+    async fn connect(&self, key: WorkerKey, port: u16) -> Result<Box<dyn PortStream>, String> {
         let task = self.task(key);
         let stream = blocking(move || ports::connect(&task, port)).await?;
-        stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)).map_err(|e| e.to_string())
+        let stream = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
+        let stream = stream.map_err(|e| e.to_string())?;
+        // What people type must not wait for more of it.
+        let _ = stream.set_nodelay(true);
+        Ok(Box::new(stream))
     }
 
     async fn ended(&self, key: WorkerKey) {

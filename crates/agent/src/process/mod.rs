@@ -1,6 +1,6 @@
 //! Workers as processes of this host: their directories, their shims, and what keeps them apart.
 
-mod artifacts;
+pub(crate) mod artifacts;
 pub mod cgroup;
 pub mod devices;
 mod ended_workers;
@@ -18,7 +18,7 @@ mod prewarm_pool;
 pub(crate) mod priority;
 pub mod processes;
 pub mod runtime;
-mod secrets;
+pub(crate) mod secrets;
 pub(crate) mod shim;
 pub(crate) mod socket;
 mod speaker;
@@ -30,4 +30,5 @@ pub mod work_files;
 pub(crate) use ended_workers::EndedWorkers;
 pub use executor::{ProcessExecutor, ProcessSettings};
 pub(crate) use follow::read as read_output;
+pub(crate) use ports::has_ended;
 pub(crate) use prewarm_pool::speaks;

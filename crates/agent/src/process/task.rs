@@ -46,6 +46,12 @@ use std::time::Duration;
 pub struct TaskSpec {
     /// Which worker.
     pub key: WorkerKey,
+    /// Whose it is; empty in launches of earlier versions.
+    #[serde(default)]
+    pub tenant: String,
+    /// Whether its processes are in a job of another scheduler, which ends what is left of them.
+    #[serde(default)]
+    pub is_in_job: bool,
     /// Program and arguments.
     pub command: Vec<String>,
     /// The whole environment.

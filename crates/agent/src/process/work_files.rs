@@ -1,4 +1,5 @@
-//! Files of jobs: fetched from the store that clients share with this host, into a directory that becomes a worker's own.
+//! Files of jobs: fetched from the store that clients share with this host, into a directory that becomes a worker's own. A host
+//! inside another scheduler's job has the store of its agent.
 //!
 //! Each worker gets separate files, which it may change. They are unpacked next to the workers' directories, where nobody else
 //! can write, and become the worker's directory by a rename, so a worker has all of them or was never launched.
@@ -11,8 +12,10 @@ use crate::limits;
 use crate::offload::blocking;
 use crate::process::task::staging;
 use crate::rules::WorkerKey;
+use crate::turns::Turns;
 use muster_blobs::{
-    BYTES_MAX, BlobDirectory, BlobError, Collecting, TreeError, UnpackError, Unpacking, collect, unpack,
+    BYTES_MAX, BlobDirectory, BlobError, BlobStore, Collecting, TreeError, UnpackError, Unpacking, collect,
+    unpack,
 };
 use muster_types::blob::{HAS_STORE, STORE_LABEL};
 use muster_types::config_value::{bytes, span_ms};
@@ -192,15 +195,27 @@ pub(crate) struct ArtifactSource {
     pub(crate) owner: u32,
 }
 
+/// Where objects are: a directory of this host, or the store of an agent on another one.
+pub(crate) trait SharedStore: fmt::Debug + Send + Sync {
+    /// It as a store.
+    fn get(&self) -> &dyn BlobStore;
+}
+
+impl<T: BlobStore + fmt::Debug + Send + Sync> SharedStore for T {
+    fn get(&self) -> &dyn BlobStore {
+        self
+    }
+}
+
 /// The store of this host.
 #[derive(Debug)]
 pub struct WorkFiles {
-    store: BlobDirectory,
+    store: Arc<dyn SharedStore>,
     bytes_max: u64,
     time: Duration,
     turns: Semaphore,
-    /// Of those whose artifacts are kept: no worker waits for its files until another one's were kept.
-    artifact_turns: Semaphore,
+    /// Of those whose artifacts are kept, in rotation over tenants. No worker waits for its files until another one's were kept.
+    artifact_turns: Turns,
     /// Each is held by its thread.
     keeping: Arc<Semaphore>,
     /// Bytes of the artifacts of one worker, and the time for them.
@@ -211,15 +226,21 @@ impl WorkFiles {
     /// As an operator says; none where no store is named.
     #[must_use]
     pub fn of(config: &FilesConfig) -> Option<WorkFiles> {
-        Some(WorkFiles {
-            store: BlobDirectory::at(config.store.clone()?),
+        let store = BlobDirectory::at(config.store.clone()?);
+        Some(WorkFiles::with(config, Arc::new(store)))
+    }
+
+    /// Another store, with the bounds that are stated.
+    pub(crate) fn with(config: &FilesConfig, store: Arc<dyn SharedStore>) -> WorkFiles {
+        WorkFiles {
+            store,
             bytes_max: config.bytes_max,
             time: Duration::from_millis(config.fetch_timeout_ms),
             turns: Semaphore::new(AT_ONCE),
-            artifact_turns: Semaphore::new(AT_ONCE),
+            artifact_turns: Turns::new(AT_ONCE),
             keeping: Arc::new(Semaphore::new(KEEPING_MAX)),
             artifacts: (config.artifacts_bytes_max, Duration::from_millis(config.artifacts_timeout_ms)),
-        })
+        }
     }
 
     /// Puts the files of a worker that has ended into the store, of at most this many bytes and for at most this long. A store
@@ -227,6 +248,7 @@ impl WorkFiles {
     pub(crate) async fn keep(
         &self,
         key: WorkerKey,
+        tenant: &str,
         left: ArtifactSource,
         (bytes_max, time_max): (Option<u64>, Duration),
     ) -> Artifacts {
@@ -236,7 +258,7 @@ impl WorkFiles {
         // The worker's devices wait for this.
         let tried_until = until.min(Instant::now() + ARTIFACTS_RETRIES_MAX);
         let out_of_time = Artifacts { fault: Some((ArtifactFault::OutOfTime, 0)), ..Artifacts::default() };
-        let Ok(Ok(_turn)) = tokio::time::timeout_at(until, self.artifact_turns.acquire()).await else {
+        let Ok(_turn) = tokio::time::timeout_at(until, self.artifact_turns.take(tenant)).await else {
             return out_of_time;
         };
         let left = Arc::new(left);
@@ -253,7 +275,7 @@ impl WorkFiles {
             let given_up = Arc::new(AtomicBool::new(false));
             // Also when the caller does not wait for this any more.
             let _give_up = GiveUp(Arc::clone(&given_up));
-            let (store, left) = (self.store.clone(), Arc::clone(&left));
+            let (store, left) = (Arc::clone(&self.store), Arc::clone(&left));
             let attempt = blocking(move || {
                 let _thread = thread;
                 let is_given_up = || given_up.load(Ordering::Relaxed) || Instant::now() >= until;
@@ -268,7 +290,7 @@ impl WorkFiles {
                     bytes_max,
                     is_given_up: &is_given_up,
                 };
-                collect(&store, &asked)
+                collect(store.get(), &asked)
             });
             // What was kept by then is told, so the attempt has a moment to end by itself.
             let Ok(kept) = tokio::time::timeout_at(until + limits::ARTIFACTS_END_MAX, attempt).await else {
@@ -314,7 +336,7 @@ impl WorkFiles {
             let given_up = Arc::new(AtomicBool::new(false));
             // Also when the caller does not wait for this any more.
             let _give_up = GiveUp(Arc::clone(&given_up));
-            let (store, tasks) = (self.store.clone(), tasks.to_owned());
+            let (store, tasks) = (Arc::clone(&self.store), tasks.to_owned());
             let attempt = blocking(move || {
                 let staged = Staged(staging(&tasks, key));
                 // What an attempt before has left.
@@ -324,7 +346,7 @@ impl WorkFiles {
                 let owner = owner.map(|user| (user, user));
                 let asked =
                     Unpacking { digest, into: staged.path(), bytes_max, owner, is_given_up: &is_given_up };
-                unpack(&store, &asked).map(|()| staged)
+                unpack(store.get(), &asked).map(|()| staged)
             });
             let error = match tokio::time::timeout_at(until, attempt).await {
                 Ok(Ok(staged)) => return Ok(staged),
@@ -450,10 +472,10 @@ mod tests {
         let bounds = (None, Duration::from_secs(20));
         let hanging = Arc::clone(&bench.files.keeping);
         let hanging = hanging.acquire_many_owned(u32::try_from(KEEPING_MAX).unwrap()).await.unwrap();
-        let kept = bench.files.keep(key(), left(&bench), bounds).await;
+        let kept = bench.files.keep(key(), "research", left(&bench), bounds).await;
         assert_eq!(kept.fault, Some((ArtifactFault::OutOfTime, 0)));
         drop(hanging);
-        assert_eq!(bench.files.keep(key(), left(&bench), bounds).await.files, 1);
+        assert_eq!(bench.files.keep(key(), "research", left(&bench), bounds).await.files, 1);
     }
 
     #[tokio::test]
@@ -461,9 +483,12 @@ mod tests {
         let bench = Bench::new(20_000);
         let digest = bench.put();
         // As if four workers left files that take long.
-        let _turns = bench.files.artifact_turns.acquire_many(u32::try_from(AT_ONCE).unwrap()).await.unwrap();
+        let mut turns = Vec::new();
+        for other in 0..AT_ONCE {
+            turns.push(bench.files.artifact_turns.take(&format!("tenant-{other}")).await);
+        }
         assert!(bench.fetch(digest, 0).await.is_ok());
-        let kept = bench.files.keep(key(), left(&bench), (None, Duration::from_millis(50))).await;
+        let kept = bench.files.keep(key(), "research", left(&bench), (None, Duration::from_millis(50))).await;
         assert_eq!(kept.fault, Some((ArtifactFault::OutOfTime, 0)));
     }
 

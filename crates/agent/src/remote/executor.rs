@@ -3,13 +3,17 @@
 //! **Invariant:** a placement's share exists on disk before its task does; a task is the only one that
 //! changes it.
 
+use super::files::ShareFiles;
 use super::lease::RunnerLease;
+use super::link::{Errand, ToRunner};
 use super::record::{Directories, Record};
 use super::scheduler::{Allocation, Registered, Scheduler, ToShare};
+use super::streams::{self, FarPort, Stream};
 use crate::disk::lease::Lease;
 use crate::disk::state_dir::StateDir;
 use crate::executor::{
-    Adopted, Executor, ExecutorError, ExecutorEvent, Foreign, OutputChunk, OutputRequest, StopRequest,
+    Adopted, ExecInput, ExecOutput, ExecRequest, Executor, ExecutorError, ExecutorEvent, Foreign,
+    KeptArtifacts, OutputChunk, OutputRequest, PortStream, StopRequest,
 };
 use crate::limits;
 use crate::node_loop::Event;
@@ -42,6 +46,8 @@ pub struct RemoteExecutor<S: Scheduler> {
     events: mpsc::Sender<ExecutorEvent>,
     /// Where notes of workers go, once there is somebody to take them.
     notes: Arc<OnceLock<mpsc::Sender<Event>>>,
+    /// What became of the files of its workers.
+    kept: KeptArtifacts,
     /// What others hold of the node.
     foreign: watch::Sender<Foreign>,
     /// Shares are begun one after another: the same one may be asked for twice.
@@ -60,6 +66,7 @@ impl<S: Scheduler> Clone for RemoteExecutor<S> {
             lease: Arc::clone(&self.lease),
             events: self.events.clone(),
             notes: Arc::clone(&self.notes),
+            kept: self.kept.clone(),
             foreign: self.foreign.clone(),
             beginning: Arc::clone(&self.beginning),
         }
@@ -95,6 +102,7 @@ impl<S: Scheduler> RemoteExecutor<S> {
             lease,
             events,
             notes: Arc::default(),
+            kept: KeptArtifacts::default(),
             foreign,
             beginning: Arc::default(),
         };
@@ -119,6 +127,9 @@ impl<S: Scheduler> RemoteExecutor<S> {
         let key = (placement.job, placement.token);
         let promise = Arc::new(RunnerLease::new(Arc::clone(&self.lease), record.epoch));
         let holds = S::holds(placement, &self.place);
+        let store = self.backend.common().files.as_ref();
+        let each_max = store.map_or(0, |store| store.config.artifacts_bytes_max);
+        let files = Arc::new(ShareFiles::of(placement, each_max));
         let share = Allocation {
             backend: Arc::clone(&self.backend),
             name: name.clone(),
@@ -129,13 +140,16 @@ impl<S: Scheduler> RemoteExecutor<S> {
             own_inbox: inbox.downgrade(),
             events: self.events.clone(),
             notes: Arc::clone(&self.notes),
+            files: Arc::clone(&files),
+            kept: self.kept.clone(),
             place: self.place.clone(),
             node: self.node.clone(),
             accelerator: self.accelerator.clone(),
             record,
         };
         let identity = share.record.identity.clone();
-        let registered = Registered { identity, inbox, promise, key, place: self.place.clone(), holds };
+        let place = self.place.clone();
+        let registered = Registered { identity, inbox, promise, key, place, holds, files };
         self.backend.common().register(name, registered);
         self.backend.common().spawn(S::run(share));
     }
@@ -144,6 +158,16 @@ impl<S: Scheduler> RemoteExecutor<S> {
         for rank in placement.ranks() {
             self.refuse(placement.key(rank), why.to_owned()).await;
         }
+    }
+
+    /// A connection on which the runner of a worker does something there.
+    async fn dialled(&self, key: WorkerKey, work: Errand) -> Result<Stream, String> {
+        let ended = || format!("worker {key} does not run any more");
+        let share = self.share(key).ok_or_else(ended)?;
+        let awaited = self.backend.common().streams.expect(share.key, &share.place)?;
+        let dial = ToShare::Tell(ToRunner::Dial { errand: awaited.errand, work });
+        share.inbox.send(dial).await.map_err(|_| ended())?;
+        awaited.stream().await
     }
 
     fn prune(&self) {
@@ -183,6 +207,10 @@ impl<S: Scheduler> Executor for RemoteExecutor<S> {
 
     fn is_on_this_host(&self) -> bool {
         false
+    }
+
+    fn kept_artifacts(&self) -> KeptArtifacts {
+        self.kept.clone()
     }
 
     async fn refuse(&self, key: WorkerKey, reason: String) {
@@ -241,6 +269,9 @@ impl<S: Scheduler> Executor for RemoteExecutor<S> {
             let devices = launch.map(|worker| worker.devices).unwrap_or_default();
             let device_milli = launch.map_or(DEVICE_MILLI, |worker| worker.device_milli);
             let epoch = record.map_or(0, |record| record.epoch);
+            if let Some(kept) = exit.as_ref().and_then(|_| self.directories.kept(key)) {
+                self.kept.put(key, kept);
+            }
             found.push(Adopted { key, devices, device_milli, exit, epoch });
         }
         for record in records {
@@ -260,6 +291,7 @@ impl<S: Scheduler> Executor for RemoteExecutor<S> {
                 "an acknowledgement is not durable; the end is told again"
             );
         }
+        self.kept.forget(key);
         if let Some(share) = self.share(key) {
             // A share that is gone needs to hear nothing.
             let _ = share.inbox.send(ToShare::Acknowledged).await;
@@ -277,5 +309,41 @@ impl<S: Scheduler> Executor for RemoteExecutor<S> {
             return Err(ExecutorError::Unknown(request.key));
         }
         crate::process::read_output(&task, &request, &sink).await.map_err(ExecutorError::Output)
+    }
+
+    async fn exec(
+        &self,
+        request: ExecRequest,
+        inputs: mpsc::Receiver<ExecInput>,
+        outputs: mpsc::Sender<ExecOutput>,
+    ) -> Result<(), String> {
+        let ExecRequest { key, command, environment, terminal } = request;
+        let work = Errand::Exec { rank: key.rank, command, environment, terminal };
+        let stream = tokio::select! {
+            stream = self.dialled(key, work) => stream?,
+            () = outputs.closed() => return Ok(()),
+        };
+        streams::exec(stream, inputs, &outputs).await
+    }
+
+    async fn listens(&self, key: WorkerKey, port: u16) -> Result<(), String> {
+        let mut stream = self.dialled(key, Errand::Listens { rank: key.rank, port }).await?;
+        streams::started(&mut stream).await
+    }
+
+    async fn connect(&self, key: WorkerKey, port: u16) -> Result<Box<dyn PortStream>, String> {
+        let mut stream = self.dialled(key, Errand::Connect { rank: key.rank, port }).await?;
+        streams::started(&mut stream).await?;
+        Ok(Box::new(FarPort::over(stream)))
+    }
+
+    async fn ended(&self, key: WorkerKey) {
+        loop {
+            let task = self.directories.task(key);
+            if blocking(move || crate::process::has_ended(&task)).await {
+                return;
+            }
+            tokio::time::sleep(limits::PORT_WORKER_LOOK).await;
+        }
     }
 }

@@ -3,16 +3,21 @@
 //! A frame is one byte of kind and a body: JSON, or a piece of output as it is. What a runner tells of its
 //! workers is numbered, kept until it is acknowledged, and told again on the next connection.
 //!
+//! What is more than words goes over more connections, which the runner opens: see `streams.rs`.
+//!
 //! **Invariant:** times on this link are durations that are left, never moments: the clocks of two hosts
 //! have nothing to do with each other. A duration is stamped by its receiver *before* it asked.
 
 use crate::process::transcript::OutputStream;
+use crate::process::work_files::FilesConfig;
 use crate::rules::Placement;
 use crate::rules::WorkerEvent;
 use crate::settings::LogLimits;
 use muster_transport::SharedIdentity;
-use muster_types::{ExitStatus, StopReason};
+use muster_types::terminal::TerminalSize;
+use muster_types::{Artifacts, ExitStatus, StopReason};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// What a runner runs below.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,12 +64,46 @@ pub(crate) enum ToAgent {
     /// The worker is launched.
     Running { number: u64, rank: u32 },
     /// Nothing of the worker is left.
-    Ended { number: u64, rank: u32, status: ExitStatus },
+    Ended {
+        number: u64,
+        rank: u32,
+        status: ExitStatus,
+        /// What became of the files that it left; none where its job wants none.
+        #[serde(default)]
+        artifacts: Option<Artifacts>,
+    },
     /// What a worker says of itself. Answered by its id, and told again on the next connection until it is; 0 for
     /// what nobody waits for.
     Note { id: u64, rank: u32, note: WorkerEvent },
     /// All is told; it exits.
     Done,
+    /// The first message of a connection that is not for what is told of workers but for bytes; see `streams.rs`.
+    Stream(Purpose),
+}
+
+/// What a connection for bytes is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Purpose {
+    /// The agent has asked for it, under this number.
+    Errand(u64),
+    /// Objects of the store that the agent has: files of the job, and what its workers leave.
+    Store,
+}
+
+/// What a runner does with a connection that the agent asks for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Errand {
+    /// Runs a command next to a worker.
+    Exec {
+        rank: u32,
+        command: Vec<String>,
+        environment: BTreeMap<String, String>,
+        terminal: Option<TerminalSize>,
+    },
+    /// Looks whether processes of a worker listen on a port.
+    Listens { rank: u32, port: u16 },
+    /// Connects to such a port.
+    Connect { rank: u32, port: u16 },
 }
 
 /// A piece of a worker's output.
@@ -102,6 +141,9 @@ pub(crate) struct Grant {
     /// Whether notes of workers are taken. An agent of an earlier release does not state it, and would not answer them.
     #[serde(default)]
     pub(crate) takes_notes: bool,
+    /// What the agent's store of files allows; none where it has none, as an agent of an earlier release.
+    #[serde(default)]
+    pub(crate) files: Option<FilesConfig>,
 }
 
 /// To the runner.
@@ -138,6 +180,11 @@ pub(crate) enum ToRunner {
         /// A runner of an earlier release does not look at it.
         #[serde(default)]
         reason: Option<StopReason>,
+    },
+    /// Dial again, for this errand, and state its number. A runner of an earlier release passes it over.
+    Dial {
+        errand: u64,
+        work: Errand,
     },
 }
 
@@ -210,12 +257,18 @@ mod tests {
     fn what_is_sent_is_what_is_read() {
         let hello = ToAgent::Hello { runner: "r".into(), job: "7".into(), host: "n1".into() };
         assert_eq!(decode_frame(&encode(&hello)), Some(Frame::Message(hello)));
-        let ended = ToAgent::Ended { number: 3, rank: 1, status: ExitStatus::Code(2) };
+        let ended = ToAgent::Ended { number: 3, rank: 1, status: ExitStatus::Code(2), artifacts: None };
         assert_eq!(decode_frame(&encode(&ended)), Some(Frame::Message(ended)));
         for stream in [Some(OutputStream::Stdout), Some(OutputStream::Stderr), None] {
             let piece = Piece { number: 9, rank: 4, stream, lost: 1 << 40, data: vec![0, 255, 10] };
             assert_eq!(decode_frame(&encode_piece(&piece)), Some(Frame::Output(piece)));
         }
+        let stream = ToAgent::Stream(Purpose::Errand(u64::MAX));
+        assert_eq!(decode_frame(&encode(&stream)), Some(Frame::Message(stream)));
+        let command = vec!["sh".to_owned()];
+        let work = Errand::Exec { rank: 1, command, environment: BTreeMap::new(), terminal: None };
+        let dial = ToRunner::Dial { errand: u64::MAX, work };
+        assert_eq!(decode::<ToRunner>(&encode(&dial)), Some(dial));
         let stop = ToRunner::Stop { rank: 1, grace_ms: 5, reason: Some(StopReason::Drained) };
         assert_eq!(decode::<ToRunner>(&encode(&stop)), Some(stop));
     }

@@ -9,21 +9,27 @@
 //! | `scheduler.rs` | what the other scheduler has to answer, and what its nodes share |
 //! | `executor.rs`, `record.rs` | the trait of executors for one node, and what is on disk of a share |
 //! | `workers.rs`, `output.rs`, `lease.rs` | the workers of a share as the agent knows them, their output, what their runner may count on |
-//! | `link.rs`, `server.rs`, `runner.rs` | what runs inside the other scheduler's job, and how it is spoken to |
+//! | `link.rs`, `server.rs`, `runner.rs`, `runner_notes.rs` | what runs inside the other scheduler's job, and how it is spoken to |
+//! | `streams.rs` | connections for bytes: commands next to workers, ports of theirs |
+//! | `files.rs`, `far_store.rs` | the agent's store of files, and what runners see of it |
 //! | `nodes.rs` | the nodes and their sessions |
 //!
 //! **Invariant:** the other scheduler is never believed about what runs: a worker runs because a runner was told to launch it,
 //! once, under a lease.
 
 pub(crate) mod executor;
+mod far_store;
+pub(crate) mod files;
 pub(crate) mod lease;
 pub(crate) mod link;
 pub(crate) mod nodes;
 pub(crate) mod output;
 pub(crate) mod record;
 pub(crate) mod runner;
+mod runner_notes;
 pub(crate) mod scheduler;
 pub(crate) mod server;
+mod streams;
 pub(crate) mod workers;
 
 use crate::disk::durable::{read_record, write_record};
@@ -43,6 +49,7 @@ pub(crate) struct Surroundings {
     pub(crate) shim_command: Vec<String>,
     pub(crate) logs: LogLimits,
     pub(crate) pass_environment: Vec<String>,
+    pub(crate) given: files::SecretsAndFiles,
     pub(crate) monitor: AgentMonitor,
 }
 

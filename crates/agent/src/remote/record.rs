@@ -8,10 +8,11 @@
 //! `granted` before the runner hears it.
 
 use crate::disk::durable::{self, DurableError, read_record, write_record};
+use crate::process::artifacts;
 use crate::process::task::TaskDir;
 use crate::rules::{Placement, WorkerKey};
 use muster_transport::SharedIdentity;
-use muster_types::{ExitStatus, FencingToken, JobId};
+use muster_types::{Artifacts, ExitStatus, FencingToken, JobId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -123,6 +124,25 @@ impl Directories {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
+    }
+
+    /// Records what became of the files of a worker, before its end.
+    ///
+    /// # Errors
+    /// When it is not durable.
+    pub(crate) fn keep(&self, key: WorkerKey, kept: &Artifacts) -> io::Result<()> {
+        let task = self.task(key);
+        make(task.path())?;
+        write_record(&artifacts::record_of(&task), kept).map_err(io::Error::other)
+    }
+
+    /// What is on record of them; none where its job wants none, or it was not told.
+    pub(crate) fn kept(&self, key: WorkerKey) -> Option<Artifacts> {
+        let read = read_record::<Artifacts>(&artifacts::record_of(&self.task(key)));
+        read.unwrap_or_else(|error| {
+            tracing::warn!(worker = %key, %error, "what became of a worker's files is not known");
+            None
+        })
     }
 
     /// Records an end, which is the first and only one.

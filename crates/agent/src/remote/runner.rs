@@ -8,27 +8,32 @@
 //! **Invariant:** nothing is launched but by a grant; a runner's lease never stands longer than the
 //! agent's; when the runner ends nothing of its workers is left, or their shims are about to end them.
 
-use super::link::{self, Grant, LeaseRemainder, Piece, Ticket, ToAgent, ToRunner, Within};
+use super::far_store::FarStore;
+use super::link::{self, Errand, Grant, LeaseRemainder, Piece, Ticket, ToAgent, ToRunner, Within};
+use super::runner_notes::{next_said, take_notes};
+use super::streams::{self, Dialling};
 use crate::clock::BootTime;
 use crate::disk::lease::Lease;
 use crate::executor::{Executor, ExecutorEvent, OutputChunk, OutputRequest, StopRequest};
 use crate::limits;
 use crate::own_program;
 use crate::process::cgroup;
-use crate::process::socket::{self, WorkerReport};
+use crate::process::socket::WorkerReport;
 use crate::process::task::{self, TaskDir};
 use crate::process::transcript::OutputStream;
+use crate::process::work_files::WorkFiles;
 use crate::process::{ProcessExecutor, ProcessSettings};
 use crate::rules::WorkerEvent;
 use crate::rules::{Placement, WorkerKey, detail};
 use crate::settings::{ControlGroups, MemoryLimit};
 use muster_transport::{PinnedError, PinnedReader, PinnedWriter, dial};
-use muster_types::{DeviceSet, ExitStatus, HolderId, Ulimits};
+use muster_types::{Artifacts, DeviceSet, ExitStatus, HolderId, Ulimits};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -39,7 +44,7 @@ use tokio::time::Instant;
 /// Bytes of a ticket.
 const TICKET_BYTES_MAX: u64 = 64 << 10;
 /// What is told and not acknowledged, at most.
-const WINDOW: usize = 32;
+pub(super) const WINDOW: usize = 32;
 /// Of a dial, and of the answer to a greeting.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// First and longest wait between two dials.
@@ -52,6 +57,8 @@ const TELL_MAX: Duration = Duration::from_secs(60);
 const ENTRIES_LOOKED_AT_MAX: usize = 4_096;
 /// How long an end waits for the rest of its worker's output.
 const OUTPUT_MAX: Duration = Duration::from_secs(10);
+/// Errands of the agent at the same time. What is beyond is not done, and the agent does not wait for long.
+const ERRANDS_MAX: usize = 256;
 
 /// Exit codes of a runner that launched nothing, from `sysexits.h`.
 pub(crate) mod code {
@@ -103,7 +110,7 @@ fn main(ticket: Result<Ticket, String>) -> i32 {
     }
 }
 
-fn complain(code: u8, why: &str) -> i32 {
+pub(super) fn complain(code: u8, why: &str) -> i32 {
     use std::io::Write as _;
     // Into the output of the job itself; there is nobody else to tell.
     let _ = writeln!(std::io::stderr().lock(), "muster runner: {why}");
@@ -262,6 +269,7 @@ async fn run(ticket: Ticket) -> Result<i32, Failed> {
     let mut term = signal(SignalKind::terminate()).map_err(|e| (code::SETUP, format!("signals: {e}")))?;
     let patience = Instant::now() + Duration::from_millis(ticket.patience_ms);
     let within = ticket.within;
+    let dialling = Dialling { ticket: Arc::new(ticket.clone()) };
     let mut dialler = Dialler { ticket, runner: format!("{runner:032x}"), wait: DIAL_WAIT.0 };
     let (link, sent, first) = tokio::select! {
         opened = dialler.open(Some(patience)) => opened.map_err(|why| (code::UNREACHABLE, why))?,
@@ -272,7 +280,7 @@ async fn run(ticket: Ticket) -> Result<i32, Failed> {
         ToRunner::Refused { reason } => return Err((code::REFUSED, reason)),
         _ => return Err((code::REFUSED, "the agent's answer is of another version".into())),
     };
-    let running = Running::start(&directory.path, *grant, sent, runner, within).await;
+    let running = Running::start(&directory.path, *grant, sent, runner, (within, dialling)).await;
     let running = running.map_err(|why| (code::SETUP, why))?;
     Ok(running.go_on(dialler, link, term).await)
 }
@@ -346,7 +354,7 @@ async fn read(mut from: PinnedReader<TcpStream>, tell: mpsc::Sender<ToRunner>) {
 /// What is to be told, numbered when it is sent.
 enum Word {
     Running(u32),
-    Ended(u32, ExitStatus),
+    Ended(u32, ExitStatus, Option<Artifacts>),
     Output(u32, OutputChunk),
 }
 
@@ -359,6 +367,9 @@ struct Unanswered {
 /// The workers, and what they have to say.
 struct Running {
     within: Within,
+    dialling: Dialling,
+    /// What the agent has asked to be done at workers; it ends with this.
+    errands: JoinSet<()>,
     executor: ProcessExecutor,
     placement: Placement,
     lease: Lease,
@@ -401,9 +412,10 @@ impl Running {
         grant: Grant,
         sent: BootTime,
         runner: u128,
-        within: Within,
+        (within, dialling): (Within, Dialling),
     ) -> Result<Running, String> {
-        let Grant { mut placement, left, node, accelerator, logs, pass_environment, takes_notes } = grant;
+        let Grant { mut placement, left, node, accelerator, logs, pass_environment, takes_notes, files } = grant;
+        let files = files.map(|bounds| WorkFiles::with(&bounds, Arc::new(FarStore::over(dialling.clone()))));
         let mut lease = Lease::open(&directory.join("lease"), runner, 0).map_err(|e| e.to_string())?;
         renew(&mut lease, sent, left);
         let meant = placement.workers.iter().fold(DeviceSet::EMPTY, |set, worker| set.union(worker.devices));
@@ -428,7 +440,7 @@ impl Running {
             node,
             accelerator,
             environment: within.environment(&pass_environment),
-            // They are on the hosts of agents; a node of another scheduler has none.
+            // They are with the agent, which has filled in the values already.
             secrets_dir: None,
             logs,
             // The other scheduler has its own.
@@ -438,18 +450,17 @@ impl Running {
             // Its agent counts what arrives there.
             metrics: muster_metrics::AgentMetrics::default(),
             agent_socket: socket,
-            isolating: std::sync::Arc::new(crate::process::isolation::Isolating::off()),
+            isolating: Arc::new(crate::process::isolation::Isolating::off()),
             shown: Vec::new(),
             // The nodes of another scheduler state no container runtime.
             images: None,
-            // Nor a store of files.
-            files: None,
-            // Slurm has its own.
+            files: files.map(Arc::new),
             host_commands: None,
+            is_in_job: true,
         });
         let (say, words) = mpsc::channel(4);
         let alive = placement.ranks().collect();
-        let shared = std::sync::Arc::new(placement.clone());
+        let shared = Arc::new(placement.clone());
         let launcher = executor.clone();
         let epoch = lease.standing(BootTime::now()).map_or(0, |slot| slot.epoch);
         tokio::spawn(async move {
@@ -464,6 +475,8 @@ impl Running {
         });
         Ok(Running {
             within,
+            dialling,
+            errands: JoinSet::new(),
             executor,
             placement,
             lease,
@@ -599,7 +612,9 @@ impl Running {
         let number = self.number;
         let frame = match word {
             Word::Running(rank) => link::encode(&ToAgent::Running { number, rank }),
-            Word::Ended(rank, status) => link::encode(&ToAgent::Ended { number, rank, status }),
+            Word::Ended(rank, status, artifacts) => {
+                link::encode(&ToAgent::Ended { number, rank, status, artifacts })
+            }
             Word::Output(rank, chunk) => {
                 let OutputChunk { stream, data, dropped_bytes: lost, position: _ } = chunk;
                 link::encode_piece(&Piece { number, rank, stream, lost, data })
@@ -664,8 +679,24 @@ impl Running {
                 let grace = Duration::from_millis(grace_ms);
                 self.stop(rank, StopRequest { grace, reason }).await;
             }
+            ToRunner::Dial { errand, work } => self.run_errand(errand, work),
             ToRunner::Launch(_) | ToRunner::GoOn { .. } => {}
         }
+    }
+
+    /// Does something at a worker that the agent asks for.
+    fn run_errand(&mut self, errand: u64, work: Errand) {
+        while self.errands.try_join_next().is_some() {}
+        let rank = work.rank();
+        if self.errands.len() >= ERRANDS_MAX || !self.placement.ranks().any(|own| own == rank) {
+            return;
+        }
+        let (dialling, executor, key) = (self.dialling.clone(), self.executor.clone(), self.placement.key(rank));
+        self.errands.spawn(async move {
+            if let Err(why) = streams::run(dialling, executor, key, errand, work).await {
+                complain(0, &format!("an errand at rank {rank}: {why}"));
+            }
+        });
     }
 
     /// SIGTERM for the job itself.
@@ -725,6 +756,7 @@ impl Running {
                     status => status,
                 };
                 self.ends.insert(key.rank, status.clone());
+                let artifacts = self.executor.kept_artifacts().of(key);
                 let reader = self.output.remove(&key.rank);
                 // The last of its senders ends what there is to say.
                 let say = if self.alive.is_empty() { self.say.take() } else { self.say.clone() };
@@ -736,73 +768,11 @@ impl Running {
                         reader.abort();
                     }
                     // The receiver is gone when nothing can be told any more.
-                    let _ = say.send(Word::Ended(key.rank, status)).await;
+                    let _ = say.send(Word::Ended(key.rank, status, artifacts)).await;
                 });
             }
         }
     }
-}
-
-/// A socket for the notes of these workers, and what they say there; none where it cannot be made.
-fn take_notes(
-    directory: &Path,
-    placement: &Placement,
-) -> (Option<PathBuf>, Option<mpsc::Receiver<WorkerReport>>) {
-    let path = directory.join("notes");
-    let listener = match socket::open(&path) {
-        Ok(listener) => listener,
-        Err(error) => {
-            complain(0, &format!("no notes are taken of workers: {}: {error}", path.display()));
-            return (None, None);
-        }
-    };
-    let (events, heard) = mpsc::channel(WINDOW);
-    let (tell, said) = mpsc::channel(limits::NOTES_WAITING_MAX);
-    let keys = placement.ranks().map(|rank| placement.key(rank)).collect();
-    tokio::spawn(socket::serve::<WorkerReport>(listener, events, directory.join("tasks")));
-    tokio::spawn(sort_notes(keys, heard, tell));
-    (Some(path), Some(said))
-}
-
-/// Answers what nobody needs to wait for at once, so that no worker stands still while the agent is away.
-async fn sort_notes(
-    keys: BTreeSet<WorkerKey>,
-    mut heard: mpsc::Receiver<WorkerReport>,
-    tell: mpsc::Sender<WorkerReport>,
-) {
-    while let Some(WorkerReport { key, event, answer }) = heard.recv().await {
-        if !keys.contains(&key) {
-            let _ = answer.send(Err(format!("{key} does not run in this job of the other scheduler")));
-            continue;
-        }
-        match event {
-            WorkerEvent::Step { .. } => {
-                let _ = answer.send(Ok(()));
-                // The next one will do where checkpoints wait already.
-                if tell.capacity() > tell.max_capacity() / 2 {
-                    let (nobody, _) = oneshot::channel();
-                    let _ = tell.try_send(WorkerReport { key, event, answer: nobody });
-                }
-            }
-            WorkerEvent::CheckpointCommitted { .. } => {
-                if let Err(full) = tell.try_send(WorkerReport { key, event, answer }) {
-                    let why = "too many checkpoints wait for the cluster's answer".to_owned();
-                    let _ = full.into_inner().answer.send(Err(why));
-                }
-            }
-        }
-    }
-}
-
-/// The next word of a worker; never, where nobody takes them.
-async fn next_said(said: &mut Option<mpsc::Receiver<WorkerReport>>) -> WorkerReport {
-    if let Some(heard) = said {
-        if let Some(next) = heard.recv().await {
-            return next;
-        }
-        *said = None;
-    }
-    std::future::pending().await
 }
 
 /// First that it runs, then its output as it comes.

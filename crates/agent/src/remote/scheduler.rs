@@ -2,10 +2,12 @@
 //!
 //! **Invariant:** a share is known by its name to at most one task; a task ends with its cluster and not with its caller.
 
+use super::files::{SecretsAndFiles, OwnStore, ShareFiles};
 use super::lease::RunnerLease;
 use super::link::{Frame, ToRunner};
 use super::record::{Directories, Record, ShareKey};
-use crate::executor::{ExecutorEvent, Foreign, StopRequest};
+use super::streams::Streams;
+use crate::executor::{ExecutorEvent, Foreign, KeptArtifacts, StopRequest};
 use crate::node_loop::Event;
 use crate::rules::Placement;
 use crate::settings::LogLimits;
@@ -18,6 +20,7 @@ use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::future::Future;
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -35,6 +38,8 @@ pub(crate) enum ToShare<C> {
     Hello { connection: u64, runner: String, job: String, out: mpsc::Sender<ToRunner> },
     /// What it sent on that connection.
     Frame(u64, Frame),
+    /// Has its runner told this, where one is connected.
+    Tell(ToRunner),
     /// What became of a note of its runner's.
     Noted { id: u64, refused: Option<String> },
     /// The connection is over.
@@ -51,6 +56,8 @@ pub(crate) struct Registered<S: Scheduler> {
     pub(crate) key: ShareKey,
     pub(crate) place: String,
     pub(crate) holds: S::Holds,
+    /// What its runner may have of the agent's store.
+    pub(crate) files: Arc<ShareFiles>,
 }
 
 impl<S: Scheduler> Clone for Registered<S> {
@@ -62,6 +69,7 @@ impl<S: Scheduler> Clone for Registered<S> {
             key: self.key,
             place: self.place.clone(),
             holds: self.holds.clone(),
+            files: Arc::clone(&self.files),
         }
     }
 }
@@ -79,6 +87,10 @@ pub struct Allocation<S: Scheduler> {
     pub(crate) events: mpsc::Sender<ExecutorEvent>,
     /// Where notes of workers go; empty where nobody takes them.
     pub(crate) notes: Arc<OnceLock<mpsc::Sender<Event>>>,
+    /// What its runner may have of the agent's store, and has sent.
+    pub(crate) files: Arc<ShareFiles>,
+    /// Where it is kept what became of the files of its workers.
+    pub(crate) kept: KeptArtifacts,
     /// What the node is called by the other scheduler.
     pub(crate) place: String,
     /// What the node is called in Muster, and the type of its accelerators.
@@ -151,6 +163,12 @@ pub struct Common<S: Scheduler> {
     pub(crate) pass_environment: Vec<String>,
     /// Where output that arrives is counted.
     pub(crate) metrics: AgentMetrics,
+    /// Where secrets of tenants are, each in a directory of its tenant's; none where there are none.
+    pub(crate) secrets_dir: Option<PathBuf>,
+    /// Where files of jobs are; none where there is no such store.
+    pub(crate) files: Option<Arc<OwnStore>>,
+    /// Connections that runners were asked for.
+    pub(crate) streams: Streams,
     shares: Mutex<BTreeMap<String, Registered<S>>>,
     /// Every task but the poll: they end with the cluster, not with their caller.
     work: Mutex<JoinSet<()>>,
@@ -162,9 +180,12 @@ impl<S: Scheduler> Common<S> {
         logs: LogLimits,
         pass_environment: Vec<String>,
         metrics: AgentMetrics,
+        given: SecretsAndFiles,
     ) -> Common<S> {
         let (shares, work) = (Mutex::new(BTreeMap::new()), Mutex::new(JoinSet::new()));
-        Common { scope, logs, pass_environment, metrics, shares, work }
+        let files = OwnStore::of(&given.files).map(Arc::new);
+        let (secrets_dir, streams) = (given.secrets_dir, Streams::default());
+        Common { scope, logs, pass_environment, metrics, secrets_dir, files, streams, shares, work }
     }
 
     /// Runs something until it is done or the cluster is dropped.

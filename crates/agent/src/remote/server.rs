@@ -3,8 +3,10 @@
 //! **Invariant:** a caller costs one short-lived task until it has proved that it holds its share's
 //! identity; what it may ask then is about that share alone.
 
-use super::link::{self, Frame, ToAgent, ToRunner};
+use super::files;
+use super::link::{self, Frame, Purpose, ToAgent, ToRunner};
 use super::scheduler::{Registered, Scheduler, ToShare};
+use super::streams::Stream;
 use muster_transport::{PinnedError, PinnedReader, PinnedWriter, greet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,14 +60,19 @@ async fn connection<S: Scheduler>(backend: &S, stream: TcpStream, number: u64) -
         let share = backend.common().share(&greeted.name).ok_or("nothing waits for this runner")?;
         let (mut reader, writer) = greeted.accept(&share.identity).await.map_err(|e| e.to_string())?;
         let first = reader.read().await.map_err(|e| e.to_string())?.unwrap_or_default();
-        let Some(ToAgent::Hello { runner, job, host }) = link::decode(&first) else {
-            return Err("the first message must be a greeting".to_owned());
-        };
-        tracing::debug!(host, job, "a runner connects");
-        Ok((share, reader, writer, runner, job))
+        let first = link::decode::<ToAgent>(&first);
+        Ok::<_, String>((share, reader, writer, first.ok_or("the first message must be a greeting")?))
     };
     let opened = tokio::time::timeout(GREETING_MAX, opening).await;
-    let (share, reader, writer, runner, job) = opened.map_err(|_| "it said nothing in time")??;
+    let (share, reader, writer, first) = opened.map_err(|_| "it said nothing in time")??;
+    let (runner, job) = match first {
+        ToAgent::Hello { runner, job, host } => {
+            tracing::debug!(host, job, "a runner connects");
+            (runner, job)
+        }
+        ToAgent::Stream(purpose) => return hand_on(backend, &share, purpose, Stream { reader, writer }).await,
+        _ => return Err("the first message must be a greeting".to_owned()),
+    };
     let (out, outgoing) = mpsc::channel(OUTGOING_QUEUED_MAX);
     let hello = ToShare::Hello { connection: number, runner, job, out: out.clone() };
     share.inbox.send(hello).await.map_err(|_| "its share is over")?;
@@ -79,6 +86,23 @@ async fn connection<S: Scheduler>(backend: &S, stream: TcpStream, number: u64) -
     // Gone with the agent, or the share is over.
     let _ = share.inbox.send(ToShare::Gone(number)).await;
     ended.map_err(|error| error.to_string())
+}
+
+/// Hands on a connection for bytes to who asked for it, or answers what is asked for on it.
+async fn hand_on<S: Scheduler>(
+    backend: &S,
+    share: &Registered<S>,
+    purpose: Purpose,
+    stream: Stream,
+) -> Result<(), String> {
+    let common = backend.common();
+    match purpose {
+        Purpose::Errand(errand) => {
+            common.streams.arrived(share.key, &share.place, errand, stream);
+            Ok(())
+        }
+        Purpose::Store => files::serve(common.files.as_ref(), &share.files, stream).await,
+    }
 }
 
 async fn read<S: Scheduler>(

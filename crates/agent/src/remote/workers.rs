@@ -3,7 +3,7 @@
 //! **Invariant:** at most one runner is ever told to launch, and that is durable before it hears it; an end is durable before it
 //! is told, and the first one stands.
 
-use super::link::{Frame, Grant, LeaseRemainder, ToAgent, ToRunner};
+use super::link::{self, Frame, Grant, LeaseRemainder, ToAgent, ToRunner};
 use super::output::Outputs;
 use super::scheduler::{Allocation, Scheduler, ToShare};
 use crate::executor::{ExecutorEvent, StopRequest};
@@ -11,9 +11,11 @@ use crate::limits;
 use crate::node_loop::Event;
 use crate::offload::blocking;
 use crate::process::socket::WorkerReport;
-use crate::rules::{WorkerEvent, WorkerKey};
+use crate::process::{artifacts, secrets};
+use crate::rules::{Placement, WorkerEvent, WorkerKey, detail};
 use muster_metrics::OutputFate;
-use muster_types::ExitStatus;
+use muster_transport::FRAME_BYTES_MAX;
+use muster_types::{Artifacts, ExitStatus};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
@@ -50,6 +52,8 @@ pub(crate) struct Workers<S: Scheduler> {
     heard: u64,
     /// Notes that wait for the cluster's answer.
     noting: usize,
+    /// What became of the files of workers whose runner has told their end.
+    artifacts: BTreeMap<u32, Artifacts>,
 }
 
 impl<S: Scheduler> Workers<S> {
@@ -63,6 +67,7 @@ impl<S: Scheduler> Workers<S> {
             outputs: Outputs::default(),
             heard: 0,
             noting: 0,
+            artifacts: BTreeMap::new(),
         };
         let is_open = |rank: &u32| {
             let task = workers.share.directories.task(workers.key(*rank));
@@ -121,13 +126,23 @@ impl<S: Scheduler> Workers<S> {
         if !self.open.contains(&rank) {
             return;
         }
-        let (directories, key, kept) = (self.share.directories.clone(), self.key(rank), status.clone());
-        if let Err(error) = blocking(move || directories.end(key, &kept)).await {
+        let (directories, key, told) = (self.share.directories.clone(), self.key(rank), status.clone());
+        let kept = self.artifacts.get(&rank).copied();
+        let recorded = blocking(move || {
+            if let Some(kept) = &kept {
+                directories.keep(key, kept)?;
+            }
+            directories.end(key, &told)
+        });
+        if let Err(error) = recorded.await {
             // It stays open: the next look tries again.
             tracing::error!(job = %key.job, worker = %key, %error, "an end is not durable");
             return;
         }
         self.open.remove(&rank);
+        if let Some(kept) = kept {
+            self.share.kept.put(key, kept);
+        }
         // The receiver is gone only while the agent shuts down; the disk has it.
         let _ = self.share.events.send(ExecutorEvent::Ended(key, status)).await;
     }
@@ -203,14 +218,39 @@ impl<S: Scheduler> Workers<S> {
         };
         let mut placement = self.share.record.placement.clone();
         placement.workers.retain(|worker| self.open.contains(&worker.rank));
+        let launch = match self.launch(placement, left).await {
+            Ok(launch) => launch,
+            Err(why) => {
+                self.give_up(&ExitStatus::LaunchFailed(detail(&why))).await;
+                return refused(&why);
+            }
+        };
         self.share.record.granted = Some(runner.to_owned());
         if !self.persist().await {
             // A later runner must not be granted what this one may remember.
             self.give_up(&ExitStatus::LaunchFailed("the grant is not durable".into())).await;
             return refused("the agent cannot keep what it grants");
         }
+        launch
+    }
+
+    /// What a runner is to launch, with the values of secrets, which are on no disk but the agent's and that of the workers' node.
+    ///
+    /// # Errors
+    /// Why it cannot be launched.
+    async fn launch(&self, mut placement: Placement, left: LeaseRemainder) -> Result<ToRunner, String> {
         let common = self.share.backend.common();
-        ToRunner::Launch(Box::new(Grant {
+        if placement.workers.iter().any(|worker| secrets::are_asked_for(&worker.environment)) {
+            let dir = common.secrets_dir.clone();
+            let filled = blocking(move || {
+                for worker in &mut placement.workers {
+                    secrets::fill(&mut worker.environment, dir.as_deref(), &placement.tenant)?;
+                }
+                Ok::<Placement, String>(placement)
+            });
+            placement = filled.await?;
+        }
+        let launch = ToRunner::Launch(Box::new(Grant {
             placement,
             left,
             node: self.share.node.clone(),
@@ -218,7 +258,26 @@ impl<S: Scheduler> Workers<S> {
             logs: common.logs.clone(),
             pass_environment: common.pass_environment.clone(),
             takes_notes: self.share.notes.get().is_some(),
-        }))
+            files: common.files.as_ref().map(|files| files.config.clone()),
+        }));
+        let bytes = link::encode(&launch).len();
+        if bytes > FRAME_BYTES_MAX {
+            return Err(format!(
+                "what this node's workers are given has {bytes} bytes, secrets included, of at most {FRAME_BYTES_MAX}"
+            ));
+        }
+        Ok(launch)
+    }
+
+    /// How a worker ended, in view of what became of its files, where its job wants some.
+    async fn keep(&mut self, rank: u32, status: ExitStatus, said: Option<Artifacts>) -> ExitStatus {
+        let placement = &self.share.record.placement;
+        let Some((rules, said)) = placement.artifacts.as_ref().zip(said) else { return status };
+        let store = self.share.backend.common().files.as_ref();
+        let kept = self.share.files.checked(store, said).await;
+        let status = artifacts::judged(Some(rules), &kept, status);
+        self.artifacts.insert(rank, kept);
+        status
     }
 
     /// The connection is over.
@@ -250,7 +309,7 @@ impl<S: Scheduler> Workers<S> {
                 return None;
             }
             // The connection's own.
-            Frame::Message(ToAgent::Hello { .. } | ToAgent::Renew { .. }) => return None,
+            Frame::Message(ToAgent::Hello { .. } | ToAgent::Renew { .. } | ToAgent::Stream(_)) => return None,
         };
         let mut ended = None;
         // Said again after a broken connection.
@@ -270,8 +329,9 @@ impl<S: Scheduler> Workers<S> {
                     // The receiver is gone only while the agent shuts down.
                     let _ = self.share.events.send(running).await;
                 }
-                Frame::Message(ToAgent::Ended { rank, status, .. }) => {
+                Frame::Message(ToAgent::Ended { rank, status, artifacts, .. }) => {
                     self.outputs.end(rank);
+                    let status = self.keep(rank, status, artifacts).await;
                     ended = Some((rank, status));
                 }
                 Frame::Message(_) => {}

@@ -38,6 +38,7 @@ use crate::disk::state_dir::{self, StateDir};
 use crate::error::AgentError;
 use crate::executor::ExecutorEvent;
 use crate::remote::executor::RemoteExecutor;
+use crate::remote::files::SecretsAndFiles;
 use crate::remote::nodes::{NodePaths, Nodes};
 use crate::remote::scheduler::{Common, Scheduler as _};
 use crate::remote::{Surroundings, scope, server};
@@ -60,11 +61,19 @@ pub type SlurmExecutor = RemoteExecutor<Backend>;
 /// # Errors
 /// When it cannot start; it does not end otherwise.
 pub(crate) async fn serve(slurm: &SlurmConfig, around: Surroundings) -> Result<(), AgentError> {
-    let Surroundings { state_dir, boot_id_path, endpoints, shim_command, logs, pass_environment, monitor } =
-        around;
+    let Surroundings {
+        state_dir,
+        boot_id_path,
+        endpoints,
+        shim_command,
+        logs,
+        pass_environment,
+        given,
+        monitor,
+    } = around;
     let metrics = monitor.metrics().clone();
-    let cluster =
-        SlurmCluster::open(slurm, &shim_command, &state_dir, logs, pass_environment, metrics).await?;
+    let opened = SlurmCluster::open(slurm, &shim_command, &state_dir, logs, pass_environment, metrics, given);
+    let cluster = opened.await?;
     let paths = NodePaths { root: state_dir.join("nodes"), boot_id_path };
     let nodes = Nodes::new(Arc::clone(&cluster.backend), paths, endpoints, monitor);
     nodes.run().await;
@@ -99,8 +108,10 @@ impl SlurmCluster {
         logs: LogLimits,
         pass_environment: Vec<String>,
         metrics: AgentMetrics,
+        given: SecretsAndFiles,
     ) -> Result<SlurmCluster, AgentError> {
         let mut settings = slurm.check(shim_command)?;
+        given.label(&mut settings.labels);
         let lock = state_dir::lock(state_dir)?;
         let scope = scope(state_dir)?;
         let listener = tokio::net::TcpListener::bind(slurm.listen).await.map_err(AgentError::Listen)?;
@@ -109,7 +120,7 @@ impl SlurmCluster {
             settings.advertise = listener.local_addr().map_err(AgentError::Listen)?.to_string();
         }
         tracing::info!(cluster = %settings.name, listen = settings.advertise, scope, "runners are awaited");
-        let common = Common::new(scope, logs, pass_environment, metrics);
+        let common = Common::new(scope, logs, pass_environment, metrics, given);
         let backend = Arc::new(Backend::new(settings, common));
         let mut server = JoinSet::new();
         server.spawn(server::serve(Arc::clone(&backend), listener));

@@ -133,6 +133,7 @@ impl Subject for Processes {
             shown: Vec::new(),
             images: None,
             files: None,
+            is_in_job: false,
             host_commands: None,
         })
     }

@@ -7,7 +7,7 @@ use muster_agent::executor::ExecutorEvent;
 use muster_agent::rules::WorkerKey;
 use muster_agent::slurm::{SlurmCluster, SlurmConfig, SlurmExecutor};
 use muster_agent::state_dir::{StateDir, StateDirError};
-use muster_agent::{AgentError, LogLimits};
+use muster_agent::{AgentError, SecretsAndFiles, LogLimits};
 use muster_types::{Accelerators, Name, NodeDraft, NodeSpec};
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -66,7 +66,8 @@ impl Subject for OnSlurm {
         let shim = [binary, "shim".to_owned()];
         let cluster = loop {
             let (logs, metrics) = (LogLimits::usual(), muster_metrics::AgentMetrics::default());
-            let opened = SlurmCluster::open(&config, &shim, &root, logs, Vec::new(), metrics).await;
+            let given = SecretsAndFiles::default();
+            let opened = SlurmCluster::open(&config, &shim, &root, logs, Vec::new(), metrics, given).await;
             match opened {
                 Ok(cluster) => break cluster,
                 // The tasks of the one before let go of the address in a moment, and so does a command that

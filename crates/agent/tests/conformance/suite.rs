@@ -3,7 +3,7 @@
 use muster_agent::executor::{Executor, ExecutorError, ExecutorEvent, OutputRequest};
 use muster_agent::rules::{Checkpoint, Launch, Placement, RankPlace, WorkerKey};
 use muster_agent::transcript::OutputStream;
-use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, LaunchForm, LogIndex};
+use muster_types::{Container, DeviceSet, ExitStatus, FencingToken, JobId, LaunchForm, LogIndex};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::Arc;
@@ -38,6 +38,11 @@ pub trait Subject {
 
     /// What makes a worker of this placement behave so.
     fn command(&self, key: WorkerKey, behaviour: Behaviour) -> Vec<String>;
+
+    /// The image that its workers need; none where they run without.
+    fn container(&self) -> Option<Container> {
+        None
+    }
 
     /// How often the worker was launched, ever.
     fn launches(&self, key: WorkerKey) -> usize;
@@ -109,7 +114,7 @@ impl<'a, S: Subject> Bench<'a, S> {
                 cpu_milli: 100,
                 memory_bytes: 1 << 24,
                 device_milli: muster_agent::rules::DEVICE_MILLI,
-                container: None,
+                container: self.subject.container(),
             }
         });
         Arc::new(Placement {

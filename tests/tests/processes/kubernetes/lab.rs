@@ -86,6 +86,11 @@ impl Lab {
         &self.kubeconfig
     }
 
+    /// The image that every node has.
+    pub fn image(&self) -> &str {
+        &self.image
+    }
+
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
@@ -95,7 +100,7 @@ impl Lab {
         format!("/api/v1/namespaces/{}/{what}", self.namespace)
     }
 
-    fn command(&self, arguments: &[&str]) -> std::process::Command {
+    pub fn command(&self, arguments: &[&str]) -> std::process::Command {
         let mut command = std::process::Command::new("kubectl");
         command.arg("--kubeconfig").arg(&self.kubeconfig).arg(REQUEST_LIMIT).args(arguments);
         command
@@ -300,6 +305,17 @@ impl PodAgent {
     /// One that runs, for the nodes that run pods.
     pub async fn start_for(cluster: &Cluster, client: &Client, lab: &Lab) -> PodAgent {
         let mut agent = PodAgent::lay_out(cluster, lab, "agent", "muster.test/pods=true", lab.kubeconfig());
+        agent.start();
+        nodes_up(client, lab.nodes.len()).await;
+        agent
+    }
+
+    /// The same, with more lines at the head of its configuration.
+    pub async fn start_with(cluster: &Cluster, client: &Client, lab: &Lab, settings: &str) -> PodAgent {
+        let mut agent = PodAgent::lay_out(cluster, lab, "agent", "muster.test/pods=true", lab.kubeconfig());
+        let config = agent.home.join("agent.toml");
+        let text = std::fs::read_to_string(&config).expect("it was laid out");
+        std::fs::write(&config, format!("{settings}{text}")).expect("writing a config");
         agent.start();
         nodes_up(client, lab.nodes.len()).await;
         agent

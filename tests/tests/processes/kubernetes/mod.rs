@@ -5,7 +5,9 @@
 //! their beginnings and ends are seen and not told.
 
 mod faults;
+mod inside;
 mod lab;
+mod same;
 
 use muster_client::Client;
 use muster_wire::v1::{self, FailureClass, JobPhase};

@@ -6,7 +6,8 @@
 //! gave up, and then executes. It is there before it joins them, for an image may have nothing that this program needs to start.
 //!
 //! **Invariant:** a command ends with its worker: it is in the worker's process namespace, which ends with its first process, or in
-//! its control group, which the shim empties before it records the worker's end. Where there is neither, no command is run.
+//! its control group, which the shim empties before it records the worker's end. In a job of another scheduler it is ended by who
+//! runs the worker there, and what has left its session by the job's end. Where there is none of these, no command is run.
 //! **Invariant:** a command has no more than its worker: a step that fails ends its process before the command begins.
 
 use super::{confine, namespaces::failed, stage};
@@ -180,7 +181,7 @@ fn join(
 ) -> Result<(i32, Option<NamespaceFiles>, Option<TerminalReader>), String> {
     let namespaces = spec.isolation.namespaces;
     let empties = running.cgroup.as_ref().is_some_and(|group| group.join("cgroup.kill").exists());
-    if namespaces == Namespaces::Host && !empties {
+    if namespaces == Namespaces::Host && !empties && !spec.is_in_job {
         return Err("this node has neither process namespaces nor control groups for its workers, so nothing would end a \
                     command together with its worker"
             .to_owned());

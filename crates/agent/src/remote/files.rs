@@ -1,0 +1,638 @@
+//! The store of files that an agent has, for runners that have none: over connections that they open, see `streams.rs`.
+//!
+//! A runner unpacks and collects with the code that hosts use; only where that code asks a directory for an object, it asks the agent
+//! here. An object goes over the connection as the store has it, in pieces, and is checked at its end by who takes it.
+//!
+//! A runner is somebody else's process, and the store is every tenant's. So a share may have the objects of the files of its job and
+//! no others, whatever digests it knows, and it may name as its workers' files only what it has sent.
+//!
+//! **Invariant:** nothing appears in the store that is not what its digest names; a share reads nothing of another job's; of an
+//! object, a few pieces are in memory.
+
+use super::streams::Stream;
+use crate::offload::blocking;
+use crate::process::work_files::FilesConfig;
+use crate::rules::Placement;
+use crate::turns::Turns;
+use muster_blobs::{
+    BlobDirectory, BlobError, BlobStore, Entry, LIST_BYTES_MAX, UnpackError, list, take_in,
+};
+use muster_types::blob::STORE_LABEL;
+use muster_types::{ArtifactFault, Artifacts, BlobDigest, Name};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+
+/// Objects that are sent or taken at the same time, by one agent.
+const AT_ONCE: usize = 8;
+/// Lists of what was sent that are looked at, at the same time.
+const LOOKS_AT_ONCE: usize = 2;
+/// Bytes of one piece of an object.
+const PIECE_BYTES: usize = 64 << 10;
+/// Between two frames of a connection on which an object is sent.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+/// How long a connection may stand without a question.
+const IDLE_MAX: Duration = Duration::from_secs(600);
+/// How long one object may be on its way, and hold a turn meanwhile.
+const OBJECT_MAX: Duration = Duration::from_secs(900);
+/// Connections of one share at a time: its runner keeps a few.
+const CONNECTIONS_MAX: usize = 32;
+/// Objects that one share may send.
+const OBJECTS_MAX: usize = 200_000;
+
+/// What the agent of a cluster has that workers there are given.
+#[derive(Clone, Debug, Default)]
+pub struct SecretsAndFiles {
+    /// Where secrets of tenants are, each in a directory of its tenant's; none where there are none.
+    pub secrets_dir: Option<PathBuf>,
+    /// Where files of jobs are, and their bounds.
+    pub files: FilesConfig,
+}
+
+impl SecretsAndFiles {
+    /// What is so of the nodes of a cluster goes before what an operator says.
+    pub(crate) fn label(&self, labels: &mut BTreeMap<Name, String>) {
+        labels.retain(|label, _| label.as_str() != STORE_LABEL);
+        let fact = self.files.fact();
+        labels.extend(fact.and_then(|(label, fact)| Some((Name::new(&label)?, fact))));
+    }
+}
+
+/// A question of a runner's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Question {
+    /// Whether the share has sent this object.
+    Has(BlobDigest),
+    /// The object, in pieces.
+    Get(BlobDigest),
+    /// Pieces of the object follow.
+    Put(BlobDigest),
+    /// That was the last of them.
+    End,
+}
+
+/// An answer to one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Answer {
+    Has(bool),
+    /// That was all of the object; or it was taken.
+    Done,
+    Failed(Fault),
+}
+
+/// What a store says of an object that cannot be had or put.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Fault {
+    NotFound,
+    Mismatch,
+    TooLarge(u64),
+    Unreachable(String),
+}
+
+impl Fault {
+    fn of(error: &BlobError) -> Fault {
+        match error {
+            BlobError::NotFound(_) => Fault::NotFound,
+            BlobError::Mismatch(_) | BlobError::Changed => Fault::Mismatch,
+            BlobError::TooLarge { max, .. } => Fault::TooLarge(*max),
+            BlobError::Unreachable(why) => Fault::Unreachable(why.clone()),
+            BlobError::NoStore(_) | BlobError::Local(_) => Fault::Unreachable(error.to_string()),
+        }
+    }
+
+    /// The same about an object, as a store states it.
+    pub(super) fn error(self, digest: BlobDigest) -> BlobError {
+        match self {
+            Fault::NotFound => BlobError::NotFound(digest),
+            Fault::Mismatch => BlobError::Mismatch(digest),
+            Fault::TooLarge(max) => BlobError::TooLarge { digest, max },
+            Fault::Unreachable(why) => BlobError::Unreachable(why),
+        }
+    }
+}
+
+/// One frame of such a connection: a piece, or a question or answer.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Frame<T> {
+    Piece(Vec<u8>),
+    Word(T),
+}
+
+const WORD: u8 = 0;
+const PIECE: u8 = 1;
+
+pub(super) fn encode<T: Serialize>(word: &T) -> Vec<u8> {
+    let mut frame = vec![WORD];
+    frame.extend(serde_json::to_vec(word).expect("words are numbers and texts"));
+    frame
+}
+
+fn decode<T: for<'a> Deserialize<'a>>(frame: &[u8]) -> Option<Frame<T>> {
+    let (kind, body) = frame.split_first()?;
+    match *kind {
+        WORD => serde_json::from_slice(body).ok().map(Frame::Word),
+        PIECE => Some(Frame::Piece(body.to_vec())),
+        _ => None,
+    }
+}
+
+/// A connection as work that blocks uses it, on a thread for such work.
+pub(super) struct Wire {
+    stream: Stream,
+    runtime: Handle,
+    /// When the other side has had its time; none for no bound beyond that of each frame.
+    until: Option<Instant>,
+}
+
+impl Wire {
+    pub(super) fn new(stream: Stream, runtime: Handle) -> Wire {
+        Wire { stream, runtime, until: None }
+    }
+
+    /// How long the next frame may take.
+    fn patience(&self) -> Duration {
+        self.until.map_or(SILENCE_MAX, |until| until.saturating_duration_since(Instant::now()).min(SILENCE_MAX))
+    }
+
+    /// The next frame; an error when the connection is over.
+    pub(super) fn read<T: for<'a> Deserialize<'a>>(&mut self) -> io::Result<Frame<T>> {
+        let patience = self.patience();
+        let Wire { stream, runtime, .. } = self;
+        let read = runtime.block_on(async { tokio::time::timeout(patience, stream.reader.read()).await });
+        let frame = read.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
+        let frame = frame.map_err(io::Error::other)?;
+        let frame = frame.ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionAborted))?;
+        decode(&frame).ok_or_else(|| io::Error::other("a frame of another version"))
+    }
+
+    pub(super) fn write(&mut self, frame: &[u8]) -> io::Result<()> {
+        let patience = self.patience();
+        let Wire { stream, runtime, .. } = self;
+        let written = runtime.block_on(async { tokio::time::timeout(patience, stream.writer.write(frame)).await });
+        written.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?.map_err(io::Error::other)
+    }
+
+    fn piece(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let mut frame = Vec::with_capacity(1 + bytes.len());
+        frame.push(PIECE);
+        frame.extend_from_slice(bytes);
+        self.write(&frame)
+    }
+}
+
+/// Sends what is written in pieces.
+pub(super) struct Pieces<'a> {
+    wire: &'a mut Wire,
+    waiting: Vec<u8>,
+}
+
+impl<'a> Pieces<'a> {
+    pub(super) fn to(wire: &'a mut Wire) -> Pieces<'a> {
+        Pieces { wire, waiting: Vec::with_capacity(PIECE_BYTES) }
+    }
+}
+
+impl Write for Pieces<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.waiting.len() >= PIECE_BYTES {
+            self.flush()?;
+        }
+        let count = bytes.len().min(PIECE_BYTES - self.waiting.len());
+        self.waiting.extend_from_slice(&bytes[..count]);
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if !self.waiting.is_empty() {
+            self.wire.piece(&self.waiting)?;
+            self.waiting.clear();
+        }
+        Ok(())
+    }
+}
+
+/// Pieces of an object that come, up to the word behind them.
+struct Coming<'a> {
+    wire: &'a mut Wire,
+    piece: Vec<u8>,
+    at: usize,
+    /// The word has come.
+    is_over: bool,
+}
+
+impl<'a> Coming<'a> {
+    fn over(wire: &'a mut Wire) -> Coming<'a> {
+        Coming { wire, piece: Vec::new(), at: 0, is_over: false }
+    }
+
+    /// Passes over what is left, so that the next question can be read.
+    fn skip(mut self) -> io::Result<()> {
+        while !self.is_over {
+            self.next()?;
+        }
+        Ok(())
+    }
+
+    fn next(&mut self) -> io::Result<()> {
+        match self.wire.read::<Question>()? {
+            Frame::Piece(piece) => (self.piece, self.at) = (piece, 0),
+            Frame::Word(Question::End) => self.is_over = true,
+            Frame::Word(_) => return Err(io::Error::other("a question between pieces")),
+        }
+        Ok(())
+    }
+}
+
+impl Read for Coming<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        while self.at >= self.piece.len() {
+            if self.is_over {
+                return Ok(0);
+            }
+            self.next()?;
+        }
+        let count = into.len().min(self.piece.len() - self.at);
+        into[..count].copy_from_slice(&self.piece[self.at..self.at + count]);
+        self.at += count;
+        Ok(count)
+    }
+}
+
+/// The store of an agent, as its runners may use it.
+#[derive(Debug)]
+pub(crate) struct OwnStore {
+    pub(super) config: FilesConfig,
+    store: BlobDirectory,
+    /// Of objects on their way, which who sends them may delay.
+    turns: Turns,
+    /// Of looks at what was sent, which nobody can.
+    looks: Turns,
+    /// The objects in lists of jobs that are under way: a gang has one list on many nodes.
+    lists: Mutex<BTreeMap<BlobDigest, Weak<BTreeSet<BlobDigest>>>>,
+}
+
+impl OwnStore {
+    /// As an operator says; none where no store is named.
+    pub(super) fn of(config: &FilesConfig) -> Option<OwnStore> {
+        let store = BlobDirectory::at(config.store.clone()?);
+        let (turns, looks) = (Turns::new(AT_ONCE), Turns::new(LOOKS_AT_ONCE));
+        Some(OwnStore { config: config.clone(), store, turns, looks, lists: Mutex::default() })
+    }
+
+    /// The objects in a list of files.
+    fn objects_in(&self, digest: &BlobDigest) -> Result<Arc<BTreeSet<BlobDigest>>, BlobError> {
+        if let Some(known) = self.lists.lock().get(digest).and_then(Weak::upgrade) {
+            return Ok(known);
+        }
+        let tree = list(&self.store, digest, self.config.bytes_max);
+        // Who unpacks it finds the same, and says which rule it breaks.
+        let tree = tree.map_err(|error| BlobError::Unreachable(error.to_string()))?;
+        let objects: Arc<BTreeSet<BlobDigest>> = Arc::new(tree.entries().iter().filter_map(digest_in).collect());
+        let mut lists = self.lists.lock();
+        lists.retain(|_, known| known.strong_count() > 0);
+        lists.insert(*digest, Arc::downgrade(&objects));
+        Ok(objects)
+    }
+}
+
+/// What a share may have of the store, and what it has sent.
+#[derive(Debug)]
+pub(crate) struct ShareFiles {
+    tenant: String,
+    workdir: Option<BlobDigest>,
+    /// Bytes that it may send; none where its job wants nothing kept.
+    sent_bytes_max: Option<u64>,
+    connections: Semaphore,
+    state: Mutex<ShareState>,
+}
+
+#[derive(Debug, Default)]
+struct ShareState {
+    /// The objects of its job's files, once their list was asked for.
+    own: Option<Arc<BTreeSet<BlobDigest>>>,
+    sent: BTreeSet<BlobDigest>,
+    sent_bytes: u64,
+}
+
+impl ShareFiles {
+    /// Those of a placement's share; `each_bytes_max` is what the agent keeps of one worker.
+    pub(super) fn of(placement: &Placement, each_bytes_max: u64) -> ShareFiles {
+        let each = placement.artifacts_bytes_max.map_or(each_bytes_max, |max| max.min(each_bytes_max));
+        let workers = placement.workers.len() as u64;
+        // An attempt that fails is made again, and then some of it is sent twice.
+        let all = each.saturating_add(LIST_BYTES_MAX).saturating_mul(workers).saturating_mul(2);
+        ShareFiles {
+            tenant: placement.tenant.clone(),
+            workdir: placement.workdir,
+            sent_bytes_max: placement.artifacts.as_ref().map(|_| all),
+            connections: Semaphore::new(CONNECTIONS_MAX),
+            state: Mutex::default(),
+        }
+    }
+
+    /// Whether an object is one of the job's files.
+    fn is_own(&self, store: &OwnStore, digest: &BlobDigest) -> Result<bool, BlobError> {
+        let Some(workdir) = self.workdir else { return Ok(false) };
+        if *digest == workdir {
+            return Ok(true);
+        }
+        let known = self.state.lock().own.clone();
+        let own = match known {
+            Some(own) => own,
+            None => {
+                let own = store.objects_in(&workdir)?;
+                self.state.lock().own = Some(Arc::clone(&own));
+                own
+            }
+        };
+        Ok(own.contains(digest))
+    }
+
+    /// How many bytes the next object may have.
+    ///
+    /// # Errors
+    /// When there may be none.
+    fn room(&self, digest: &BlobDigest) -> Result<u64, BlobError> {
+        let state = self.state.lock();
+        let left = self.sent_bytes_max.unwrap_or(0).saturating_sub(state.sent_bytes);
+        if left == 0 || state.sent.len() >= OBJECTS_MAX {
+            return Err(BlobError::TooLarge { digest: *digest, max: 0 });
+        }
+        Ok(left)
+    }
+
+    fn sent(&self, digest: BlobDigest, bytes: u64) {
+        let mut state = self.state.lock();
+        state.sent.insert(digest);
+        state.sent_bytes = state.sent_bytes.saturating_add(bytes);
+    }
+
+    /// What a runner says that it has kept, if it has sent all of it.
+    pub(super) async fn checked(self: &Arc<Self>, store: Option<&Arc<OwnStore>>, said: Artifacts) -> Artifacts {
+        let Some(digest) = said.digest else { return said };
+        let nothing =
+            |fault| Artifacts { fault: Some((fault, 0)), left_out: said.left_out, ..Artifacts::default() };
+        let Some(store) = store.cloned() else { return nothing(ArtifactFault::NoStore) };
+        let turn = store.looks.take(&self.tenant).await;
+        let files = Arc::clone(self);
+        let looked = blocking(move || {
+            let _turn = turn;
+            files.has_sent_all(&store, &digest)
+        });
+        match looked.await {
+            Ok(true) => said,
+            // This agent was started again since, or the runner says what is not so.
+            Ok(false) => nothing(ArtifactFault::StoreUnreachable),
+            Err(error) => {
+                tracing::warn!(%digest, %error, "what a runner has kept cannot be looked at");
+                nothing(ArtifactFault::StoreUnreachable)
+            }
+        }
+    }
+
+    /// Whether it has sent a list, and every file in it.
+    fn has_sent_all(&self, store: &OwnStore, digest: &BlobDigest) -> Result<bool, UnpackError> {
+        if !self.state.lock().sent.contains(digest) {
+            return Ok(false);
+        }
+        let tree = list(&store.store, digest, store.config.artifacts_bytes_max)?;
+        let state = self.state.lock();
+        Ok(tree.entries().iter().filter_map(digest_in).all(|file| state.sent.contains(&file)))
+    }
+}
+
+/// The content that an entry of a list names.
+fn digest_in(entry: &Entry) -> Option<BlobDigest> {
+    match entry {
+        Entry::File { digest, .. } => Some(*digest),
+        Entry::Link { .. } | Entry::Directory { .. } => None,
+    }
+}
+
+/// Answers the questions of a runner on one connection, until it is over. Where the agent has no store, nothing is answered.
+pub(super) async fn serve(
+    store: Option<&Arc<OwnStore>>,
+    files: &Arc<ShareFiles>,
+    mut stream: Stream,
+) -> Result<(), String> {
+    let Some(store) = store else { return Err("there is no store for runners".to_owned()) };
+    let Ok(_place) = files.connections.try_acquire() else {
+        return Err("a share has too many connections to the store".to_owned());
+    };
+    let runtime = Handle::current();
+    loop {
+        let asked = tokio::time::timeout(IDLE_MAX, stream.reader.read()).await;
+        let Ok(Ok(Some(asked))) = asked else { return Ok(()) };
+        let Some(Frame::Word(question)) = decode::<Question>(&asked) else {
+            return Err("a question was expected".to_owned());
+        };
+        let turn = store.turns.take(&files.tenant).await;
+        let (store, files, runtime) = (Arc::clone(store), Arc::clone(files), runtime.clone());
+        let work = move || {
+            let _turn = turn;
+            let mut wire = Wire { stream, runtime, until: Some(Instant::now() + OBJECT_MAX) };
+            answer(&store, &files, &mut wire, question).map(|()| wire.stream)
+        };
+        stream = blocking(work).await.map_err(|error| error.to_string())?;
+    }
+}
+
+/// Answers one question.
+fn answer(store: &OwnStore, files: &ShareFiles, wire: &mut Wire, question: Question) -> io::Result<()> {
+    let answer = match question {
+        Question::Has(digest) => Answer::Has(files.state.lock().sent.contains(&digest)),
+        Question::Get(digest) => match files.is_own(store, &digest) {
+            Ok(true) => match store.store.open(&digest) {
+                Ok(object) => send(object, wire)?,
+                Err(error) => Answer::Failed(Fault::of(&error)),
+            },
+            Ok(false) => Answer::Failed(Fault::NotFound),
+            Err(error) => Answer::Failed(Fault::of(&error)),
+        },
+        Question::Put(digest) => {
+            let mut coming = Coming::over(wire);
+            let taken = files
+                .room(&digest)
+                .and_then(|room| take_in(&store.store, &digest, room, &mut coming));
+            coming.skip()?;
+            match taken {
+                Ok(bytes) => {
+                    files.sent(digest, bytes);
+                    Answer::Done
+                }
+                Err(error) => Answer::Failed(Fault::of(&error)),
+            }
+        }
+        Question::End => return Err(io::Error::other("an end of nothing")),
+    };
+    wire.write(&encode(&answer))
+}
+
+/// Sends an object as the store has it. The answer behind it says whether that was all.
+fn send(mut object: Box<dyn Read>, wire: &mut Wire) -> io::Result<Answer> {
+    let mut bytes = vec![0; PIECE_BYTES];
+    loop {
+        match object.read(&mut bytes) {
+            Ok(0) => return Ok(Answer::Done),
+            Ok(read) => wire.piece(&bytes[..read])?,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Ok(Answer::Failed(Fault::Unreachable(error.to_string()))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::remote::far_store::FarStore;
+    use crate::remote::link::{self, Purpose, Ticket, ToAgent, Within};
+    use crate::remote::streams::Dialling;
+    use crate::wire::{placement, tests::order};
+    use muster_blobs::{Collecting, Unpacking, collect, pack, unpack};
+    use muster_transport::{SharedIdentity, greet};
+    use muster_types::ArtifactRules;
+    use std::path::Path;
+    use tokio::net::TcpListener;
+    use tokio::task::AbortHandle;
+
+    /// An agent with a store, and a runner of one share; and what is served in between.
+    struct Bench {
+        scratch: tempfile::TempDir,
+        store: Arc<OwnStore>,
+        files: Arc<ShareFiles>,
+        far: FarStore,
+        serving: AbortHandle,
+    }
+
+    impl Drop for Bench {
+        fn drop(&mut self) {
+            self.serving.abort();
+        }
+    }
+
+    impl Bench {
+        async fn new(workdir: Option<&Path>) -> Bench {
+            let scratch = tempfile::tempdir().unwrap();
+            let root = scratch.path().join("store");
+            std::fs::create_dir(&root).unwrap();
+            let directory = BlobDirectory::open_or_make(root.clone()).unwrap();
+            let config = FilesConfig { store: Some(root), ..FilesConfig::default() };
+            let store = Arc::new(OwnStore::of(&config).unwrap());
+            let mut placement = placement(order()).unwrap();
+            placement.workdir = workdir.map(|from| {
+                let packed = pack(from).unwrap();
+                packed.send(&directory, &mut |_| ()).unwrap();
+                packed.digest()
+            });
+            placement.artifacts = Some(ArtifactRules { paths: vec!["out".into()], required: true });
+            let files = Arc::new(ShareFiles::of(&placement, 1 << 20));
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let identity = SharedIdentity::generate().unwrap();
+            let ticket = Ticket {
+                share: "share".into(),
+                identity: identity.clone(),
+                agent: listener.local_addr().unwrap().to_string(),
+                directory: scratch.path().to_owned(),
+                patience_ms: 1,
+                within: Within::Kubernetes,
+            };
+            let (own, of) = (Arc::clone(&store), Arc::clone(&files));
+            let serving = tokio::spawn(async move {
+                loop {
+                    let (stream, _) = listener.accept().await.unwrap();
+                    let (mut reader, writer) = greet(stream).await.unwrap().accept(&identity).await.unwrap();
+                    let first = reader.read().await.unwrap().unwrap();
+                    assert_eq!(link::decode::<ToAgent>(&first), Some(ToAgent::Stream(Purpose::Store)));
+                    let (own, of) = (Arc::clone(&own), Arc::clone(&of));
+                    tokio::spawn(async move { serve(Some(&own), &of, Stream { reader, writer }).await });
+                }
+            });
+            let far = FarStore::over(Dialling { ticket: Arc::new(ticket) });
+            Bench { scratch, store, files, far, serving: serving.abort_handle() }
+        }
+
+        /// Does what blocks on the runner's side.
+        async fn there<T: Send + 'static>(&self, work: impl FnOnce(FarStore) -> T + Send + 'static) -> T {
+            let far = self.far.clone();
+            blocking(move || work(far)).await
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_runner_unpacks_what_its_job_has_and_sees_nothing_else() {
+        let from = tempfile::tempdir().unwrap();
+        std::fs::create_dir(from.path().join("src")).unwrap();
+        std::fs::write(from.path().join("src/train.py"), vec![b'x'; 300_000]).unwrap();
+        std::fs::write(from.path().join("empty"), "").unwrap();
+        let bench = Bench::new(Some(from.path())).await;
+        let (digest, into) = (bench.files.workdir.unwrap(), bench.scratch.path().join("work"));
+        let unpacked = into.clone();
+        let done = bench.there(move |far| {
+            let is_given_up = || false;
+            let into = unpacked.as_path();
+            let asked = Unpacking { digest, into, bytes_max: 1 << 20, owner: None, is_given_up: &is_given_up };
+            unpack(&far, &asked).map_err(|error| error.to_string())
+        });
+        assert_eq!(done.await, Ok(()));
+        assert_eq!(std::fs::read(into.join("src/train.py")).unwrap().len(), 300_000);
+        assert!(into.join("empty").exists());
+
+        // Another job's, which is in the store and whose digest it knows.
+        let other = tempfile::tempdir().unwrap();
+        std::fs::write(other.path().join("private"), "private").unwrap();
+        let packed = pack(other.path()).unwrap();
+        packed.send(&bench.store.store, &mut |_| ()).unwrap();
+        let digest = packed.digest();
+        let found = bench.there(move |far| far.open(&digest).map(drop).map_err(|error| error.to_string())).await;
+        assert!(found.unwrap_err().contains("not in the store"));
+        let found = bench.there(move |far| far.has(&digest).map_err(|error| error.to_string())).await;
+        assert_eq!(found, Ok(false), "it has not sent it");
+        let said = Artifacts { digest: Some(digest), files: 1, bytes: 7, ..Artifacts::default() };
+        let checked = bench.files.checked(Some(&bench.store), said).await;
+        assert_eq!((checked.digest, checked.files), (None, 0), "nor may it name it as what it has kept");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_workers_leave_is_in_the_store_of_the_agent() {
+        let bench = Bench::new(None).await;
+        let left = bench.scratch.path().join("left");
+        std::fs::create_dir_all(left.join("out")).unwrap();
+        std::fs::write(left.join("out/model"), vec![7; 200_000]).unwrap();
+        let kept = |bytes_max: u64| {
+            let left = left.clone();
+            bench.there(move |far| {
+                let is_given_up = || false;
+                let paths = ["out".to_owned()];
+                let asked = Collecting {
+                    root: &left,
+                    is_root_followed: false,
+                    covered: &[],
+                    shown: &[],
+                    paths: &paths,
+                    owner: None,
+                    files_max: 10,
+                    bytes_max,
+                    is_given_up: &is_given_up,
+                };
+                collect(&far, &asked)
+            })
+        };
+        let said = kept(1 << 20).await;
+        assert_eq!((said.files, said.bytes, said.fault), (1, 200_000, None));
+        assert_eq!(bench.files.checked(Some(&bench.store), said).await, said);
+        let digest = said.digest.unwrap();
+        let tree = list(&bench.store.store, &digest, 1 << 20).unwrap();
+        assert_eq!(tree.entries().len(), 1);
+        let again = Arc::new(ShareFiles::of(&placement(order()).unwrap(), 1 << 20));
+        let checked = again.checked(Some(&bench.store), said).await;
+        assert_eq!(checked.digest, None, "another share has not sent it");
+        // One that wants nothing kept may send nothing.
+        assert!(matches!(again.room(&digest), Err(BlobError::TooLarge { .. })));
+    }
+}
