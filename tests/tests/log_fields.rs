@@ -41,7 +41,9 @@ fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
 /// The arguments of each line of the log in a source.
 fn lines(text: &str) -> Vec<&str> {
     let calls = text.split("tracing::").skip(1);
-    let is_line = |call: &&str| ["error!(", "warn!(", "info!(", "debug!(", "trace!("].iter().any(|name| call.starts_with(name));
+    let is_line = |call: &&str| {
+        ["error!(", "warn!(", "info!(", "debug!(", "trace!("].iter().any(|name| call.starts_with(name))
+    };
     calls.filter(is_line).map(|call| &call[..end_of(call)]).collect()
 }
 

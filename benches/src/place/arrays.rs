@@ -30,10 +30,16 @@ pub(super) fn waiting() -> Vec<Figure> {
     let (without, with) = growth::with_array(MEMBERS);
     let us = |times: &super::Times| times.median().as_secs_f64() * 1e6;
     vec![
-        Figure::new(bench, "state for 1,000 of 100,000 members that wait", (whole - none) / thousands, "bytes")
-            .bar(Bar::AtMost(BYTES_MAX)),
+        Figure::new(
+            bench,
+            "state for 1,000 of 100,000 members that wait",
+            (whole - none) / thousands,
+            "bytes",
+        )
+        .bar(Bar::AtMost(BYTES_MAX)),
         Figure::new(bench, "the same beyond the first 10,000", (whole - tenth) / (thousands * 0.9), "bytes"),
-        Figure::new(bench, "a round on a full fleet, nobody else waiting", us(&without), "us").detail(without.json()),
+        Figure::new(bench, "a round on a full fleet, nobody else waiting", us(&without), "us")
+            .detail(without.json()),
         Figure::new(bench, "the same, an array of 100,000 waiting", us(&with), "us").detail(with.json()),
         Figure::new(bench, "with the array against without", us(&with) / us(&without).max(1.0), "times")
             .bar(Bar::AtMost(RATIO_MAX)),

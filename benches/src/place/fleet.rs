@@ -9,9 +9,9 @@ use muster_planner::Budget;
 use muster_state::State;
 use muster_types::demand::THROUGHPUT_MILLI;
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, ArraySpec, ClusterId, DeviceAmount, ExitStatus, HolderId,
-    JobDraft, JobId, JobSpec, Leadership, Level, LogTime, Name, NodeDraft, NodeId, Parameters, PriorityTier,
-    ReplicaId, RequestId, Submission, TaskGroup, WorkerRequest, limits,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, ArraySpec, ClusterId, DeviceAmount, ExitStatus,
+    HolderId, JobDraft, JobId, JobSpec, Leadership, Level, LogTime, Name, NodeDraft, NodeId, Parameters,
+    PriorityTier, ReplicaId, RequestId, Submission, TaskGroup, WorkerRequest, limits,
 };
 
 /// Log time at the start: late enough that no retention reaches back before the epoch.

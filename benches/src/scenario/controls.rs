@@ -34,7 +34,9 @@ const ARRAY_MS_MAX: f64 = 50.0;
 const SELECTOR_MS_MAX: f64 = 200.0;
 
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = "EXAMPLES:\n  muster-bench controls --save\n  muster-bench controls --jobs 100000 --rounds 50")]
+#[command(
+    after_help = "EXAMPLES:\n  muster-bench controls --save\n  muster-bench controls --jobs 100000 --rounds 50"
+)]
 pub(crate) struct ControlsArgs {
     #[command(flatten)]
     common: Common,

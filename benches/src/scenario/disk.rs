@@ -102,7 +102,8 @@ pub(crate) async fn run(args: DiskArgs) -> Result<()> {
         ("batches of 100, 16 clients", 100, 16, None),
         ("one at a time, 64 clients, purged", 1, 64, Some((ENTRIES_PER_SNAPSHOT, ENTRIES_KEPT))),
     ] {
-        let cluster = Cluster::start(args.common.dir.as_deref(), Settings { snapshots, ..Settings::default() }).await?;
+        let cluster =
+            Cluster::start(args.common.dir.as_deref(), Settings { snapshots, ..Settings::default() }).await?;
         if machine.is_null() {
             machine = machine::describe_with_disk(cluster.directory())?;
             println!("{}", machine::sentence(&machine));

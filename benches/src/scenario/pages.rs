@@ -209,7 +209,8 @@ async fn page(address: SocketAddr, name: &str, path: &str) -> Result<Vec<Figure>
     for _ in 0..REQUESTS {
         let answer = get(address, path).await?;
         if answer.code != 200 {
-            let figure = Figure::new("pages", format!("{name}, {path}"), f64::from(answer.code), "as its code");
+            let figure =
+                Figure::new("pages", format!("{name}, {path}"), f64::from(answer.code), "as its code");
             return Ok(vec![figure.bar(Bar::AtMost(PAGE_MS_MAX)).undone()]);
         }
         first.record(answer.first_byte);
@@ -307,7 +308,8 @@ async fn scraped_load(cluster: &Cluster, leader: usize, length: Duration) -> Res
     Ok(vec![
         Figure::new("metrics", "submissions without scrapes", without, "per s"),
         Figure::new("metrics", "submissions with a scrape each second", with, "per s"),
-        Figure::new("metrics", "what the scrapes take of them", loss, "%").bar(Bar::AtMost(SCRAPE_PERCENT_MAX)),
+        Figure::new("metrics", "what the scrapes take of them", loss, "%")
+            .bar(Bar::AtMost(SCRAPE_PERCENT_MAX)),
     ])
 }
 

@@ -181,9 +181,7 @@ pub trait Executor: Send + Sync + 'static {
         drop((inputs, outputs));
         let key = request.key;
         async move {
-            Err(format!(
-                "no command can be run next to worker {key}: it is not on a host of this agent"
-            ))
+            Err(format!("no command can be run next to worker {key}: it is not on a host of this agent"))
         }
     }
 
@@ -192,9 +190,8 @@ pub trait Executor: Send + Sync + 'static {
     /// # Errors
     /// One sentence with the ports on which they do.
     fn listens(&self, key: WorkerKey, port: u16) -> impl Future<Output = Result<(), String>> + Send {
-        let text = format!(
-            "port {port} of worker {key} cannot be reached: it is not on a host of this agent"
-        );
+        let text =
+            format!("port {port} of worker {key} cannot be reached: it is not on a host of this agent");
         async move { Err(text) }
     }
 

@@ -40,7 +40,8 @@ impl Launches {
         let ordered = self.orders.remove(&(placement.job, placement.token));
         self.workers.extend(placement.ranks().map(|rank| (placement.key(rank), ordered)));
         if placement.trace_parent.is_some() && self.traced.len() < LAUNCHES_MAX {
-            let traced = placement.ranks().map(|rank| Some((placement.key(rank), TracedLaunch::of(placement, rank)?)));
+            let traced =
+                placement.ranks().map(|rank| Some((placement.key(rank), TracedLaunch::of(placement, rank)?)));
             self.traced.extend(traced.flatten());
         }
     }

@@ -3,7 +3,7 @@
 //! **Invariant:** no launch waits for it, and no span has a command or a variable of an environment.
 
 use crate::rules::{Placement, WorkerKey};
-use muster_traces::{Side, TracesFile, Tracer, export, install, names, tracer};
+use muster_traces::{Side, Tracer, TracesFile, export, install, names, tracer};
 use muster_types::TraceParent;
 use std::time::Instant;
 

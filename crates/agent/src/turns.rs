@@ -120,9 +120,13 @@ mod tests {
     use tokio_stream::StreamExt as _;
 
     /// Asks for a turn now, and gets it later.
-    async fn asked<'a>(turns: &'a Turns, tenant: &'a str) -> std::pin::Pin<Box<dyn Future<Output = HeldTurn> + 'a>> {
+    async fn asked<'a>(
+        turns: &'a Turns,
+        tenant: &'a str,
+    ) -> std::pin::Pin<Box<dyn Future<Output = HeldTurn> + 'a>> {
         let mut waits: std::pin::Pin<Box<dyn Future<Output = HeldTurn> + 'a>> = Box::pin(turns.take(tenant));
-        let polled = std::future::poll_fn(|context| Poll::Ready(waits.as_mut().poll(context).is_pending())).await;
+        let polled =
+            std::future::poll_fn(|context| Poll::Ready(waits.as_mut().poll(context).is_pending())).await;
         assert!(polled, "there is no turn yet");
         waits
     }

@@ -54,13 +54,15 @@ fn with_windows(mut spec: BookingSpec, now: LogTime) -> Result<BookingSpec, Vec<
     let Some(listed) = &mut spec.times.listed else { return Ok(spec) };
     let from = if spec.times.start == LogTime(0) { now } else { spec.times.start };
     let Some(starts) = windows_of(&listed.rule, from, spec.times.windows) else {
-        let text = format!("there is no time zone {:?}; name one like Europe/Berlin or UTC", listed.rule.zone);
+        let text =
+            format!("there is no time zone {:?}; name one like Europe/Berlin or UTC", listed.rule.zone);
         return Err(vec![Violation::new("spec.rule.zone", text)]);
     };
     listed.start_minutes = starts;
     let mut violations = spec.violations();
     if violations.is_empty() && !spec.times.is_whole() {
-        violations.push(Violation::new("windows", "must be fewer: the calendar ends before the last of them"));
+        violations
+            .push(Violation::new("windows", "must be fewer: the calendar ends before the last of them"));
     }
     if violations.is_empty() {
         return Ok(spec);

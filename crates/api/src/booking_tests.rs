@@ -135,7 +135,10 @@ async fn windows_of_a_rule_are_found_where_the_booking_is_made() {
     let asked = create(2, with_rule("Europe/Berlin", 8 * HOUR_MS));
     let made = guarded("a booking", root.create_booking(asked.clone())).await.expect("it fits").into_inner();
     let booking = made.booking.expect("it is there");
-    assert_eq!((booking.windows_left, booking.spec.expect("one").rule.expect("one").time), (20, "09:00".into()));
+    assert_eq!(
+        (booking.windows_left, booking.spec.expect("one").rule.expect("one").time),
+        (20, "09:00".into())
+    );
     // Berlin is one or two hours ahead of UTC.
     let start = booking.window_start_time.expect("a moment").seconds;
     assert!([7, 8].contains(&(start / 3_600 % 24)), "{start}");

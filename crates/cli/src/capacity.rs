@@ -65,7 +65,9 @@ impl From<v1::Capacity> for CapacityView {
             devices: capacity.devices,
             free_devices: capacity.free_devices,
             per_device_hour: capacity.micro_dollars_per_device_hour.map(Decimal::micro),
-            interruptions_per_day: capacity.interruptions_per_day_milli.map(|milli| Decimal::milli(milli.into())),
+            interruptions_per_day: capacity
+                .interruptions_per_day_milli
+                .map(|milli| Decimal::milli(milli.into())),
             measured: capacity.measured,
             interruptions: capacity.interruptions,
             node_time: span(capacity.node_time),
@@ -97,7 +99,10 @@ async fn list(client: &Client, console: &Console) -> Result<(), Failure> {
         Format::Name => {
             let name = |item: &CapacityView| {
                 let parts = [item.region.as_str(), item.accelerator_type.as_str(), item.purchase];
-                format!("{}\n", parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("/"))
+                format!(
+                    "{}\n",
+                    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("/")
+                )
             };
             console.bytes(items.iter().map(name).collect::<String>().as_bytes())
         }
@@ -107,7 +112,8 @@ async fn list(client: &Client, console: &Console) -> Result<(), Failure> {
             let mut grid = Grid::new(header);
             for item in items {
                 let basis = item.basis();
-                let number = |number: Option<Decimal>| number.map(|number| number.to_string()).unwrap_or_default();
+                let number =
+                    |number: Option<Decimal>| number.map(|number| number.to_string()).unwrap_or_default();
                 grid.row(vec![
                     item.region,
                     item.accelerator_type,

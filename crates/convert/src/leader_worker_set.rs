@@ -85,6 +85,8 @@ fn rollout(spec: &Field<'_>, template: &Field<'_>) {
     }
     let groups = template.get("subGroupPolicy");
     if groups.is_given() {
-        groups.drop("use `topology: {segments: [{level, workers}]}`: consecutive ranks on one host or in one rack");
+        groups.drop(
+            "use `topology: {segments: [{level, workers}]}`: consecutive ranks on one host or in one rack",
+        );
     }
 }

@@ -185,7 +185,10 @@ mod tests {
             zone: "Europe/Berlin".to_owned(),
         };
         let starts = |rule: &BookingRule, from: &str, count| -> Vec<String> {
-            let found = ListedWindows { rule: rule.clone(), start_minutes: windows_of(rule, time(from), count).unwrap() };
+            let found = ListedWindows {
+                rule: rule.clone(),
+                start_minutes: windows_of(rule, time(from), count).unwrap(),
+            };
             (0..count).map(|number| found.start(number).unwrap().to_string()).collect()
         };
         // Over the weekend on which clocks are set forward.

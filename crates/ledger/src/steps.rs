@@ -56,13 +56,16 @@ struct Progress {
 impl Progress {
     fn saved(&mut self, token: FencingToken, step: u64, at: LogTime, window: Window) {
         let before = self.last.replace((token, step, at));
-        let Some((_, from, since)) = before.filter(|(of, from, _)| *of == token && *from < step) else { return };
+        let Some((_, from, since)) = before.filter(|(of, from, _)| *of == token && *from < step) else {
+            return;
+        };
         // One that is cut by the window has an unknown number of steps in it.
         if window.clip(since, at) != (since, at) || since >= at {
             return;
         }
         if self.spans.len() >= SPANS_MAX {
-            self.spans = self.spans.chunks(2).filter_map(|pair| pair.iter().copied().reduce(Span::plus)).collect();
+            self.spans =
+                self.spans.chunks(2).filter_map(|pair| pair.iter().copied().reduce(Span::plus)).collect();
         }
         self.spans.push(Span { steps: step - from, ms: at.since_ms(since) });
     }

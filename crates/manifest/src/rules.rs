@@ -47,7 +47,8 @@ impl Reader<'_> {
                 let purchase = of_word::<PurchaseKind>(&word);
                 if purchase.is_none() {
                     let shown: String = word.chars().take(80).collect();
-                    let text = format!("must be one of {}, or a mapping, got {shown:?}", words::<PurchaseKind>());
+                    let text =
+                        format!("must be one of {}, or a mapping, got {shown:?}", words::<PurchaseKind>());
                     self.problem(Some(given.referenced), AT, text);
                 }
                 let purchases = purchase.into_iter().map(number).collect();
@@ -75,7 +76,9 @@ impl Reader<'_> {
             self.place(at, first.referenced);
         }
         let texts = given.into_iter().enumerate();
-        texts.map(|(index, text)| self.closed::<PurchaseKind>(&format!("{at}[{index}]"), Some(text))).collect()
+        texts
+            .map(|(index, text)| self.closed::<PurchaseKind>(&format!("{at}[{index}]"), Some(text)))
+            .collect()
     }
 
     pub fn checkpoint(&mut self, rules: Checkpoint) -> v1::CheckpointPolicy {

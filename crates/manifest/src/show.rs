@@ -250,8 +250,9 @@ fn ulimits(asked: &v1::Ulimits) -> Fields {
 }
 
 fn capacity(asked: &v1::CapacityRules) -> Fields {
-    let purchases =
-        |numbers: &[i32]| numbers.iter().map(|number| json!(word::<PurchaseKind>(*number))).collect::<Value>();
+    let purchases = |numbers: &[i32]| {
+        numbers.iter().map(|number| json!(word::<PurchaseKind>(*number))).collect::<Value>()
+    };
     let mut shown = Fields::default();
     shown.say("purchases", purchases(&asked.purchases));
     if let Some(rules) = &asked.fallback {

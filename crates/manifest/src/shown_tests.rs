@@ -175,59 +175,58 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
     ));
     let capacity = prop::option::of((1..1_000_000_000u64, prop::option::of(1..1_000_000u32)));
     let files = (files, artifacts, ulimits, capacity);
-    prop::option::of((launch, retry, checkpoint, notice, preflight, 0..3u32, files))
-        .prop_map(|said| {
-            said.map(
-                |(
+    prop::option::of((launch, retry, checkpoint, notice, preflight, 0..3u32, files)).prop_map(|said| {
+        said.map(
+            |(
+                launch,
+                retry,
+                checkpoint,
+                notice,
+                preflight,
+                spare_workers,
+                (workdir, artifacts, ulimits, capacity),
+            )| {
+                v1::JobSpec {
+                    workdir,
+                    capacity: capacity.map(|(after, most)| v1::CapacityRules {
+                        purchases: vec![v1::Purchase::Spot.into(), v1::Purchase::Owned.into()],
+                        fallback: Some(v1::CapacityFallback {
+                            purchases: vec![v1::Purchase::OnDemand.into()],
+                            after: Some(duration(after)),
+                        }),
+                        max_interruptions_per_day_milli: most,
+                    }),
+                    artifacts: artifacts.map(|(paths, required)| v1::ArtifactRules { paths, required }),
+                    ulimits: ulimits.map(|(open_files, core_bytes, locked_bytes, stack)| v1::Ulimits {
+                        open_files,
+                        core_bytes,
+                        locked_bytes,
+                        stack_bytes: Some(stack),
+                    }),
                     launch,
-                    retry,
-                    checkpoint,
-                    notice,
-                    preflight,
+                    retry: Some(v1::RetryPolicy {
+                        max_failures: 0,
+                        limits: vec![v1::RetryLimit { failure_class: retry.0.into(), retries: retry.1 }],
+                        backoff: retry.2.map(duration),
+                        max_backoff: retry.3.map(duration),
+                        avoid: retry.4.map(duration),
+                    }),
+                    checkpoint: Some(v1::CheckpointPolicy {
+                        directory: String::new(),
+                        dataset: checkpoint.0,
+                        step: above_zero(checkpoint.1),
+                        save: above_zero(checkpoint.2),
+                        interval: above_zero(checkpoint.3),
+                    }),
+                    notice: notice.map(|(http_port, http_path)| v1::NoticeRules { http_port, http_path }),
                     spare_workers,
-                    (workdir, artifacts, ulimits, capacity),
-                )| {
-                    v1::JobSpec {
-                        workdir,
-                        capacity: capacity.map(|(after, most)| v1::CapacityRules {
-                            purchases: vec![v1::Purchase::Spot.into(), v1::Purchase::Owned.into()],
-                            fallback: Some(v1::CapacityFallback {
-                                purchases: vec![v1::Purchase::OnDemand.into()],
-                                after: Some(duration(after)),
-                            }),
-                            max_interruptions_per_day_milli: most,
-                        }),
-                        artifacts: artifacts.map(|(paths, required)| v1::ArtifactRules { paths, required }),
-                        ulimits: ulimits.map(|(open_files, core_bytes, locked_bytes, stack)| v1::Ulimits {
-                            open_files,
-                            core_bytes,
-                            locked_bytes,
-                            stack_bytes: Some(stack),
-                        }),
-                        launch,
-                        retry: Some(v1::RetryPolicy {
-                            max_failures: 0,
-                            limits: vec![v1::RetryLimit { failure_class: retry.0.into(), retries: retry.1 }],
-                            backoff: retry.2.map(duration),
-                            max_backoff: retry.3.map(duration),
-                            avoid: retry.4.map(duration),
-                        }),
-                        checkpoint: Some(v1::CheckpointPolicy {
-                            directory: String::new(),
-                            dataset: checkpoint.0,
-                            step: above_zero(checkpoint.1),
-                            save: above_zero(checkpoint.2),
-                            interval: above_zero(checkpoint.3),
-                        }),
-                        notice: notice.map(|(http_port, http_path)| v1::NoticeRules { http_port, http_path }),
-                        spare_workers,
-                        preflight,
-                        ..v1::JobSpec::default()
-                    }
-                },
-            )
-            .unwrap_or_default()
-        })
+                    preflight,
+                    ..v1::JobSpec::default()
+                }
+            },
+        )
+        .unwrap_or_default()
+    })
 }
 
 /// Of which some break a rule: a name in both lists, or a number that is none.

@@ -249,7 +249,10 @@ fn segments_within_segments_are_read_and_mistakes_name_the_field() {
     );
     let refused = |from: &str, to: &str| problems(&job(&nested.replace(from, to)));
     let uneven = refused("host, workers: 4", "host, workers: 5");
-    assert!(uneven[0].contains("spec.topology.segments[1].workers: must divide the 16 workers"), "{uneven:?}");
+    assert!(
+        uneven[0].contains("spec.topology.segments[1].workers: must divide the 16 workers"),
+        "{uneven:?}"
+    );
     let turned = refused("level: rack", "level: host");
     assert!(turned[0].contains("spec.topology.segments[1].level: must be a level inside"), "{turned:?}");
     let gang = refused("workers: 32", "workers: 40");
@@ -332,7 +335,8 @@ fn capacity_is_read_in_both_forms() {
     let spot = v1::CapacityRules { purchases: vec![v1::Purchase::Spot.into()], ..Default::default() };
     assert_eq!(spec("spot"), spot);
     assert_eq!(spec("{purchases: [spot]}"), spot);
-    let long = "{purchases: [spot], fallback: {purchases: [on_demand], after: 30m}, maxInterruptionsPerDay: 0.05}";
+    let long =
+        "{purchases: [spot], fallback: {purchases: [on_demand], after: 30m}, maxInterruptionsPerDay: 0.05}";
     let fallback = v1::CapacityFallback {
         purchases: vec![v1::Purchase::OnDemand.into()],
         after: Some(muster_wire::time::duration(1_800_000)),
@@ -350,8 +354,14 @@ fn mistakes_in_capacity_have_their_lines() {
         ("leased", "line 6: spec.capacity: must be one of"),
         ("{purchases: [spot, leased]}", "line 6: spec.capacity.purchases[1]: must be one of"),
         ("{purchases: [spot], fallback: {purchases: [on_demand]}}", "spec.capacity.fallback.after: must be"),
-        ("{purchases: [spot], fallback: {purchases: [on_demand], after: 31d}}", "spec.capacity.fallback.after: must be"),
-        ("{purchases: [spot], fallback: {purchases: [spot], after: 1h}}", "spec.capacity.fallback.purchases: adds nothing"),
+        (
+            "{purchases: [spot], fallback: {purchases: [on_demand], after: 31d}}",
+            "spec.capacity.fallback.after: must be",
+        ),
+        (
+            "{purchases: [spot], fallback: {purchases: [spot], after: 1h}}",
+            "spec.capacity.fallback.purchases: adds nothing",
+        ),
         ("{fallback: {purchases: [spot], after: 1h}}", "spec.capacity.fallback.purchases: adds nothing"),
         ("{maxInterruptionsPerDay: 0}", "spec.capacity.maxInterruptionsPerDay: must be"),
         ("{maxInterruptionsPerDay: often}", "spec.capacity.maxInterruptionsPerDay: "),

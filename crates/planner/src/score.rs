@@ -173,7 +173,8 @@ fn lost_ms(spec: &JobSpec, terms: &Terms<'_>, site: &Site<'_>) -> u64 {
 fn with_losses(price: u64, rate_milli: u32, workers: u32, lost_ms: u64) -> u128 {
     let price = u128::from(price);
     let times_milli = u128::from(rate_milli) * u128::from(workers);
-    let lost = price.saturating_mul(times_milli).saturating_mul(lost_ms.into()) / (1_000 * u128::from(DAY_MS));
+    let lost =
+        price.saturating_mul(times_milli).saturating_mul(lost_ms.into()) / (1_000 * u128::from(DAY_MS));
     price.saturating_add(lost)
 }
 

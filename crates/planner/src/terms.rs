@@ -170,9 +170,8 @@ impl<'a> ClosedPlaces<'a> {
 
     /// Whether a node is closed to the gang.
     pub(crate) fn cover(&self, state: &State, node: &NodeDraft) -> bool {
-        let is_listed = |booking: &Name| {
-            self.by_booking.binary_search_by(|closure| closure.booking.cmp(booking)).is_ok()
-        };
+        let is_listed =
+            |booking: &Name| self.by_booking.binary_search_by(|closure| closure.booking.cmp(booking)).is_ok();
         self.asked.iter().any(|place| place.covers(node))
             || (!self.by_booking.is_empty() && state.bookings_of_node(&node.name).iter().any(is_listed))
     }

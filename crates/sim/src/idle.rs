@@ -170,7 +170,9 @@ fn parts_of(state: &State, pool: &UnplacedPool, asked: &[Question<'_>], is_all: 
 
 /// Nodes that no free capacity would make fit.
 fn mismatched(nodes: &NodeCounts) -> bool {
-    nodes.fit == 0 && nodes.wrong_labels + nodes.wrong_purchase + nodes.tainted + nodes.not_isolated + nodes.too_small > 0
+    nodes.fit == 0
+        && nodes.wrong_labels + nodes.wrong_purchase + nodes.tainted + nodes.not_isolated + nodes.too_small
+            > 0
 }
 
 impl Question<'_> {

@@ -78,9 +78,10 @@ impl State {
     #[must_use]
     pub fn overlapping_booking(&self, own: &Name, times: &BookingTimes, nodes: &[Name]) -> Option<&Name> {
         let there: BTreeSet<&Name> = nodes.iter().flat_map(|node| self.bookings_of_node(node)).collect();
-        there.into_iter().filter(|name| *name != own).find(|name| {
-            self.bookings.get(name).is_some_and(|booking| booking.left().meets(times).is_some())
-        })
+        there
+            .into_iter()
+            .filter(|name| *name != own)
+            .find(|name| self.bookings.get(name).is_some_and(|booking| booking.left().meets(times).is_some()))
     }
 
     /// The same without the index: every booking is asked for every node.
@@ -256,9 +257,8 @@ impl State {
     }
 
     pub(crate) fn fold_booking_moved(&mut self, name: &Name, nodes: &[Name]) -> Vec<Effect> {
-        let before = self.bookings.change(name, |booking, _| {
-            core::mem::replace(&mut booking.nodes, nodes.to_vec())
-        });
+        let before =
+            self.bookings.change(name, |booking, _| core::mem::replace(&mut booking.nodes, nodes.to_vec()));
         if let Some(before) = before {
             self.indexes.unbook(name, &before);
             self.indexes.book(name, nodes);

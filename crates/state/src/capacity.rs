@@ -138,7 +138,8 @@ impl State {
     /// No row has more days than are kept, and each of them once.
     pub(crate) fn verify_capacity(&self) -> Result<(), BrokenInvariant> {
         for (key, row) in self.capacity.iter() {
-            let is_right = row.days.len() as u64 <= CAPACITY_DAYS && row.days.is_sorted_by(|a, b| a.day < b.day);
+            let is_right =
+                row.days.len() as u64 <= CAPACITY_DAYS && row.days.is_sorted_by(|a, b| a.day < b.day);
             if !is_right || self.capacity.len() > CAPACITY_ROWS_MAX {
                 let CapacityKey { region, purchase, .. } = key;
                 return Err(BrokenInvariant(format!("more is kept of {purchase} in {region} than may be")));

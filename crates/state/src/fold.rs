@@ -20,8 +20,8 @@ use crate::index::JobIndexKeys;
 use crate::overrides::said_again;
 use crate::restrict::repair;
 use crate::rows::{
-    CapacityKey, Charge, Charged, ClusterMeta, JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow, RankState,
-    RequestAnswer, RequestRow,
+    CapacityKey, Charge, Charged, ClusterMeta, JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow,
+    RankState, RequestAnswer, RequestRow,
 };
 use crate::state::{Meta, State};
 

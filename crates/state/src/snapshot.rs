@@ -21,9 +21,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::demand::{DemandSums, WorkerDemand};
 use crate::rows::{
-    ArrayFacts, ArrayRow, BurstRow, CapacityKey, CapacityRow, ControlRow, DoorKey, DoorRow, HealthPolicyRow, HistoryKey, HistoryRow,
-    JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow, PolicyRow, QuotaKey, QuotaRow, RecoveryRow, RequestRow,
-    RestrictionRow, ScheduleRow, SpecFacts,
+    ArrayFacts, ArrayRow, BurstRow, CapacityKey, CapacityRow, ControlRow, DoorKey, DoorRow, HealthPolicyRow,
+    HistoryKey, HistoryRow, JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow, PolicyRow, QuotaKey, QuotaRow,
+    RecoveryRow, RequestRow, RestrictionRow, ScheduleRow, SpecFacts,
 };
 use crate::state::{Meta, State};
 use crate::table::{Derived, Table, TableBuilder};

@@ -16,9 +16,9 @@ use crate::demand::Demand;
 use crate::index::{Described, Indexes, LinePlace, Pool, PoolKey, QueuePosition};
 use crate::quota::QuotaUsage;
 use crate::rows::{
-    ArrayFacts, ArrayRow, BurstRow, CapacityKey, CapacityRow, ClusterMeta, ControlRow, DoorKey, DoorRow, GangClass, HealthPolicyRow,
-    HistoryKey, HistoryRow, JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow, PolicyRow, QuotaKey, QuotaRow,
-    RecoveryRow, RequestRow, RestrictionRow, ScheduleRow, SpecFacts,
+    ArrayFacts, ArrayRow, BurstRow, CapacityKey, CapacityRow, ClusterMeta, ControlRow, DoorKey, DoorRow,
+    GangClass, HealthPolicyRow, HistoryKey, HistoryRow, JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow,
+    PolicyRow, QuotaKey, QuotaRow, RecoveryRow, RequestRow, RestrictionRow, ScheduleRow, SpecFacts,
 };
 use crate::table::Table;
 use crate::tables::tables;

@@ -531,7 +531,11 @@ impl<C: LogConfig> LogWriter<C> {
                 }
             }
             Err(error) => {
-                tracing::error!(raft_index = index, error = &error as &dyn std::error::Error, "a purge is not possible");
+                tracing::error!(
+                    raft_index = index,
+                    error = &error as &dyn std::error::Error,
+                    "a purge is not possible"
+                );
                 self.shared.forget_purge();
             }
         }

@@ -81,7 +81,10 @@ impl Collector {
                 note_dropped(spans.len());
                 // Once, and not for each request: the metric says how many.
                 if !std::mem::replace(&mut self.is_failing, true) {
-                    tracing::warn!(error = why, "the collector of traces takes no spans; they are dropped and counted");
+                    tracing::warn!(
+                        error = why,
+                        "the collector of traces takes no spans; they are dropped and counted"
+                    );
                 }
             }
         }

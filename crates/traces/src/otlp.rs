@@ -210,6 +210,9 @@ mod tests {
         assert_eq!(field(&field(&attributes[0], 2)[0], 3), [300_u64.to_le_bytes().to_vec()]);
         assert_eq!(field(&field(&attributes[1], 2)[0], 2), [1_u64.to_le_bytes().to_vec()]);
         let status = &field(span, 15)[0];
-        assert_eq!((field(status, 2), field(status, 3)), (vec![b"no".to_vec()], vec![2_u64.to_le_bytes().to_vec()]));
+        assert_eq!(
+            (field(status, 2), field(status, 3)),
+            (vec![b"no".to_vec()], vec![2_u64.to_le_bytes().to_vec()])
+        );
     }
 }

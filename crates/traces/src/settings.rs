@@ -59,14 +59,20 @@ impl FromStr for SampleRatio {
     type Err = String;
 
     fn from_str(text: &str) -> Result<SampleRatio, String> {
-        let rule = || format!("must be 0, 1, or a fraction like 1/100 with at most {WHOLE_MAX} below the line, got {text:?}");
+        let rule = || {
+            format!(
+                "must be 0, 1, or a fraction like 1/100 with at most {WHOLE_MAX} below the line, got {text:?}"
+            )
+        };
         let (part, whole) = text.split_once('/').unwrap_or((text, "1"));
         let number = |digits: &str| -> Option<u32> {
             let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
             is_number.then(|| digits.parse().ok())?
         };
         let ratio = number(part).zip(number(whole)).map(|(part, whole)| SampleRatio { part, whole });
-        ratio.filter(|ratio| (1..=WHOLE_MAX).contains(&ratio.whole) && ratio.part <= ratio.whole).ok_or_else(rule)
+        ratio
+            .filter(|ratio| (1..=WHOLE_MAX).contains(&ratio.whole) && ratio.part <= ratio.whole)
+            .ok_or_else(rule)
     }
 }
 
@@ -104,7 +110,9 @@ impl TracesFile {
 fn address(endpoint: &str) -> Result<(String, String), String> {
     let rule = || {
         let most = ENDPOINT_BYTES_MAX;
-        format!("must be the address of OTLP over HTTP, such as http://127.0.0.1:4318, of at most {most} bytes, got {endpoint:?}")
+        format!(
+            "must be the address of OTLP over HTTP, such as http://127.0.0.1:4318, of at most {most} bytes, got {endpoint:?}"
+        )
     };
     let (scheme, rest) = endpoint.split_once("://").ok_or_else(rule)?;
     let is_plain = endpoint.bytes().all(|byte| byte.is_ascii_graphic());
@@ -137,7 +145,8 @@ mod tests {
     #[test]
     fn an_address_is_completed_and_what_is_left_out_has_its_default() {
         assert_eq!(read(""), Ok(None));
-        let settings = read("endpoint = \"http://Collector:4318\"").expect("it is right").expect("it is there");
+        let settings =
+            read("endpoint = \"http://Collector:4318\"").expect("it is right").expect("it is there");
         assert_eq!(settings.url, "http://Collector:4318/v1/traces");
         assert_eq!((settings.host.as_str(), settings.ratio), ("collector", SampleRatio::default()));
         let other = read("endpoint = \"https://[::1]:4318/otlp/v1/traces\"\nsample_ratio = \"1\"");

@@ -158,7 +158,13 @@ impl Tracer {
 
     /// The same with an id that others know already.
     #[must_use]
-    pub fn child_as(&self, name: &'static str, side: Side, of: TraceParent, own: TraceParent) -> Option<Span> {
+    pub fn child_as(
+        &self,
+        name: &'static str,
+        side: Side,
+        of: TraceParent,
+        own: TraceParent,
+    ) -> Option<Span> {
         of.is_sampled().then(|| self.span(name, side, own, Some(of.span_id())))
     }
 

@@ -469,7 +469,8 @@ mod tests {
 
     /// At these hours.
     fn listed(hours: &[u32], length_ms: u64) -> BookingTimes {
-        let rule = BookingRule { weekdays: "daily".parse().expect("days"), minute: 540, zone: "UTC".to_string() };
+        let rule =
+            BookingRule { weekdays: "daily".parse().expect("days"), minute: 540, zone: "UTC".to_string() };
         let start_minutes = hours.iter().map(|hour| hour * 60).collect();
         let windows = u16::try_from(hours.len()).expect("few");
         let listed = Some(Box::new(ListedWindows { rule, start_minutes }));
@@ -523,7 +524,8 @@ mod tests {
         assert_eq!((times.window(4), times.end()), (None, LogTime(132 * HOUR_MS)));
         for hour in 0..140 {
             let now = LogTime(hour * HOUR_MS);
-            let one_by_one = (0..4).find(|number| times.window(*number).is_some_and(|window| now < window.until));
+            let one_by_one =
+                (0..4).find(|number| times.window(*number).is_some_and(|window| now < window.until));
             assert_eq!(times.next_at(now), one_by_one, "{hour}");
         }
         assert_eq!(times.meets(&once(11 * HOUR_MS, 22 * HOUR_MS)), None);
@@ -531,7 +533,10 @@ mod tests {
         let later = times.behind(2);
         assert_eq!((later.windows, later.window(0)), (2, times.window(2)));
         let unknown = listed(&[], HOUR_MS);
-        assert_eq!((unknown.window(0), unknown.next_at(LogTime(0)), unknown.end()), (None, None, unknown.start));
+        assert_eq!(
+            (unknown.window(0), unknown.next_at(LogTime(0)), unknown.end()),
+            (None, None, unknown.start)
+        );
         assert!(!BookingTimes { windows: 2, ..unknown }.is_whole());
         assert!(!BookingTimes { every_days: 1, ..times }.violations().is_empty());
     }

@@ -199,10 +199,13 @@ impl ListedWindows {
             found.push(Violation::new("windows", text));
         }
         let meets = |pair: &[u32]| u64::from(pair[1].saturating_sub(pair[0])) * MINUTE_MS < length_ms;
-        if let Some(place) = self.start_minutes.windows(2).position(|pair| pair[0] >= pair[1] || meets(pair)) {
+        if let Some(place) = self.start_minutes.windows(2).position(|pair| pair[0] >= pair[1] || meets(pair))
+        {
             let start = |place: usize| u16::try_from(place).ok().and_then(|number| self.start(number));
             let [first, next] = [start(place), start(place + 1)].map(Option::unwrap_or_default);
-            let text = format!("must be less: the window from {first} would not be over at {next}, when the next begins");
+            let text = format!(
+                "must be less: the window from {first} would not be over at {next}, when the next begins"
+            );
             found.push(Violation::new("length", text));
         }
         found

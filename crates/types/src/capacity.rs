@@ -176,7 +176,8 @@ impl CapacityRules {
         if let Some(milli) = self.interruptions_milli_max
             && !(1..=most).contains(&milli)
         {
-            let rule = format!("must be between 1 and {most} thousandths of an interruption a day, got {milli}");
+            let rule =
+                format!("must be between 1 and {most} thousandths of an interruption a day, got {milli}");
             found.push(Violation::new("capacity.max_interruptions_per_day_milli", rule));
         }
     }
@@ -203,7 +204,8 @@ mod tests {
         let (spot, both) = (set(&[PurchaseKind::Spot]), set(&[PurchaseKind::Spot, PurchaseKind::OnDemand]));
         let fallback =
             CapacityFallback { purchases: set(&[PurchaseKind::OnDemand]), after_ms: 1_000, is_open: false };
-        let rules = CapacityRules { purchases: spot, fallback: Some(fallback), interruptions_milli_max: None };
+        let rules =
+            CapacityRules { purchases: spot, fallback: Some(fallback), interruptions_milli_max: None };
         assert!(wrong(rules).is_empty());
         assert_eq!((rules.allowed(), rules.ever()), (Some(spot), both));
         let opened = rules.opened();

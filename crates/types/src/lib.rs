@@ -60,11 +60,11 @@ pub use admission::{
 pub use array::{ARRAY_RULE, ArraySpec, IndexRange};
 pub use artifacts::{ArtifactFault, ArtifactRules, Artifacts};
 pub use blob::BlobDigest;
-pub use booking_rule::{BookingRule, ListedWindows, Weekdays};
 pub use booking::{
     Booking, BookingAmount, BookingClearing, BookingEnd, BookingShape, BookingSpec, BookingTimes,
     BookingWindow,
 };
+pub use booking_rule::{BookingRule, ListedWindows, Weekdays};
 pub use capacity::{CapacityFallback, CapacityRules, PurchaseSet};
 pub use container::{Container, Mount, PullRule};
 pub use contract::{

@@ -138,7 +138,8 @@ impl AdminClient {
         let Some(leader) = self.cluster.leader() else { return };
         let state = leader.view.state();
         drop(leader);
-        let is_lost = |row: &NodeRow| row.spec.cluster.as_str() == CHANGED_CLUSTER && row.status != NodeStatus::Up;
+        let is_lost =
+            |row: &NodeRow| row.spec.cluster.as_str() == CHANGED_CLUSTER && row.status != NodeStatus::Up;
         let some_are_lost = state.nodes().iter().any(|(_, row)| is_lost(row));
         let what = if some_are_lost && chance(500) { 0 } else { below(9) };
         event("admin client", format_args!("settings {what}"));
@@ -167,7 +168,9 @@ impl AdminClient {
                 .await;
             }
             5 => {
-                let Some(serial) = CertificateSerial::from_bytes(&(random() | 1).to_be_bytes()) else { return };
+                let Some(serial) = CertificateSerial::from_bytes(&(random() | 1).to_be_bytes()) else {
+                    return;
+                };
                 let until = state.log_time().plus_ms(10_000);
                 let revocation = Revocation { holder: "tenant/free/eve".to_owned(), until };
                 self.tell(|request| Command::RevokeCertificate {

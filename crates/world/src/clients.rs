@@ -317,9 +317,10 @@ impl Client {
     async fn read_bounded(&self, replica: Host) {
         let max_staleness_ms = 200 + below(2_000);
         let begun_ms = elapsed_ms();
-        let read = self.cluster.call(self.host, replica, PATIENCE, "bounded read", move |replica| async move {
-            replica.read_bounded(max_staleness_ms).await
-        });
+        let read =
+            self.cluster.call(self.host, replica, PATIENCE, "bounded read", move |replica| async move {
+                replica.read_bounded(max_staleness_ms).await
+            });
         if let Some(Some((log_index, digest))) = read.await {
             let checks = &self.cluster.site.checks;
             checks.read_bounded(self.host, (begun_ms, max_staleness_ms), log_index, digest);

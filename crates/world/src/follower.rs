@@ -60,7 +60,8 @@ impl Follower {
             *self.accepted.entry(name).or_default() += 1;
         }
         match decision {
-            Decision::JobsSubmitted { request, by, .. } | Decision::JobCancelRequested { request, by, .. }
+            Decision::JobsSubmitted { request, by, .. }
+            | Decision::JobCancelRequested { request, by, .. }
                 if is_of_schedules(by) =>
             {
                 self.scheduled.insert(request.id);

@@ -80,7 +80,11 @@ fn many_seeds_and_those_that_failed_once_break_no_rule() {
         summary.speed_of_five().unwrap_or(0.0)
     );
     println!("{}", summary.depth());
-    println!("{} bounded reads; asked for:\n{}", summary.bounded_reads, summary.asked.table(&REQUESTED_DECISIONS));
+    println!(
+        "{} bounded reads; asked for:\n{}",
+        summary.bounded_reads,
+        summary.asked.table(&REQUESTED_DECISIONS)
+    );
     assert!(failed.is_empty(), "{} runs failed:\n{}", failed.len(), failed.join("\n"));
     assert_eq!(summary.runs, seeds());
     assert!(summary.acknowledged > summary.runs, "clients got through");
@@ -100,7 +104,10 @@ fn everything_was_asked_for(asked: &Asked) {
     let is_in = |of: &std::collections::BTreeMap<&'static str, u64>, name: &str| of.contains_key(name);
     let unsent: Vec<&str> =
         REQUESTED_DECISIONS.into_iter().filter(|name| !is_in(&asked.sent, name)).collect();
-    assert!(unsent.is_empty(), "no client of the simulation asks for {unsent:?}: add it to `clients` or `admin_client`");
+    assert!(
+        unsent.is_empty(),
+        "no client of the simulation asks for {unsent:?}: add it to `clients` or `admin_client`"
+    );
     let refused: Vec<&str> =
         REQUESTED_DECISIONS.into_iter().filter(|name| !is_in(&asked.accepted, name)).collect();
     assert_eq!(refused, NEVER_ACCEPTED, "asked for and never taken");

@@ -48,7 +48,8 @@ pub async fn run(cluster: &Cluster, place: &str, change: impl Fn(String) -> Stri
     for rank in 0..WORKERS {
         let (back, number) = (scratch.join(format!("back-{place}-{rank}")), rank.to_string());
         let store = store_in(scratch);
-        let get = ["artifacts", "get", &job.id, "--rank", &number, "-d", words(&back), "--store", words(&store)];
+        let get =
+            ["artifacts", "get", &job.id, "--rank", &number, "-d", words(&back), "--store", words(&store)];
         cluster.operated(&get).await;
         let left = std::fs::read_to_string(back.join(format!("results/rank-{rank}.txt")));
         let wanted = format!("rank {rank} of {WORKERS}, a token of {} characters\n", TOKEN.len());

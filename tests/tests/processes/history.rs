@@ -222,7 +222,8 @@ async fn a_shadow_compares_what_happens_while_it_follows() {
         assert_eq!(found["record"]["submitted"], found["unchanged"]["submitted"]);
         assert_eq!(found["change"][0], "fleet -host-1");
         let caveats = found["caveats"].as_array().expect("there are some");
-        let says = |part: &str| caveats.iter().any(|caveat| caveat.as_str().is_some_and(|text| text.contains(part)));
+        let says =
+            |part: &str| caveats.iter().any(|caveat| caveat.as_str().is_some_and(|text| text.contains(part)));
         assert!(says("are compared") && says("behind"), "{found}");
         ended.push(found["logIndex"].clone());
     }

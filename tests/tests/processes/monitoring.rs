@@ -224,7 +224,9 @@ async fn every_panel_of_a_dashboard_has_data() {
     let receivers = cluster.scratch.path().join("receivers.yaml");
     let text = "apiVersion: muster.dev/v1\nkind: Policy\nspec: {notifications: [{name: on-call, url: 'https://hooks.invalid/', events: [job_succeeded]}]}\n";
     std::fs::write(&receivers, text).expect("it can be written");
-    cluster.operated(&["policy", "set", receivers.to_str().expect("a path"), "--only", "notifications"]).await;
+    cluster
+        .operated(&["policy", "set", receivers.to_str().expect("a path"), "--only", "notifications"])
+        .await;
     let monitoring = Monitoring::start(&cluster, programs, &[http]);
     let client = cluster.client();
     let mut empty = Vec::new();
@@ -296,7 +298,9 @@ async fn the_alert_on_a_lost_leader_arrives_and_ends() {
 fn with_short_times(line: &str) -> String {
     let line = line.split(" or predict_linear").next().unwrap_or(line);
     match line.split_once("for: ") {
-        Some((indent, time)) if indent.trim().is_empty() && !time.ends_with('s') => format!("{indent}for: {SHORT_FOR}"),
+        Some((indent, time)) if indent.trim().is_empty() && !time.ends_with('s') => {
+            format!("{indent}for: {SHORT_FOR}")
+        }
         _ => line.to_owned(),
     }
 }
@@ -308,7 +312,9 @@ async fn alerts_on_a_lost_region_a_full_disk_and_a_waiting_tenant_arrive_and_end
     let mut cluster = Cluster::lay_out(3);
     let disks: Vec<Disk> = (0..3).filter_map(|at| Disk::mount(&cluster.replicas[at].data())).collect();
     if disks.len() < 3 {
-        say("SKIPPED alerts on a lost region, a full disk and a waiting tenant: this user cannot mount a tmpfs");
+        say(
+            "SKIPPED alerts on a lost region, a full disk and a waiting tenant: this user cannot mount a tmpfs",
+        );
         return;
     }
     // The rule calls less than 10 GB nearly full.
@@ -360,7 +366,9 @@ async fn alerts_on_a_lost_region_a_full_disk_and_a_waiting_tenant_arrive_and_end
     report.push(("MusterNodesLost", fired + nodes, ended));
     for (alert, fired, ended) in report {
         let (fired, ended) = (fired.as_secs(), ended.as_secs());
-        say(&format!("{alert} arrived {fired} s after the fault, with `for` of {SHORT_FOR}, and ended {ended} s after its end"));
+        say(&format!(
+            "{alert} arrived {fired} s after the fault, with `for` of {SHORT_FOR}, and ended {ended} s after its end"
+        ));
     }
     cluster.scratch.assert_no_panics();
     cluster.scratch.kill_all();

@@ -288,7 +288,8 @@ impl KubernetesConfig {
             }
         }
         if self.listen.port() == 0 {
-            let rule = "must have a port that stays, not 0: runners dial it again after a restart of the agent";
+            let rule =
+                "must have a port that stays, not 0: runners dial it again after a restart of the agent";
             return Err(broken("kubernetes.listen", rule));
         }
         if self.kubeconfig.as_ref().is_some_and(|path| !path.is_absolute()) {

@@ -64,7 +64,8 @@ pub type KubernetesExecutor = RemoteExecutor<Backend>;
 /// # Errors
 /// When it cannot start; it does not end otherwise.
 pub(crate) async fn serve(kubernetes: &KubernetesConfig, around: Surroundings) -> Result<(), AgentError> {
-    let Surroundings { state_dir, boot_id_path, endpoints, logs, pass_environment, given, monitor, .. } = around;
+    let Surroundings { state_dir, boot_id_path, endpoints, logs, pass_environment, given, monitor, .. } =
+        around;
     let metrics = monitor.metrics().clone();
     let opened = KubernetesCluster::open(kubernetes, &state_dir, logs, pass_environment, metrics, given);
     let cluster = opened.await?;

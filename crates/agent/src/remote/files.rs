@@ -14,9 +14,7 @@ use crate::offload::blocking;
 use crate::process::work_files::FilesConfig;
 use crate::rules::Placement;
 use crate::turns::Turns;
-use muster_blobs::{
-    BlobDirectory, BlobError, BlobStore, Entry, LIST_BYTES_MAX, UnpackError, list, take_in,
-};
+use muster_blobs::{BlobDirectory, BlobError, BlobStore, Entry, LIST_BYTES_MAX, UnpackError, list, take_in};
 use muster_types::blob::STORE_LABEL;
 use muster_types::{ArtifactFault, Artifacts, BlobDigest, Name};
 use parking_lot::Mutex;
@@ -157,7 +155,8 @@ impl Wire {
 
     /// How long the next frame may take.
     fn patience(&self) -> Duration {
-        self.until.map_or(SILENCE_MAX, |until| until.saturating_duration_since(Instant::now()).min(SILENCE_MAX))
+        self.until
+            .map_or(SILENCE_MAX, |until| until.saturating_duration_since(Instant::now()).min(SILENCE_MAX))
     }
 
     /// The next frame; an error when the connection is over.
@@ -174,7 +173,8 @@ impl Wire {
     pub(super) fn write(&mut self, frame: &[u8]) -> io::Result<()> {
         let patience = self.patience();
         let Wire { stream, runtime, .. } = self;
-        let written = runtime.block_on(async { tokio::time::timeout(patience, stream.writer.write(frame)).await });
+        let written =
+            runtime.block_on(async { tokio::time::timeout(patience, stream.writer.write(frame)).await });
         written.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?.map_err(io::Error::other)
     }
 
@@ -293,7 +293,8 @@ impl OwnStore {
         let tree = list(&self.store, digest, self.config.bytes_max);
         // Who unpacks it finds the same, and says which rule it breaks.
         let tree = tree.map_err(|error| BlobError::Unreachable(error.to_string()))?;
-        let objects: Arc<BTreeSet<BlobDigest>> = Arc::new(tree.entries().iter().filter_map(digest_in).collect());
+        let objects: Arc<BTreeSet<BlobDigest>> =
+            Arc::new(tree.entries().iter().filter_map(digest_in).collect());
         let mut lists = self.lists.lock();
         lists.retain(|_, known| known.strong_count() > 0);
         lists.insert(*digest, Arc::downgrade(&objects));
@@ -374,7 +375,11 @@ impl ShareFiles {
     }
 
     /// What a runner says that it has kept, if it has sent all of it.
-    pub(super) async fn checked(self: &Arc<Self>, store: Option<&Arc<OwnStore>>, said: Artifacts) -> Artifacts {
+    pub(super) async fn checked(
+        self: &Arc<Self>,
+        store: Option<&Arc<OwnStore>>,
+        said: Artifacts,
+    ) -> Artifacts {
         let Some(digest) = said.digest else { return said };
         let nothing =
             |fault| Artifacts { fault: Some((fault, 0)), left_out: said.left_out, ..Artifacts::default() };
@@ -457,9 +462,8 @@ fn answer(store: &OwnStore, files: &ShareFiles, wire: &mut Wire, question: Quest
         },
         Question::Put(digest) => {
             let mut coming = Coming::over(wire);
-            let taken = files
-                .room(&digest)
-                .and_then(|room| take_in(&store.store, &digest, room, &mut coming));
+            let taken =
+                files.room(&digest).and_then(|room| take_in(&store.store, &digest, room, &mut coming));
             coming.skip()?;
             match taken {
                 Ok(bytes) => {
@@ -576,7 +580,8 @@ mod tests {
         let done = bench.there(move |far| {
             let is_given_up = || false;
             let into = unpacked.as_path();
-            let asked = Unpacking { digest, into, bytes_max: 1 << 20, owner: None, is_given_up: &is_given_up };
+            let asked =
+                Unpacking { digest, into, bytes_max: 1 << 20, owner: None, is_given_up: &is_given_up };
             unpack(&far, &asked).map_err(|error| error.to_string())
         });
         assert_eq!(done.await, Ok(()));
@@ -589,7 +594,8 @@ mod tests {
         let packed = pack(other.path()).unwrap();
         packed.send(&bench.store.store, &mut |_| ()).unwrap();
         let digest = packed.digest();
-        let found = bench.there(move |far| far.open(&digest).map(drop).map_err(|error| error.to_string())).await;
+        let found =
+            bench.there(move |far| far.open(&digest).map(drop).map_err(|error| error.to_string())).await;
         assert!(found.unwrap_err().contains("not in the store"));
         let found = bench.there(move |far| far.has(&digest).map_err(|error| error.to_string())).await;
         assert_eq!(found, Ok(false), "it has not sent it");

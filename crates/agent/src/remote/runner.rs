@@ -414,7 +414,8 @@ impl Running {
         runner: u128,
         (within, dialling): (Within, Dialling),
     ) -> Result<Running, String> {
-        let Grant { mut placement, left, node, accelerator, logs, pass_environment, takes_notes, files } = grant;
+        let Grant { mut placement, left, node, accelerator, logs, pass_environment, takes_notes, files } =
+            grant;
         let files = files.map(|bounds| WorkFiles::with(&bounds, Arc::new(FarStore::over(dialling.clone()))));
         let mut lease = Lease::open(&directory.join("lease"), runner, 0).map_err(|e| e.to_string())?;
         renew(&mut lease, sent, left);
@@ -691,7 +692,8 @@ impl Running {
         if self.errands.len() >= ERRANDS_MAX || !self.placement.ranks().any(|own| own == rank) {
             return;
         }
-        let (dialling, executor, key) = (self.dialling.clone(), self.executor.clone(), self.placement.key(rank));
+        let (dialling, executor, key) =
+            (self.dialling.clone(), self.executor.clone(), self.placement.key(rank));
         self.errands.spawn(async move {
             if let Err(why) = streams::run(dialling, executor, key, errand, work).await {
                 complain(0, &format!("an errand at rank {rank}: {why}"));

@@ -2,7 +2,7 @@
 //!
 //! **Invariant:** a share is known by its name to at most one task; a task ends with its cluster and not with its caller.
 
-use super::files::{SecretsAndFiles, OwnStore, ShareFiles};
+use super::files::{OwnStore, SecretsAndFiles, ShareFiles};
 use super::lease::RunnerLease;
 use super::link::{Frame, ToRunner};
 use super::record::{Directories, Record, ShareKey};

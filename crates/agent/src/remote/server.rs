@@ -70,7 +70,9 @@ async fn connection<S: Scheduler>(backend: &S, stream: TcpStream, number: u64) -
             tracing::debug!(host, job, "a runner connects");
             (runner, job)
         }
-        ToAgent::Stream(purpose) => return hand_on(backend, &share, purpose, Stream { reader, writer }).await,
+        ToAgent::Stream(purpose) => {
+            return hand_on(backend, &share, purpose, Stream { reader, writer }).await;
+        }
         _ => return Err("the first message must be a greeting".to_owned()),
     };
     let (out, outgoing) = mpsc::channel(OUTGOING_QUEUED_MAX);

@@ -167,7 +167,9 @@ impl Awaited {
     pub(crate) async fn stream(mut self) -> Result<Stream, String> {
         match tokio::time::timeout(ARRIVAL_MAX, &mut self.arrived).await {
             Ok(Ok(stream)) => Ok(stream),
-            _ => Err("the runner of this worker has not connected; it may be out of reach for now".to_owned()),
+            _ => {
+                Err("the runner of this worker has not connected; it may be out of reach for now".to_owned())
+            }
         }
     }
 }
@@ -374,7 +376,8 @@ pub(super) async fn run(
         }
         Errand::Listens { port, .. } => executor.listens(key, port).await.err(),
         Errand::Connect { port, .. } => {
-            let connecting = tokio::time::timeout(limits::PORT_CONNECT_MAX, executor.connect(key, port)).await;
+            let connecting =
+                tokio::time::timeout(limits::PORT_CONNECT_MAX, executor.connect(key, port)).await;
             match connecting.unwrap_or_else(|_| Err("no connection in time".to_owned())) {
                 Ok(port) => {
                     stream.writer.write(&word(&Word::Started)).await.map_err(|e| e.to_string())?;
@@ -407,7 +410,11 @@ async fn say_last(stream: &mut Stream, last: &Word) -> Result<(), String> {
 }
 
 /// Runs a command, and carries what goes between it and the agent.
-async fn run_command(mut stream: Stream, executor: ProcessExecutor, request: ExecRequest) -> Result<(), String> {
+async fn run_command(
+    mut stream: Stream,
+    executor: ProcessExecutor,
+    request: ExecRequest,
+) -> Result<(), String> {
     let key = request.key;
     let (to_command, inputs) = mpsc::channel(limits::EXEC_PIECES_QUEUED_MAX);
     let (outputs, mut from_command) = mpsc::channel(limits::EXEC_PIECES_QUEUED_MAX);
@@ -417,7 +424,9 @@ async fn run_command(mut stream: Stream, executor: ProcessExecutor, request: Exe
         // Nobody waits for the command any more when this ends.
         while let Ok(Some(frame)) = reader.read().await {
             let input = match decode(&frame) {
-                Some(Piece::Data(bytes)) if bytes.len() <= limits::EXEC_FRAME_BYTES_MAX => ExecInput::Data(bytes),
+                Some(Piece::Data(bytes)) if bytes.len() <= limits::EXEC_FRAME_BYTES_MAX => {
+                    ExecInput::Data(bytes)
+                }
                 Some(Piece::Word(Word::End)) => ExecInput::End,
                 Some(Piece::Word(Word::Signal(number))) => ExecInput::Signal(number),
                 Some(Piece::Word(Word::Resize(size))) => ExecInput::Resize(size),

@@ -309,7 +309,9 @@ impl<S: Scheduler> Workers<S> {
                 return None;
             }
             // The connection's own.
-            Frame::Message(ToAgent::Hello { .. } | ToAgent::Renew { .. } | ToAgent::Stream(_)) => return None,
+            Frame::Message(ToAgent::Hello { .. } | ToAgent::Renew { .. } | ToAgent::Stream(_)) => {
+                return None;
+            }
         };
         let mut ended = None;
         // Said again after a broken connection.

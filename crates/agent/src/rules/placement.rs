@@ -4,8 +4,7 @@ use super::worker::WorkerKey;
 use muster_types::job::ArrayMember;
 use muster_types::tpu::SliceShape;
 use muster_types::{
-    ArtifactRules, BlobDigest, Container, DeviceSet, FencingToken, JobId, LaunchForm, TraceParent,
-    Ulimits,
+    ArtifactRules, BlobDigest, Container, DeviceSet, FencingToken, JobId, LaunchForm, TraceParent, Ulimits,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -6,7 +6,7 @@ use muster_agent::executor::ExecutorEvent;
 use muster_agent::kubernetes::{KubernetesCluster, KubernetesConfig, KubernetesExecutor};
 use muster_agent::rules::WorkerKey;
 use muster_agent::state_dir::{StateDir, StateDirError};
-use muster_agent::{AgentError, SecretsAndFiles, LogLimits};
+use muster_agent::{AgentError, LogLimits, SecretsAndFiles};
 use muster_types::container::Mount;
 use muster_types::{Container, Name, NodeDraft, NodeSpec};
 use std::io::Write as _;

@@ -7,7 +7,7 @@ use muster_agent::executor::ExecutorEvent;
 use muster_agent::rules::WorkerKey;
 use muster_agent::slurm::{SlurmCluster, SlurmConfig, SlurmExecutor};
 use muster_agent::state_dir::{StateDir, StateDirError};
-use muster_agent::{AgentError, SecretsAndFiles, LogLimits};
+use muster_agent::{AgentError, LogLimits, SecretsAndFiles};
 use muster_types::{Accelerators, Name, NodeDraft, NodeSpec};
 use std::sync::Arc;
 use tokio::sync::mpsc;

@@ -29,7 +29,13 @@ fn policy(tenants: Vec<(&str, v1::TenantPolicy)>) -> v1::Policy {
 /// Each policy with the field that it is refused for.
 fn attacks() -> Vec<(v1::Policy, &'static str)> {
     let rights = |tier_max: i32, non_preemptible: i32| {
-        with_rights(v1::TenantRights { tier_max, non_preemptible, deadlines: None, bookings: None, purchases: Vec::new() })
+        with_rights(v1::TenantRights {
+            tier_max,
+            non_preemptible,
+            deadlines: None,
+            bookings: None,
+            purchases: Vec::new(),
+        })
     };
     let preemption = |preemption| v1::Policy { preemption: Some(preemption), ..Default::default() };
     let twice = v1::TenantPolicy { quotas: vec![quota("h100", 1), quota("h100", 2)], ..Default::default() };

@@ -18,7 +18,9 @@ use std::collections::BTreeMap;
 use clap::Subcommand;
 use clap_complete::engine::ArgValueCompleter;
 use muster_client::Client;
-use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items, Position, one_line, span};
+use muster_console::{
+    Console, Document, Exit, Failure, Format, Global, Grid, Items, Position, one_line, span,
+};
 use muster_types::policy::PurchaseKind;
 use muster_types::{Control, PriorityTier};
 use muster_wire::closed::word;

@@ -168,9 +168,7 @@ impl Amounts {
                 let measured = if sums.is_some() { amount } else { 0 };
                 Amounts { running: amount, kept: amount, measured, ideal, ..Amounts::default() }
             }
-            Activity::Provisional => {
-                Amounts { running: amount, provisional: amount, ..Amounts::default() }
-            }
+            Activity::Provisional => Amounts { running: amount, provisional: amount, ..Amounts::default() },
             Activity::Lost(_) | Activity::Checkpointing | Activity::Stopping => {
                 Amounts { running: amount, ..Amounts::default() }
             }

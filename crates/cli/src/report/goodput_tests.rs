@@ -99,7 +99,14 @@ fn rows_add_up_to_the_total_however_they_are_divided() {
 #[test]
 fn the_product_is_rounded_once_and_no_factor_is_above_one() {
     for kept in [1u128, 7, 999, HOUR, 1 << 90] {
-        let amounts = Amounts { demand: kept, running: 2 * kept, kept, measured: kept, ideal: kept, ..Amounts::default() };
+        let amounts = Amounts {
+            demand: kept,
+            running: 2 * kept,
+            kept,
+            measured: kept,
+            ideal: kept,
+            ..Amounts::default()
+        };
         let found = amounts.factors();
         assert_eq!((found.scheduling, found.runtime, found.program), (Some(666), Some(500), Some(1_000)));
         assert_eq!(found.goodput, Some(333), "of {kept}");

@@ -155,12 +155,16 @@ fn check(state: &State, cluster: &str, generation: u32) -> Result<(), Failure> {
         return Err(Failure::usage("the log has no record of a cluster yet").with_next("try again later"));
     };
     if cluster.parse::<ClusterId>().ok() != Some(found.cluster) {
-        let text = format!("the log is of cluster {}, and the replica is of cluster {cluster}", found.cluster);
+        let text =
+            format!("the log is of cluster {}, and the replica is of cluster {cluster}", found.cluster);
         return Err(Failure::usage(text).with_next("name the archive and the endpoint of one cluster"));
     }
     if found.generation != generation {
-        let text = format!("the log is of generation {}, and the cluster is in {generation}", found.generation);
-        return Err(Failure::usage(text).with_next("start it again, with the archive of the present generation"));
+        let text =
+            format!("the log is of generation {}, and the cluster is in {generation}", found.generation);
+        return Err(
+            Failure::usage(text).with_next("start it again, with the archive of the present generation")
+        );
     }
     Ok(())
 }

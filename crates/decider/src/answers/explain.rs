@@ -267,7 +267,9 @@ fn explain(
 
 /// What a job takes as a fallback, and when; empty for one that names nothing. `job` is none for one that could not be placed yet.
 fn fallback_note(state: &State, job: Option<JobId>, spec: &JobSpec) -> String {
-    let Some(fallback) = spec.capacity.as_deref().and_then(|asked| asked.fallback) else { return String::new() };
+    let Some(fallback) = spec.capacity.as_deref().and_then(|asked| asked.fallback) else {
+        return String::new();
+    };
     let purchases = fallback.purchases;
     match job.and_then(|job| state.fallback_due(job)) {
         _ if fallback.is_open => format!("; as its fallback says, {purchases} is allowed as well by now"),

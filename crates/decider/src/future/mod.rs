@@ -252,9 +252,8 @@ impl Future {
             // Nor do nodes that somebody has booked since for the time when it was to start.
             let mut closed = closures(state, spec, self.now);
             closed.retain(|closure| closure.lasts_at(reservation.start.at.max(self.now)));
-            let is_booked = |node: &NodeId| {
-                state.node(*node).is_some_and(|row| covers(state, &closed, &row.spec))
-            };
+            let is_booked =
+                |node: &NodeId| state.node(*node).is_some_and(|row| covers(state, &closed, &row.spec));
             if !closed.is_empty() && reservation.start.nodes.iter().any(|(node, _)| is_booked(node)) {
                 continue;
             }

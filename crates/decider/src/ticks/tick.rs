@@ -10,7 +10,7 @@ use crate::passes::turns::renew_turns;
 use crate::settle::array;
 use crate::settle::job::{has_next_step, settle, settle_left_over};
 use crate::speculation::Speculation;
-use crate::ticks::{bookings, deadlines, fallbacks, drains, stuck, windows};
+use crate::ticks::{bookings, deadlines, drains, fallbacks, stuck, windows};
 
 /// Jobs stopped for their limit in one tick.
 const LIMITS_PER_TICK: usize = 1_000;

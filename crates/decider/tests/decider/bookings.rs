@@ -10,8 +10,9 @@ use muster_planner::Budget;
 use muster_state::{GuardError, Phase, State};
 use muster_types::policy::{PolicyDraft, Quota, QuotaGrant, TenantPolicy};
 use muster_types::{
-    BookingAmount, BookingClearing, BookingEnd, BookingRule, BookingShape, BookingSpec, BookingTimes, ExitStatus,
-    JobId, ListedWindows, LogTime, Name, NodeId, PriorityTier, Refusal, RefusalCode, Requester, Submission, limits,
+    BookingAmount, BookingClearing, BookingEnd, BookingRule, BookingShape, BookingSpec, BookingTimes,
+    ExitStatus, JobId, ListedWindows, LogTime, Name, NodeId, PriorityTier, Refusal, RefusalCode, Requester,
+    Submission, limits,
 };
 
 use crate::random::Random;

@@ -52,8 +52,7 @@ fn submit(speculation: &mut Speculation, n: u128, spec: JobSpec) -> Result<JobId
 }
 
 fn spot_then_on_demand(after_ms: u64) -> CapacityRules {
-    let fallback =
-        CapacityFallback { purchases: set(&[PurchaseKind::OnDemand]), after_ms, is_open: false };
+    let fallback = CapacityFallback { purchases: set(&[PurchaseKind::OnDemand]), after_ms, is_open: false };
     CapacityRules {
         purchases: set(&[PurchaseKind::Spot]),
         fallback: Some(fallback),
@@ -218,8 +217,7 @@ fn losses_are_counted_against_the_time_of_nodes() {
         register(&mut speculation, &format!("spot-{number}"), Some(PurchaseKind::Spot));
     }
     step(&mut speculation, &mut replica);
-    let key =
-        CapacityKey { region: name("eu"), kind: Some(name("h100")), purchase: PurchaseKind::Spot };
+    let key = CapacityKey { region: name("eu"), kind: Some(name("h100")), purchase: PurchaseKind::Spot };
     let start = speculation.now();
     let stated = replica.interruptions(&key, start);
     assert_eq!((stated.per_day_milli, stated.is_measured), (Some(70), false));

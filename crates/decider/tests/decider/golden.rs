@@ -18,17 +18,17 @@ use muster_planner::Budget;
 use muster_state::{Phase, RestoreError, State};
 use muster_types::health::{Finding, HealthReport, Observation};
 use muster_types::policy::{
-    NotificationBody, NotificationEvent, NotificationProgress, Order, PolicyDraft, PurchaseKind, Quota, QuotaGrant,
-    Receiver, TenantLimits, TenantPolicy,
+    NotificationBody, NotificationEvent, NotificationProgress, Order, PolicyDraft, PurchaseKind, Quota,
+    QuotaGrant, Receiver, TenantLimits, TenantPolicy,
 };
 use muster_types::{
     AdmissionMode, AdmissionRule, Approval, ArrayId, ArraySpec, BookingAmount, BookingClearing, BookingEnd,
-    BookingShape, BookingSpec, BookingTimes, CapacityFallback, CapacityRules, CertificateSerial, CheckpointRules, Control, Dependency,
-    DependencyRule, DependencyScope, DeviceSet, ExitStatus, FailureClass, FieldChange, JobContract, JobId,
-    JobMetadata, LabelTest, LaunchForm, LogIndex, LogTime, NodeAdmission, NodeBounds, NodeExpression, NodeId,
-    NodeOverridesChange, NodeRequirements, NodeSpec, NoticeRules, OverlapRule, Preflight, PriorityTier,
-    Requester, RetryRules, Revocation, Schedule, ScheduleKey, ScheduleTemplate, Submission, TokenGrant,
-    TokenId, TokenRole,
+    BookingShape, BookingSpec, BookingTimes, CapacityFallback, CapacityRules, CertificateSerial,
+    CheckpointRules, Control, Dependency, DependencyRule, DependencyScope, DeviceSet, ExitStatus,
+    FailureClass, FieldChange, JobContract, JobId, JobMetadata, LabelTest, LaunchForm, LogIndex, LogTime,
+    NodeAdmission, NodeBounds, NodeExpression, NodeId, NodeOverridesChange, NodeRequirements, NodeSpec,
+    NoticeRules, OverlapRule, Preflight, PriorityTier, Requester, RetryRules, Revocation, Schedule,
+    ScheduleKey, ScheduleTemplate, Submission, TokenGrant, TokenId, TokenRole,
 };
 
 use crate::support::{

@@ -17,11 +17,7 @@ fn submission(trace_parent: Option<TraceParent>, spares: u32) -> Submission {
     Submission::new(JobDraft::clone(&job("train", 1, None)).check().unwrap(), contract)
 }
 
-fn submit(
-    speculation: &mut Speculation,
-    n: u128,
-    jobs: &[Submission],
-) -> Result<Vec<JobId>, RefusalCode> {
+fn submit(speculation: &mut Speculation, n: u128, jobs: &[Submission]) -> Result<Vec<JobId>, RefusalCode> {
     match handle(speculation, &Command::submit(request(n), Arc::from(jobs))) {
         Ok(Answer::Submitted { jobs, .. }) => Ok(jobs),
         Ok(other) => panic!("{other:?}"),

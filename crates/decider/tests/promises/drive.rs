@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_decider::{
-    Answer, BookingOrder, BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder, Pass,
-    QuotaOrder, Speculation, handle, schedule, tick,
+    Answer, BookingOrder, BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder,
+    Pass, QuotaOrder, Speculation, handle, schedule, tick,
 };
 use muster_drill::judge::LogBooks;
 use muster_journal::{Decision, RankUpdate, RearrangeCause, StopCause};

@@ -144,7 +144,12 @@ fn seen() -> &'static [WorldResult] {
             let world = if seed % 2 == 1 { owner_of_slices(seed) } else { owners_and_guests(seed) };
             let mut seen = (Guarantee::default(), Evictions::default());
             let drive = Drive::run(&world, &mut seen);
-            assert_eq!(drive.broken.first(), None, "seed {seed}: {} records break a rule", drive.broken.len());
+            assert_eq!(
+                drive.broken.first(),
+                None,
+                "seed {seed}: {} records break a rule",
+                drive.broken.len()
+            );
             let waits = |(plan, record): &(&JobPlan, &Record)| record.wait_ms(plan).is_none_or(|ms| ms > 0);
             let owners =
                 world.jobs.iter().zip(&drive.records).filter(|(plan, _)| !plan.name.contains("guest"));

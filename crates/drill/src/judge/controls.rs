@@ -115,7 +115,8 @@ impl Controls {
             let tenant_is_it = spec.is_some_and(|spec| spec.tenant == grant.tenant);
             let since = self.overdue.get(&id).filter(|_| tenant_is_it && self.certain.contains(&id));
             if since.is_some_and(|since| now.since_ms(*since) >= TIMER_MS) {
-                let text = format!("grant {id} of tenant {} counts, and was over at {}", grant.tenant, grant.until);
+                let text =
+                    format!("grant {id} of tenant {} counts, and was over at {}", grant.tenant, grant.until);
                 found.push((Rule::GrantOutlived, text));
             }
         }
@@ -161,12 +162,15 @@ impl Controls {
                 if has_come { Vec::new() } else { vec![(Rule::BookingBroken, text)] }
             }
             Decision::BookingEnded { name, cause: BookingEnd::WindowOver } => {
-                let window = self.bookings.get(name).and_then(|booked| booked.spec.times.window(booked.window));
+                let window =
+                    self.bookings.get(name).and_then(|booked| booked.spec.times.window(booked.window));
                 let is_early = window.is_none_or(|window| now < window.until);
                 let text = format!("ends a window of booking {name} at {now}, before it is over");
                 if is_early { vec![(Rule::BookingBroken, text)] } else { Vec::new() }
             }
-            Decision::ScheduleRan { schedule, due, run, .. } => self.against_schedule(schedule, *due, run, now),
+            Decision::ScheduleRan { schedule, due, run, .. } => {
+                self.against_schedule(schedule, *due, run, now)
+            }
             _ => Vec::new(),
         }
     }
@@ -190,7 +194,10 @@ impl Controls {
             breaks(Rule::ScheduleMoment, format!("carries out the moment {due} of {key} at {now}"));
         }
         if let Some(last) = moments.last.filter(|last| due <= *last) {
-            breaks(Rule::ScheduleMoment, format!("carries out the moment {due} of {key} behind that of {last}"));
+            breaks(
+                Rule::ScheduleMoment,
+                format!("carries out the moment {due} of {key} behind that of {last}"),
+            );
         }
         if moments.is_suspended {
             breaks(Rule::ScheduleMoment, format!("carries out schedule {key}, which is suspended"));
@@ -199,7 +206,10 @@ impl Controls {
         if let Some(token) = token {
             let expired = |end: &LogTime| now.since_ms(*end) > TIMER_MS;
             if self.revoked.contains(&token) || self.tokens.get(&token).is_some_and(expired) {
-                breaks(Rule::TokenOutlived, format!("carries out schedule {key} by token {token}, which is over"));
+                breaks(
+                    Rule::TokenOutlived,
+                    format!("carries out schedule {key} by token {token}, which is over"),
+                );
             }
         }
         found
@@ -243,7 +253,9 @@ impl Controls {
         match decision {
             Decision::LeaderStarted => self.overdue.clear(),
             Decision::JobCancelRequested { jobs, .. }
-            | Decision::ArraysControlled { control: Control::Cancel, jobs, .. } => self.cancelled.extend(jobs),
+            | Decision::ArraysControlled { control: Control::Cancel, jobs, .. } => {
+                self.cancelled.extend(jobs)
+            }
             Decision::JobHoldSet { by, jobs, held: true, .. }
             | Decision::JobRequeueRequested { by, jobs, suspended: true, .. }
             | Decision::ArraysControlled { by, control: Control::Hold | Control::Suspend, jobs, .. } => {

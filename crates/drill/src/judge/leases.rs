@@ -219,11 +219,7 @@ impl Leases {
                 let text = format!("session {} of {name} is over", slot.incarnation);
                 found.push((Rule::LeaseWithoutSession, text));
             }
-            new.entry(slot.node).or_default().extend(self.wanted(
-                job,
-                (place, workers.len()),
-                slot.devices,
-            ));
+            new.entry(slot.node).or_default().extend(self.wanted(job, (place, workers.len()), slot.devices));
         }
         for (node, new) in new {
             let Some(host) = self.hosts.get(&node) else { continue };

@@ -310,9 +310,7 @@ fn booked_by_others(sample: &mut Sample) -> Option<()> {
     let (_, state) = sample.past.last()?;
     let (nodes, now) = (state.nodes_by_name().map(|(name, _)| name.clone()).collect(), state.log_time());
     let booked = booking(nodes, now);
-    placed_behind(sample, |_| {
-        vec![booked.clone(), Decision::BookingOpened { name: Name::literal("exam") }]
-    })
+    placed_behind(sample, |_| vec![booked.clone(), Decision::BookingOpened { name: Name::literal("exam") }])
 }
 
 fn opened_early(sample: &mut Sample) -> Option<()> {

@@ -47,7 +47,8 @@ pub(crate) fn traced(state: &State, round: &Round, stages: Stages) -> Vec<Traced
             Decision::JobsSubmitted { .. } => log_index = LogIndex(index),
             // Right behind their jobs.
             Decision::JobContractsSet { contracts } => {
-                let of_traces = contracts.iter().filter_map(|(job, contract)| Some((*job, contract.trace_parent?)));
+                let of_traces =
+                    contracts.iter().filter_map(|(job, contract)| Some((*job, contract.trace_parent?)));
                 let of_traces: Vec<(JobId, TraceParent)> = of_traces.collect();
                 for run in of_traces.chunk_by(|(_, a), (_, b)| a == b) {
                     if let [(job, parent), ..] = run {
@@ -77,7 +78,8 @@ mod tests {
     #[test]
     fn jobs_of_one_span_are_one_submission_and_those_without_are_none() {
         let parent = |byte| TraceParent::new([byte; 16], [byte; 8], 1);
-        let contract = |trace_parent| Arc::new(JobContract { trace_parent, spares: 1, ..JobContract::default() });
+        let contract =
+            |trace_parent| Arc::new(JobContract { trace_parent, spares: 1, ..JobContract::default() });
         let contracts = [parent(1), parent(1), None, parent(2)].into_iter().zip(5..);
         let contracts = contracts.map(|(parent, job)| (JobId(job), contract(parent))).collect();
         let round = Round {
@@ -93,8 +95,8 @@ mod tests {
         let stages = Stages { begun: now, proposed: now, committed: now };
         let found = traced(&State::default(), &round, stages);
         let of = |found: &TracedSubmission| (found.parent, found.job, found.jobs);
-        let expected =
-            [(parent(1), JobId(5), 2), (parent(2), JobId(8), 1)].map(|(parent, job, jobs)| (parent.expect("good"), job, jobs));
+        let expected = [(parent(1), JobId(5), 2), (parent(2), JobId(8), 1)]
+            .map(|(parent, job, jobs)| (parent.expect("good"), job, jobs));
         assert_eq!(found.iter().map(of).collect::<Vec<_>>(), expected);
         assert!(found.iter().all(|found| (found.term, found.log_index) == (3, LogIndex(9))));
     }

@@ -540,7 +540,10 @@ impl<G: Environment> Term<'_, G> {
         if let Some(observer) = self.outer.shared.timed_by.get().filter(|_| !rounds.is_empty()) {
             observer.round_decided(spent);
         }
-        let times = RoundTimes { begun: (now.checked_sub(spent).unwrap_or(begun)).into_std(), proposed: now.into_std() };
+        let times = RoundTimes {
+            begun: (now.checked_sub(spent).unwrap_or(begun)).into_std(),
+            proposed: now.into_std(),
+        };
         for EncodedRound { round, bytes } in rounds {
             let payload = Bytes::from(bytes);
             tracing::debug!(log_index = %round.first_index, term = round.term, decisions = round.decisions.len(), bytes = payload.len(), "round");

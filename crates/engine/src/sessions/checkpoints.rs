@@ -112,8 +112,14 @@ mod tests {
         );
         let kept = || checkpoints.recent.lock().len();
         assert_eq!(kept(), KEPT_MAX + 1);
-        assert!(matches!(checkpoints.enter((JobId(1), token(1)), None, now + PAUSE), Ok(CommitAction::Wait(_))));
-        assert!(matches!(checkpoints.enter((JobId(2), token(1)), None, now + PAUSE), Ok(CommitAction::Record)));
+        assert!(matches!(
+            checkpoints.enter((JobId(1), token(1)), None, now + PAUSE),
+            Ok(CommitAction::Wait(_))
+        ));
+        assert!(matches!(
+            checkpoints.enter((JobId(2), token(1)), None, now + PAUSE),
+            Ok(CommitAction::Record)
+        ));
         assert_eq!(kept(), 2, "the one that is waited for, and the one that was said just now");
     }
 

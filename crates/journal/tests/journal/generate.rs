@@ -20,14 +20,15 @@ use muster_types::policy::{
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval, ArrayId,
     ArraySpec, ArtifactFault, ArtifactRules, Artifacts, BlobDigest, BookingAmount, BookingClearing,
-    BookingEnd, BookingRule, BookingShape, BookingSpec, BookingTimes, CertificateSerial, CheckpointRules, ClusterId, CapacityFallback, CapacityRules,
-    Container, Control, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus,
-    FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId,
-    JobMetadata, JobSpec, LabelTest, LaunchForm, Level, ListedWindows, LogIndex, LogTime, Mount, Name, NodeAdmission,
-    NodeBounds, NodeDraft, NodeExpression, NodeId, NodeOverrides, NodeRequirements, NodeSpec, NoticeRules,
-    OverlapRule, Parameters, Preflight, PriorityTier, PullRule, PurchaseSet, QueueKey, ReplicaId, RequestId, Requester,
-    RetryRules, Revocation, Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate, Spread, TaskGroup,
-    TokenGrant, TokenId, TokenRole, TopologyRule, TraceParent, Ulimits, WorkerRequest, limits,
+    BookingEnd, BookingRule, BookingShape, BookingSpec, BookingTimes, CapacityFallback, CapacityRules,
+    CertificateSerial, CheckpointRules, ClusterId, Container, Control, Dependency, DependencyRule,
+    DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange,
+    ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId, JobMetadata, JobSpec, LabelTest,
+    LaunchForm, Level, ListedWindows, LogIndex, LogTime, Mount, Name, NodeAdmission, NodeBounds, NodeDraft,
+    NodeExpression, NodeId, NodeOverrides, NodeRequirements, NodeSpec, NoticeRules, OverlapRule, Parameters,
+    Preflight, PriorityTier, PullRule, PurchaseSet, QueueKey, ReplicaId, RequestId, Requester, RetryRules,
+    Revocation, Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate, Spread, TaskGroup, TokenGrant, TokenId,
+    TokenRole, TopologyRule, TraceParent, Ulimits, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -84,7 +85,8 @@ fn node_requirements() -> impl Strategy<Value = Option<Box<NodeRequirements>>> {
 
 /// How nodes may have been bought, with a fallback that is open or not.
 fn capacity() -> impl Strategy<Value = CapacityRules> {
-    let fallback = option::of((limits::CAPACITY_FALLBACK_MS_MIN..=limits::CAPACITY_FALLBACK_MS_MAX, any::<bool>()));
+    let fallback =
+        option::of((limits::CAPACITY_FALLBACK_MS_MIN..=limits::CAPACITY_FALLBACK_MS_MAX, any::<bool>()));
     (fallback, option::of(1..=limits::INTERRUPTIONS_MILLI_MAX)).prop_map(
         |(fallback, interruptions_milli_max)| CapacityRules {
             purchases: [PurchaseKind::Spot].into_iter().collect(),

@@ -352,7 +352,9 @@ fn checkpoints_that_state_their_step_say_how_fast_a_job_is() {
     scene.at(15);
     scene.running(job);
     // Ten steps take 10 s, and once 20 s. A checkpoint without a step says nothing of them.
-    for (second, step) in [(20, Some(10)), (30, Some(20)), (40, Some(30)), (50, None), (60, Some(40)), (70, Some(50))] {
+    for (second, step) in
+        [(20, Some(10)), (30, Some(20)), (40, Some(30)), (50, None), (60, Some(40)), (70, Some(50))]
+    {
         scene.at(second);
         scene.checkpoint_of(job, step);
     }

@@ -128,7 +128,8 @@ fn asked(state: &State) -> u128 {
         let is_throttled = row.template.array.throttle.is_some_and(|most| counted >= most);
         row.hold.is_none() && row.released && !is_throttled
     });
-    let of_array = arrays.map(|(_, row)| u128::from(row.uncreated) * u128::from(row.template.spec.device_milli()));
+    let of_array =
+        arrays.map(|(_, row)| u128::from(row.uncreated) * u128::from(row.template.spec.device_milli()));
     of_jobs + of_array.sum::<u128>()
 }
 

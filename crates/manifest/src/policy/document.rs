@@ -8,8 +8,7 @@ use serde::Deserialize;
 use super::form::{
     Bytes, Count, Dollars, Each, Filled, FilledNamed, FilledNames, FilledWords, Flag, Form, Group, Milli,
     Moment, Named, NamedCounts, Names, Nominal, Optional, OptionalBytes, Plain, PlainMilli, SmallMilli, Span,
-    Weight, Word, Words,
-    group,
+    Weight, Word, Words, group,
 };
 use crate::reader::Reader;
 use crate::shape::Text;

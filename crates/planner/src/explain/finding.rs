@@ -361,10 +361,17 @@ impl fmt::Display for Finding {
                     }
                     (Some(allowed), Some(most)) => {
                         let most = Milli(most.into());
-                        write!(f, "it asks for {allowed} and allows {most} interruptions for each node and day")?;
+                        write!(
+                            f,
+                            "it asks for {allowed} and allows {most} interruptions for each node and day"
+                        )?;
                     }
                 }
-                write!(f, ", which keeps {nodes} {} there from it", if *nodes == 1 { "node" } else { "nodes" })
+                write!(
+                    f,
+                    ", which keeps {nodes} {} there from it",
+                    if *nodes == 1 { "node" } else { "nodes" }
+                )
             }
             Finding::InLine => f.write_str("it fits now, and its turn has not come yet"),
         }

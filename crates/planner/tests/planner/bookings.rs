@@ -126,8 +126,10 @@ fn an_explanation_names_the_booking_with_its_end() {
 /// Books some of six hosts under many names, at times that do not meet.
 fn book_many(fleet: &mut Fleet) {
     for number in 0..24u64 {
-        let nodes: Vec<Name> =
-            (0..6u64).filter(|host| (number * 7 + host * host).is_multiple_of(3)).map(|host| name(&format!("n{host}"))).collect();
+        let nodes: Vec<Name> = (0..6u64)
+            .filter(|host| (number * 7 + host * host).is_multiple_of(3))
+            .map(|host| name(&format!("n{host}")))
+            .collect();
         if nodes.is_empty() {
             continue;
         }
@@ -166,7 +168,8 @@ fn the_index_of_nodes_closes_what_a_look_at_every_closure_closes() {
         let spec = job_draft(vec![group("main", workers, None)]).check().unwrap();
         for subset in 0..64u64 {
             // Some closures last now, others do not, and one may be of all other nodes.
-            let closed = fleet.state.bookings().enumerate().filter(|(number, _)| (subset >> (number % 6)) & 1 == 1);
+            let closed =
+                fleet.state.bookings().enumerate().filter(|(number, _)| (subset >> (number % 6)) & 1 == 1);
             let mut closures: Vec<Closure<'_>> = closed
                 .map(|(number, (booking, row))| Closure {
                     booking,
@@ -181,8 +184,7 @@ fn the_index_of_nodes_closes_what_a_look_at_every_closure_closes() {
                 closures.push(Closure { booking: &own, from, until, nodes: &row.nodes, is_outside: true });
             }
             let verdict = |closures_are_indexed| {
-                let terms =
-                    Terms { closures: &closures, closures_are_indexed, ..fleet.terms(&holds, &spec) };
+                let terms = Terms { closures: &closures, closures_are_indexed, ..fleet.terms(&holds, &spec) };
                 plan(&fleet.state, &spec, &terms, &mut Budget::new(1_000_000))
             };
             assert_eq!(verdict(true), verdict(false), "{workers} workers, {subset:b}");

@@ -81,7 +81,11 @@ fn what_interruptions_lose_counts_with_the_price() {
     let region = |spec: &JobSpec, milli| planned(&fleet, spec, milli).map(|plan| plan.region.to_string());
     assert_eq!(region(&either, None).as_deref(), Some("us"), "spot is cheaper");
     assert_eq!(region(&either, Some(100)).as_deref(), Some("us"), "once in ten days loses little");
-    assert_eq!(region(&either, Some(10_000)).as_deref(), Some("eu"), "ten times a day it loses half of the run");
+    assert_eq!(
+        region(&either, Some(10_000)).as_deref(),
+        Some("eu"),
+        "ten times a day it loses half of the run"
+    );
     let steady = asking(&[PurchaseKind::Spot], |rules| rules.interruptions_milli_max = Some(100));
     assert_eq!(region(&steady, Some(100)).as_deref(), Some("us"));
     assert_eq!(region(&steady, Some(101)), None);

@@ -154,9 +154,8 @@ fn has_places(seats: &mut [Seat<'_>], spec: &JobSpec, workers: u32, taken: &mut 
         };
         let before = taken.last().copied();
         let keeps = |level: Level| before.is_none_or(|before| is_with(before, level));
-        let stays = rule
-            .all_segments()
-            .all(|segment| rank.is_multiple_of(segment.workers) || keeps(segment.level));
+        let stays =
+            rule.all_segments().all(|segment| rank.is_multiple_of(segment.workers) || keeps(segment.level));
         if seats[at].left == 0 || !stays || !rule.required.is_none_or(keeps) {
             continue;
         }

@@ -61,14 +61,13 @@ fn run(node_rows: &[&str], job_rows: &[&str], draft: PolicyDraft) -> Report {
     replay(&Files::new(&[("nodes.csv", &nodes(node_rows)), ("jobs.csv", &jobs(job_rows))]), under(draft))
 }
 
-const NONE: TenantRights =
-    TenantRights {
-        tier_max: None,
-        non_preemptible: None,
-        deadlines: None,
-        bookings: None,
-        purchases: muster_types::PurchaseSet::EMPTY,
-    };
+const NONE: TenantRights = TenantRights {
+    tier_max: None,
+    non_preemptible: None,
+    deadlines: None,
+    bookings: None,
+    purchases: muster_types::PurchaseSet::EMPTY,
+};
 
 #[test]
 fn an_owner_takes_back_what_a_guest_borrows() {

@@ -58,7 +58,8 @@ pub fn booking_spec_from_proto(message: Option<v1::BookingSpec>) -> Result<Booki
 }
 
 fn rule(message: v1::BookingRule, found: &mut Found) -> Option<ListedWindows> {
-    let weekdays = message.weekdays.parse::<Weekdays>().map_err(|text| Violation::new("spec.rule.weekdays", text));
+    let weekdays =
+        message.weekdays.parse::<Weekdays>().map_err(|text| Violation::new("spec.rule.weekdays", text));
     let minute = minute_of_day(&message.time).ok_or_else(|| {
         Violation::new("spec.rule.time", "must be a time of day from 00:00 to 23:59, such as 09:00")
     });

@@ -73,7 +73,8 @@ pub(super) fn interruption_rates(
     let mut rates = Vec::with_capacity(messages.len());
     for (index, message) in messages.into_iter().enumerate() {
         let at = format!("{at}[{index}]");
-        let purchase = found.take(given_from_proto::<PurchaseKind>(&below(&at, "purchase"), message.purchase));
+        let purchase =
+            found.take(given_from_proto::<PurchaseKind>(&below(&at, "purchase"), message.purchase));
         let region = Some(message.region.as_str()).filter(|region| !region.is_empty());
         let region = region.and_then(|region| found.take(checked_name(&below(&at, "region"), region)));
         let rate = |purchase| InterruptionRate { purchase, region, per_day_milli: message.per_day_milli };

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use muster_types::{
-    ArtifactRules, BlobDigest, CheckpointRules, FailureClass, JobContract, NoticeRules, RetryRules, TraceParent,
-    Ulimits, Violation, fleet::checked_name,
+    ArtifactRules, BlobDigest, CheckpointRules, FailureClass, JobContract, NoticeRules, RetryRules,
+    TraceParent, Ulimits, Violation, fleet::checked_name,
 };
 
 use super::{Found, below, bound, one_of, span};

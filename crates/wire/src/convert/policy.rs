@@ -14,9 +14,7 @@ use muster_types::policy::{
 };
 use muster_types::{Name, PriorityTier, TokenRole, Violation, fleet::checked_name, limits};
 
-use super::capacity::{
-    interruption_rate_to_proto, interruption_rates, purchase_set, purchases_to_proto,
-};
+use super::capacity::{interruption_rate_to_proto, interruption_rates, purchase_set, purchases_to_proto};
 use super::{Found, below, bound, moment, span};
 use crate::closed::{given_from_proto, number, number_or_zero, value_from_proto};
 use crate::time::{duration, timestamp};

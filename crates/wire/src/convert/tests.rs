@@ -6,18 +6,19 @@ mod policy;
 use std::collections::{BTreeMap, HashMap};
 
 use muster_types::policy::{
-    AcceleratorBudget, BackfillPolicy, Dataset, Guarantee, InterruptionRate, JobLimits, NonPreemptible, NotificationBody,
-    NotificationEvent, Order, OrderPolicy, OwnRole, OwnedCost, PlacementWeights, Policy, PolicyDraft,
-    PreemptionPolicy, Price, PurchaseKind, Quota, Receiver, TenantLimits, TenantPolicy, TenantRights,
-    Transfer, UserLimits, Verb, Window, WindowPurpose, WindowScope,
+    AcceleratorBudget, BackfillPolicy, Dataset, Guarantee, InterruptionRate, JobLimits, NonPreemptible,
+    NotificationBody, NotificationEvent, Order, OrderPolicy, OwnRole, OwnedCost, PlacementWeights, Policy,
+    PolicyDraft, PreemptionPolicy, Price, PurchaseKind, Quota, Receiver, TenantLimits, TenantPolicy,
+    TenantRights, Transfer, UserLimits, Verb, Window, WindowPurpose, WindowScope,
 };
 use muster_types::tpu::{Generation, PodPosition, SliceRequest, SliceShape, legal_shapes};
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, ArraySpec, CapacityFallback, CapacityRules, CheckpointRules, Container, Dependency,
-    DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken,
-    HolderId, JobContract, JobDraft, JobId, JobSpec, LabelTest, LaunchForm, Level, LogIndex, LogTime, Mount,
-    Name, NodeDraft, NodeExpression, NodeRequirements, NodeSpec, NoticeRules, Preflight, PriorityTier,
-    PullRule, RequestId, RetryRules, Segment, Spread, Submission, TaskGroup, TokenRole, TopologyRule, Violation, WorkerRequest, limits, PurchaseSet,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, ArraySpec, CapacityFallback, CapacityRules,
+    CheckpointRules, Container, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet,
+    ExitStatus, FailureClass, FencingToken, HolderId, JobContract, JobDraft, JobId, JobSpec, LabelTest,
+    LaunchForm, Level, LogIndex, LogTime, Mount, Name, NodeDraft, NodeExpression, NodeRequirements, NodeSpec,
+    NoticeRules, Preflight, PriorityTier, PullRule, PurchaseSet, RequestId, RetryRules, Segment, Spread,
+    Submission, TaskGroup, TokenRole, TopologyRule, Violation, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, btree_set, hash_map, vec};
 use proptest::option;
@@ -624,10 +625,8 @@ fn segments_within_segments_are_checked_field_by_field() {
         change(&mut rule);
         let mut job = with_group(v1::TaskGroup { workers: 32, ..group_message() });
         job.spec_mut().topology = Some(rule);
-        submissions_from_proto("job", Some(job)).map_or_else(
-            |found| found.into_iter().map(|violation| violation.field).collect(),
-            |_| Vec::new(),
-        )
+        submissions_from_proto("job", Some(job))
+            .map_or_else(|found| found.into_iter().map(|violation| violation.field).collect(), |_| Vec::new())
     }
     fn none(_: &mut v1::TopologyRule) {}
     let nested: [(i32, u32); 3] = [(Block.into(), 32), (Rack.into(), 16), (Host.into(), 4)];

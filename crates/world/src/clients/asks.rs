@@ -15,9 +15,9 @@ use muster_decider::{
 use muster_state::{QuotaGrantStatus, RankState, State};
 use muster_types::policy::QuotaGrant;
 use muster_types::{
-    ArrayId, BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, FencingToken, JobId, LogIndex,
-    LogTime, Name, OverlapRule, RefusalCode, Requester, Schedule, ScheduleKey, ScheduleTemplate, TokenGrant,
-    TokenId, TokenRole,
+    ArrayId, BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, FencingToken, JobId,
+    LogIndex, LogTime, Name, OverlapRule, RefusalCode, Requester, Schedule, ScheduleKey, ScheduleTemplate,
+    TokenGrant, TokenId, TokenRole,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -220,7 +220,8 @@ fn delete_booking(client: &Client, state: &State) -> Command {
 /// The owner of schedules, perhaps by a token that may end before them.
 fn owner(state: &State) -> Requester {
     let free = Name::literal(FREE_TENANT);
-    let submits = |grant: &TokenGrant| grant.role == TokenRole::Submitter && grant.tenant.as_ref() == Some(&free);
+    let submits =
+        |grant: &TokenGrant| grant.role == TokenRole::Submitter && grant.tenant.as_ref() == Some(&free);
     let tokens: Vec<TokenId> =
         state.tokens().filter(|(_, token)| submits(&token.grant)).map(|(id, _)| id).collect();
     let name = match pick(&tokens).filter(|_| chance(500)) {

@@ -18,17 +18,20 @@ async fn one_job_runs_in_pods_as_on_hosts() {
     let agent = PodAgent::start_with(&cluster, &client, &lab, &settings).await;
     anywhere::run(&cluster, "kubernetes", |text| text).await;
     let image = lab.image().to_owned();
-    anywhere::run(&cluster, "container", |text| text.replace("registry.example.org/team/train:1", &image)).await;
+    anywhere::run(&cluster, "container", |text| text.replace("registry.example.org/team/train:1", &image))
+        .await;
 
     // Files of a directory, more than one piece of them.
     let (project, store) = (scratch.join("project"), anywhere::store_in(&scratch));
     std::fs::create_dir_all(project.join("data")).expect("a directory");
-    let noise: Vec<u8> = (0..1_000_000_u32).map(|number| number.wrapping_mul(2_654_435_761).to_be_bytes()[0]).collect();
+    let noise: Vec<u8> =
+        (0..1_000_000_u32).map(|number| number.wrapping_mul(2_654_435_761).to_be_bytes()[0]).collect();
     std::fs::write(project.join("data/noise"), &noise).expect("a file");
     std::fs::write(project.join("train.sh"), "wc -c < data/noise\ncksum < data/noise\n").expect("a file");
     let (from, store) = (project.to_str().expect("text"), store.to_str().expect("text"));
     let before = ["run", "--name", "shipped", "--cpu", "100m", "--memory", "64Mi", "--workdir", from];
-    let ran = cluster.operated(&[&before[..], &["--store", store, "--", "/bin/sh", "train.sh"][..]].concat()).await;
+    let ran =
+        cluster.operated(&[&before[..], &["--store", store, "--", "/bin/sh", "train.sh"][..]].concat()).await;
     let mut here = tokio::process::Command::new("sh");
     here.args(["-c", "wc -c < data/noise; cksum < data/noise"]).current_dir(&project);
     let here = here.output().await.expect("a shell is here");

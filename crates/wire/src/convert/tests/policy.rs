@@ -210,7 +210,13 @@ fn every_mistake_in_a_policy_is_named_by_its_path() {
         parent: "No".into(),
         weight_milli: u32::MAX,
         quotas: vec![quota("h100"), quota("H100"), quota("h100")],
-        rights: Some(v1::TenantRights { tier_max: 17, non_preemptible: 17, deadlines: None, bookings: None, purchases: Vec::new() }),
+        rights: Some(v1::TenantRights {
+            tier_max: 17,
+            non_preemptible: 17,
+            deadlines: None,
+            bookings: None,
+            purchases: Vec::new(),
+        }),
         limits: None,
     };
     let window = v1::Window {
