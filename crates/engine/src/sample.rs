@@ -50,6 +50,7 @@ pub(crate) fn job(text: &str, workers: u32) -> JobSpec {
         datasets: Vec::new(),
         nodes: None,
         booking: None,
+        affinity: Vec::new(),
     };
     draft.check().expect("it is a job")
 }

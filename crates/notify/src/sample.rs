@@ -47,5 +47,6 @@ pub(crate) fn job(text: &str) -> JobDraft {
         datasets: Vec::new(),
         nodes: None,
         booking: None,
+        affinity: Vec::new(),
     }
 }

@@ -10,7 +10,7 @@ use muster_types::{DeviceAmount, DeviceSet, JobSpec, Level, LogTime, Name, NodeI
 
 use crate::score::{self, KEYS_MAX};
 use crate::sites::Site;
-use crate::terms::{ClosedPlace, Spare, Terms};
+use crate::terms::{AffinityTerm, ClosedPlace, Spare, Terms};
 use crate::{Budget, Spent};
 
 /// The part of a cluster that workers have to be in.
@@ -55,7 +55,7 @@ pub(crate) struct Attempt<'a, 'b> {
     pub(crate) budget: &'b mut Budget,
     /// When it is expected to end.
     end: LogTime,
-    /// Windows of the cluster that are closed to it before its end, and nodes that bookings close to it now.
+    /// Windows of the cluster that are closed to it before its end, and nodes that bookings and other jobs close to it now.
     closed: Vec<ClosedPlace<'a>>,
     touched: BTreeMap<NodeId, PlannedNode>,
     /// Hosts that nobody used before the plan took from them, by type and rack; counted where racks have spare hosts.
@@ -88,6 +88,11 @@ impl<'a, 'b> Attempt<'a, 'b> {
             picks: Vec::new(),
             most_placed: 0,
         }
+    }
+
+    /// Takes wishes about where other jobs are for what it asks.
+    pub(crate) fn require(&mut self, wishes: &[&'a AffinityTerm<'a>]) {
+        self.closed.extend(wishes.iter().copied().map(ClosedPlace::Affinity));
     }
 
     /// Forgets what was taken so far.
@@ -323,7 +328,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
 
     /// Whether anything of the gang may be on a node.
     pub(crate) fn is_open(&self, row: &NodeRow) -> bool {
-        fit::allows(&row.spec, self.spec, self.terms.policy) && !self.is_in_window(row)
+        fit::allows(&row.spec, self.spec, self.terms.policy) && !self.is_closed(row)
     }
 
     /// Whether a node has the labels and the name that the job selects.
@@ -346,9 +351,21 @@ impl<'a, 'b> Attempt<'a, 'b> {
         !self.spec.needs_container_runtime() || muster_types::container::has_runtime(&row.spec)
     }
 
+    /// Whether a window is closed to the gang on a node before its end, or a booking or another job keeps the node from it.
+    pub(crate) fn is_closed(&self, row: &NodeRow) -> bool {
+        self.closed.iter().any(|closed| closed.covers(&row.spec))
+    }
+
     /// Whether a window is closed to the gang on a node before its end, or a booking keeps the node from it.
     pub(crate) fn is_in_window(&self, row: &NodeRow) -> bool {
-        self.closed.iter().any(|closed| closed.covers(&row.spec))
+        let mut places = self.closed.iter().filter(|closed| !matches!(closed, ClosedPlace::Affinity(_)));
+        places.any(|closed| closed.covers(&row.spec))
+    }
+
+    /// Whether other jobs are on a node, or near it, from which the gang has to keep away; or are not, where they have to be.
+    pub(crate) fn is_kept_away(&self, row: &NodeRow) -> bool {
+        let mut required = self.terms.affinity.iter().filter(|term| term.is_required());
+        required.any(|term| term.excludes(&row.spec))
     }
 
     /// What the gang may have of a node; none when nothing is kept from it.
@@ -546,7 +563,7 @@ pub(crate) fn closed_windows<'a>(
     policy.windows.iter().filter(meets)
 }
 
-/// The same, and what bookings close to a gang that begins now.
+/// The same, and what bookings and other jobs close to a gang that begins now.
 pub(crate) fn closed_to<'a>(
     terms: &Terms<'a>,
     end: LogTime,
@@ -556,7 +573,8 @@ pub(crate) fn closed_to<'a>(
     let windows = closed_windows(terms, end, region, cluster).map(ClosedPlace::Window);
     let booked =
         terms.closures.iter().filter(|closure| closure.lasts_at(terms.now)).map(ClosedPlace::Booking);
-    windows.chain(booked).collect()
+    let affinity = terms.affinity.iter().filter(|term| term.is_required()).map(ClosedPlace::Affinity);
+    windows.chain(booked).chain(affinity).collect()
 }
 
 /// Idle devices without which a node cannot hold this many workers; none when no node has as many.

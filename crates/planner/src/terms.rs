@@ -1,13 +1,18 @@
 //! What policy allows a gang.
 
 use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::RefCell;
+use core::cmp::Reverse;
 use core::fmt;
 use muster_state::PoolKey;
 use muster_types::policy::{Policy, Window, WindowPurpose};
-use muster_types::{DeviceAmount, DeviceSet, JobSpec, LogTime, Name, NodeDraft, NodeId, WorkerRequest};
+use muster_types::{
+    AffinityDomain, AffinityLevel, AffinityRule, DeviceAmount, DeviceSet, JobSpec, LogTime, Name, NodeDraft,
+    NodeId, WorkerRequest,
+};
 
 use crate::valuation::Valuation;
 
@@ -27,6 +32,8 @@ pub struct Terms<'a> {
     pub holds: &'a Holds,
     /// Nodes that are closed to the gang for some time because they are booked, or because it has to be on booked ones.
     pub closures: &'a [Closure<'a>],
+    /// Where the gang has to be, or rather to be, with respect to other jobs.
+    pub affinity: &'a [AffinityTerm<'a>],
     /// Weights, prices, data sets, spare hosts and windows.
     pub policy: &'a Policy,
     /// How much of the work of the gang's owner is in a cluster, by region and name, and how much there is of it in all:
@@ -46,6 +53,19 @@ impl fmt::Debug for Terms<'_> {
     }
 }
 
+impl<'a> Terms<'a> {
+    /// What the gang wants of where other jobs are and can have somewhere, the heaviest first.
+    pub(crate) fn wishes(&self) -> Vec<&'a AffinityTerm<'a>> {
+        let could_be_met =
+            |term: &&AffinityTerm<'_>| term.rule == AffinityRule::Apart || !term.domains.is_empty();
+        let wishes = self.affinity.iter().filter(|term| !term.is_required()).filter(could_be_met);
+        let mut wishes: Vec<&'a AffinityTerm<'a>> = wishes.collect();
+        // Stable: of equals the one that stands first.
+        wishes.sort_by_key(|term| Reverse(term.weight));
+        wishes
+    }
+}
+
 impl Terms<'_> {
     /// Thousandths of devices that the gang may use in a pool if it starts now and ends then.
     pub(crate) fn room_until(&self, pool: &PoolKey, end: LogTime) -> u64 {
@@ -62,6 +82,35 @@ impl Terms<'_> {
         let run_ms = u128::from(self.run_ms) * 1_000 / u128::from(throughput_milli.max(1));
         let run_ms = u64::try_from(run_ms).unwrap_or(u64::MAX);
         run_ms.min(spec.run_time_limit_ms.unwrap_or(u64::MAX))
+    }
+}
+
+/// Where a gang has to be with respect to other jobs, as domains of the fleet: what these jobs are the planner does not know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AffinityTerm<'a> {
+    /// What asks for it, as a part of a sentence: an entry of the job, or other jobs that keep it away.
+    pub text: String,
+    /// The level of the domains.
+    pub level: AffinityLevel,
+    /// Whether to be in them, or out of them.
+    pub rule: AffinityRule,
+    /// Of a wish its weight; none where the gang starts only in places that meet it.
+    pub weight: Option<u8>,
+    /// The domains in which the others are.
+    pub domains: BTreeSet<AffinityDomain<'a>>,
+}
+
+impl AffinityTerm<'_> {
+    /// Whether a worker on a node does not meet it.
+    #[must_use]
+    pub fn excludes(&self, node: &NodeDraft) -> bool {
+        self.domains.contains(&self.level.domain(node)) == (self.rule == AffinityRule::Apart)
+    }
+
+    /// Whether the gang starts only in places that meet it.
+    #[must_use]
+    pub fn is_required(&self) -> bool {
+        self.weight.is_none()
     }
 }
 
@@ -101,6 +150,8 @@ pub(crate) enum ClosedPlace<'a> {
     Window(&'a Window),
     /// It must not begin there now.
     Booking(&'a Closure<'a>),
+    /// Other jobs are there, or are not.
+    Affinity(&'a AffinityTerm<'a>),
 }
 
 impl<'a> ClosedPlace<'a> {
@@ -108,7 +159,7 @@ impl<'a> ClosedPlace<'a> {
     pub(crate) fn names(&self) -> Option<&'a [Name]> {
         match self {
             ClosedPlace::Booking(closure) if !closure.is_outside => Some(closure.nodes),
-            ClosedPlace::Booking(_) | ClosedPlace::Window(_) => None,
+            ClosedPlace::Booking(_) | ClosedPlace::Window(_) | ClosedPlace::Affinity(_) => None,
         }
     }
 
@@ -117,6 +168,7 @@ impl<'a> ClosedPlace<'a> {
         match self {
             ClosedPlace::Window(window) => window.scope.covers(node),
             ClosedPlace::Booking(closure) => closure.covers(node),
+            ClosedPlace::Affinity(term) => term.excludes(node),
         }
     }
 }

@@ -18,7 +18,7 @@ use muster_types::health::{Condition, NodeHealth, RepairPhase, RepairStep};
 use muster_types::policy::{Policy, PolicyDraft};
 use muster_types::token::user_of;
 use muster_types::{
-    Artifacts, BlobDigest, BookingSpec, ExitStatus, FieldChange, JobContract, JobMetadata, JobSpec, NodeSpec,
+    AffinityTarget, Artifacts, BlobDigest, BookingSpec, ExitStatus, FieldChange, JobContract, JobMetadata, JobSpec, NodeSpec,
     Requester, SIZES_VARIABLE, Schedule, ScheduleRun, ScheduleTemplate,
 };
 
@@ -225,6 +225,8 @@ impl Redaction {
                 container.mounts.clear();
             }
         }
+        // No job has a label any more, so that nothing would be where such an entry is about.
+        draft.affinity.retain(|entry| !matches!(entry.target, AffinityTarget::Labels(_)));
         for directory in [&mut draft.checkpoint_directory, &mut draft.working_directory] {
             if directory.is_some() {
                 *directory = Some(PATH.to_string());

@@ -306,6 +306,8 @@ impl State {
             ("budget_users", fresh.budget_users == ours.budget_users),
             ("budget_ends", fresh.budget_ends == ours.budget_ends),
             ("active", fresh.active == ours.active),
+            ("active_by_tenant", fresh.active_by_tenant == ours.active_by_tenant),
+            ("apart", fresh.apart == ours.apart),
             ("finished", fresh.finished == ours.finished),
             ("run_limits", fresh.run_limits == ours.run_limits),
             ("deadlines", fresh.deadlines == ours.deadlines),

@@ -47,6 +47,7 @@ fn job(workers: u32, amount: Option<DeviceAmount>, cpu_milli: u64) -> JobSpec {
         datasets: Vec::new(),
         nodes: None,
         booking: None,
+        affinity: Vec::new(),
     };
     draft.check().unwrap()
 }

@@ -9,6 +9,7 @@ use core::fmt;
 use core::ops::Deref;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::affinity::{self, Affinity, AffinityTarget};
 use crate::container::Container;
 use crate::demand::{AcceleratorRequest, DeviceAmount};
 use crate::ids::JobId;
@@ -227,6 +228,8 @@ pub struct JobDraft {
     pub nodes: Option<Box<NodeRequirements>>,
     /// The booking whose nodes it runs on, while a window of it is open; none for nodes that nobody has booked.
     pub booking: Option<Name>,
+    /// Where its workers lie with respect to those of other jobs.
+    pub affinity: Vec<Affinity>,
 }
 
 /// A checked job. There is no other way to make one.
@@ -288,6 +291,12 @@ impl JobSpec {
     #[must_use]
     pub fn worker_count_min(&self) -> u32 {
         self.groups.iter().map(|g| g.workers_min).sum()
+    }
+
+    /// Whether it is to lie with respect to a job that has no id yet, which no job that is submitted is.
+    #[must_use]
+    pub fn names_unsubmitted(&self) -> bool {
+        self.affinity.iter().any(|entry| matches!(entry.target, AffinityTarget::Named(_)))
     }
 
     /// Whether it may run with fewer workers than it asks for.
@@ -378,6 +387,7 @@ impl JobDraft {
             datasets: Vec::new(),
             nodes: None,
             booking: None,
+            affinity: Vec::new(),
         }
     }
 
@@ -461,6 +471,7 @@ impl JobDraft {
         if let Some(nodes) = &self.nodes {
             nodes.check(found);
         }
+        affinity::check_all(&self.affinity, found);
         if has_twice(&self.datasets) {
             found.push(Violation::new("datasets", "must not name a data set twice"));
         }

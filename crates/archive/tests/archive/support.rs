@@ -50,6 +50,7 @@ pub fn job(text: &str) -> JobSpec {
         datasets: Vec::new(),
         nodes: None,
         booking: None,
+        affinity: Vec::new(),
     };
     draft.check().unwrap()
 }

@@ -192,5 +192,6 @@ pub fn job_draft(groups: Vec<TaskGroup>) -> JobDraft {
         datasets: Vec::new(),
         nodes: None,
         booking: None,
+        affinity: Vec::new(),
     }
 }
