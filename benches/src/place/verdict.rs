@@ -102,6 +102,7 @@ fn explained(fleet: &Fleet, how_full: &str) -> Vec<Figure> {
         room_milli: &|_| u64::MAX,
         holds: &holds,
         closures: &[],
+        affinity: &[],
         policy: &state.policy().policy,
         elastic: false,
         lanes: &[],

@@ -187,7 +187,7 @@ impl Question<'_> {
         let is_mismatch = reports.all(|report| mismatched(&report.nodes));
         Some(match self.why.reason {
             WaitReason::QuotaExceeded | WaitReason::TenantLimit => UnplacedReason::Quota,
-            WaitReason::CheckpointNotReadable => UnplacedReason::Constraint,
+            WaitReason::CheckpointNotReadable | WaitReason::Affinity => UnplacedReason::Constraint,
             WaitReason::BehindOtherGangs => UnplacedReason::Priority,
             // It takes nothing but the nodes of its booking, and the others are kept for nobody.
             WaitReason::Booked if self.spec.booking.is_some() => UnplacedReason::Constraint,

@@ -3,8 +3,9 @@
 use alloc::collections::BTreeMap;
 use muster_planner::{Holds, Terms};
 use muster_state::{JobRow, PoolKey, State};
-use muster_types::{JobSpec, LogTime, Name};
+use muster_types::{JobId, JobSpec, LogTime, Name};
 
+use crate::rules::affinity;
 use crate::rules::bookings::closures;
 
 /// How much of what its quota allows a gang is offered.
@@ -20,20 +21,18 @@ pub(crate) enum QuotaPart {
 pub(crate) fn with_terms<T>(
     state: &State,
     now: LogTime,
-    spec: &JobSpec,
-    row: &JobRow,
+    (job, spec, row): (JobId, &JobSpec, &JobRow),
     holds: &Holds,
     plan: impl FnOnce(&Terms<'_>) -> T,
 ) -> T {
-    with_terms_of(state, now, spec, row, holds, QuotaPart::All, plan)
+    with_terms_of(state, now, (job, spec, row), holds, QuotaPart::All, plan)
 }
 
 /// The same with a part of what its quota allows it.
 pub(crate) fn with_terms_of<T>(
     state: &State,
     now: LogTime,
-    spec: &JobSpec,
-    row: &JobRow,
+    (job, spec, row): (JobId, &JobSpec, &JobRow),
     holds: &Holds,
     quota: QuotaPart,
     plan: impl FnOnce(&Terms<'_>) -> T,
@@ -71,6 +70,7 @@ pub(crate) fn with_terms_of<T>(
         }
     };
     let closures = closures(state, spec, now);
+    let affinity = affinity::resolve(state, job, spec);
     plan(&Terms {
         now,
         run_ms: row.estimate.run_high_ms,
@@ -78,6 +78,7 @@ pub(crate) fn with_terms_of<T>(
         lanes: &[],
         holds,
         closures: &closures,
+        affinity: &affinity.terms,
         policy: &state.policy().policy,
         own_work: &own_work,
         elastic: spec.is_elastic(),

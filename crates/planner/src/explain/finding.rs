@@ -2,6 +2,7 @@
 
 use alloc::collections::BTreeSet;
 use alloc::format;
+use alloc::string::String;
 use core::fmt;
 use muster_types::{LogTime, Name};
 
@@ -43,6 +44,8 @@ pub enum WaitReason {
     Window,
     /// It would fit on nodes that are booked for others, or the booking that it names is not open.
     Booked,
+    /// It would fit where other jobs are from which it has to keep away, or are not with which it has to be.
+    Affinity,
     /// It would fit on hosts that policy keeps free in each rack, to take the place of failed ones.
     SpareHosts,
     /// It waits for another job.
@@ -65,7 +68,7 @@ pub enum WaitReason {
 
 impl WaitReason {
     /// Every reason.
-    pub const ALL: [WaitReason; 23] = [
+    pub const ALL: [WaitReason; 24] = [
         WaitReason::NoClusterAllowed,
         WaitReason::NodesNotJoined,
         WaitReason::NoClusterLargeEnough,
@@ -80,6 +83,7 @@ impl WaitReason {
         WaitReason::BehindOtherGangs,
         WaitReason::Window,
         WaitReason::Booked,
+        WaitReason::Affinity,
         WaitReason::SpareHosts,
         WaitReason::Dependency,
         WaitReason::Held,
@@ -109,6 +113,7 @@ impl WaitReason {
             WaitReason::BehindOtherGangs => "RESERVED_FOR_OTHERS",
             WaitReason::Window => "MAINTENANCE_WINDOW",
             WaitReason::Booked => "BOOKED",
+            WaitReason::Affinity => "AFFINITY",
             WaitReason::SpareHosts => "SPARE_HOSTS",
             WaitReason::Dependency => "WAITING_FOR_DEPENDENCY",
             WaitReason::Held => "HELD",
@@ -146,6 +151,7 @@ pub(super) enum Finding {
     CheckpointNotReadable { data_set: Name },
     Window { place: (Name, Name), nodes: u32, open: Option<(Name, LogTime)> },
     Booked { place: (Name, Name), nodes: u32, booking: Name, until: Option<LogTime> },
+    Affinity { place: (Name, Name), text: String, excluded: u32, nodes: u32 },
     SpareHosts { place: (Name, Name), hosts: u64 },
     InLine,
 }
@@ -206,6 +212,7 @@ impl Finding {
             Finding::BehindOtherGangs { .. } => WaitReason::BehindOtherGangs,
             Finding::Window { .. } => WaitReason::Window,
             Finding::Booked { .. } => WaitReason::Booked,
+            Finding::Affinity { .. } => WaitReason::Affinity,
             Finding::SpareHosts { .. } => WaitReason::SpareHosts,
             Finding::InLine => WaitReason::InLine,
         }
@@ -306,6 +313,11 @@ impl fmt::Display for Finding {
             Finding::Booked { place: (region, cluster), booking, until: None, .. } => write!(
                 f,
                 "it would fit in {region}/{cluster}, but it names booking {booking}, and the nodes of that do not hold it now"
+            ),
+            Finding::Affinity { place: (region, cluster), text, excluded, nodes } => write!(
+                f,
+                "it would fit in {region}/{cluster}, but has to be {text}, and that excludes {excluded} of {nodes} {} there",
+                if *nodes == 1 { "node" } else { "nodes" }
             ),
             Finding::SpareHosts { place: (region, cluster), hosts } => write!(
                 f,

@@ -130,6 +130,7 @@ impl Fleet {
             lanes: &[],
             holds,
             closures: &[],
+            affinity: &[],
             policy: &self.state.policy().policy,
             own_work: &|_, _| (0, 0),
             elastic: spec.is_elastic(),
