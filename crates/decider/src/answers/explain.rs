@@ -6,6 +6,7 @@
 
 use alloc::format;
 use alloc::string::{String, ToString};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use muster_journal::Estimate;
@@ -15,7 +16,7 @@ use muster_state::quota::QuotaBlock;
 use muster_state::{DependencyState, Forecast, HoldRow, JobRow, Phase, QueuePosition, SpentBudget, State};
 use muster_types::metadata::ANONYMOUS;
 use muster_types::policy::NonPreemptible;
-use muster_types::{ArrayId, Dependency, JobId, JobSpec, LogIndex, LogTime, Name, Span};
+use muster_types::{ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, Span};
 
 use crate::answers::borrowers::{Borrower, borrowers, clause};
 use crate::future::{Future, KeptReservations, Pace};
@@ -173,15 +174,20 @@ pub fn explain_briefly(state: &State, now: LogTime, job: JobId) -> Option<(WaitR
 }
 
 /// What would become of a job that was submitted now, with its checkpoints in that data set, if in one, and with what
-/// the leader keeps for others.
+/// the leader keeps for others. Its labels count where jobs are kept apart by them.
 #[must_use]
 pub fn explain_spec(
     state: &State,
     now: LogTime,
-    spec: &JobSpec,
+    (spec, metadata): (&JobSpec, Option<&Arc<JobMetadata>>),
     place: Option<&Name>,
     kept: &KeptReservations,
 ) -> JobExplanation {
+    let mut described = Forecast::new(state);
+    if let Some(metadata) = metadata {
+        described.describe(NOT_SUBMITTED, Arc::clone(metadata));
+    }
+    let state: &State = &described;
     let row = JobRow::submitted(now, estimate(state, spec, now), spec);
     explain(state, now, kept, None, (spec, place), &row)
 }

@@ -9,6 +9,7 @@ use muster_state::{DependencyState, Free, JobRow, Phase, Placement, PromiseRow, 
 use muster_types::{ArrayId, JobId, LogTime, NodeId};
 
 use crate::round::ROUND_BYTES_SOFT;
+use crate::rules::affinity;
 use crate::rules::bookings;
 use crate::rules::deadline::{self, finished_late};
 use crate::rules::windows;

@@ -21,7 +21,7 @@ use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval, ArrayId,
     ArraySpec, ArtifactFault, ArtifactRules, Artifacts, BlobDigest, BookingAmount, BookingClearing,
     BookingEnd, BookingShape, BookingSpec, BookingTimes, CertificateSerial, CheckpointRules, ClusterId,
-    Container, Control, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus,
+    Affinity, AffinityLevel, AffinityRule, AffinityTarget, Container, Control, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus,
     FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId,
     JobMetadata, JobSpec, LabelTest, LaunchForm, Level, LogIndex, LogTime, Mount, Name, NodeAdmission,
     NodeBounds, NodeDraft, NodeExpression, NodeId, NodeOverrides, NodeRequirements, NodeSpec, NoticeRules,
@@ -82,6 +82,23 @@ fn node_requirements() -> impl Strategy<Value = Option<Box<NodeRequirements>>> {
     option::of(asked).prop_map(|asked| asked.filter(|asked| !asked.is_empty()).map(Box::new))
 }
 
+/// Away from jobs with labels, and to where one job is.
+fn affinity((labels, job): (Option<(String, Option<u8>)>, Option<u64>)) -> Vec<Affinity> {
+    let labels = labels.map(|(selector, weight)| Affinity {
+        target: AffinityTarget::Labels(selector),
+        level: AffinityLevel::Host,
+        rule: AffinityRule::Apart,
+        weight,
+    });
+    let job = job.map(|job| Affinity {
+        target: AffinityTarget::Job(JobId(job)),
+        level: AffinityLevel::Cluster,
+        rule: AffinityRule::Together,
+        weight: None,
+    });
+    labels.into_iter().chain(job).collect()
+}
+
 /// Everything a job may say in addition to what it runs.
 fn wishes() -> impl Strategy<Value = JobDraft> {
     let level = || prop::sample::select(Level::ALL.to_vec());
@@ -100,7 +117,9 @@ fn wishes() -> impl Strategy<Value = JobDraft> {
     let dependencies = btree_map(any::<u64>(), rule, 0..3);
     let times = (option::of(0..1u64 << 40), option::of(1u64 << 41..1 << 42), option::of(1..1u64 << 30));
     let booking = option::of(name());
-    let places = (btree_map(name(), values, 0..3), names(), names(), node_requirements(), booking);
+    let affinity = option::of(("[a-z]{1,6}=[a-z]{1,6}", option::of(1..=limits::AFFINITY_WEIGHT_MAX)));
+    let affinity = (affinity, option::of(any::<u64>()));
+    let places = (btree_map(name(), values, 0..3), names(), names(), node_requirements(), booking, affinity);
     (topology, places, any::<bool>(), dependencies, times).prop_map(
         |(topology, places, preemptible, dependencies, times)| JobDraft {
             topology,
@@ -117,6 +136,7 @@ fn wishes() -> impl Strategy<Value = JobDraft> {
             datasets: places.2.into_iter().collect(),
             nodes: places.3,
             booking: places.4,
+            affinity: affinity(places.5),
             ..JobDraft::new(Name::literal("any"), Name::literal("any"), vec![])
         },
     )

@@ -19,6 +19,7 @@ use super::demand::{
     self, accelerator_request_to_proto, slice_to_proto, slice_workers, topology, topology_to_proto,
 };
 use super::id::{array_id, job_id};
+use super::affinity::{affinity, affinity_to_proto};
 use super::node_requirements::{node_requirements, node_requirements_to_proto};
 use super::{Found, below, bound, moment, one_of, shown, span};
 use crate::closed::{number, value_from_proto};
@@ -143,6 +144,7 @@ pub fn job_spec_to_proto(spec: &JobSpec, contract: Option<&JobContract>) -> v1::
         datasets: spec.datasets.iter().map(Name::to_string).collect(),
         nodes: spec.nodes.as_deref().map(node_requirements_to_proto),
         booking: spec.booking.as_ref().map(Name::to_string).unwrap_or_default(),
+        affinity: spec.affinity.iter().map(affinity_to_proto).collect(),
         retry: (retry != v1::RetryPolicy::default()).then_some(retry),
         checkpoint: (checkpoint != v1::CheckpointPolicy::default()).then_some(checkpoint),
         ..said
@@ -321,6 +323,7 @@ pub(super) fn draft(
             "" => None,
             text => found.take(name_below(at, "booking", text)),
         },
+        affinity: affinity(at, message.affinity, found),
     }
 }
 
