@@ -17,8 +17,8 @@ use crate::headers::REQUIRED_FEATURES;
 /// `JobSelector`, with `after_job_id`. `job-limits`: `TenantLimits.user`, `.job` and `.tiers`. `policy-parts`: `UpdatePolicy`.
 /// `job-nodes`: `JobSpec.nodes`. `job-workdir`: `JobSpec.workdir`. `accelerator-budgets`: `accelerator_hours` of limits.
 /// `quota-grants`: `QuotaService`. `job-artifacts`: `JobSpec.artifacts`.
-/// `job-ulimits`: `JobSpec.ulimits`.
-pub(crate) const FEATURES: [&str; 9] = [
+/// `job-ulimits`: `JobSpec.ulimits`. `job-affinity`: `JobSpec.affinity`.
+pub(crate) const FEATURES: [&str; 10] = [
     "job-controls",
     "job-limits",
     "policy-parts",
@@ -28,6 +28,7 @@ pub(crate) const FEATURES: [&str; 9] = [
     "quota-grants",
     "job-artifacts",
     "job-ulimits",
+    "job-affinity",
 ];
 
 /// Bytes of all names that a request may have.

@@ -308,6 +308,9 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
     if let Some(rules) = &spec.artifacts {
         say("artifacts", rules.paths.join(", "));
     }
+    for entry in &spec.affinity {
+        say("affinity", affinity(entry));
+    }
     if let Some(asked) = &spec.ulimits {
         let files = asked.open_files.map(|count| format!("{count} open files"));
         let sizes =

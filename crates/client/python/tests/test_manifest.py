@@ -71,6 +71,10 @@ WRONG = [
     "notice: {httpPort: 70000000000}",
     "ulimits: {nofile: 9}",
     "ulimits: {coreSize: unlimited}",
+    "affinity: [{to: job-1, level: room, rule: apart, required: true}]",
+    "affinity: [{to: job-1, level: host, rule: near, required: true}]",
+    "affinity: [{to: job-1, level: host, rule: apart, weight: 0}]",
+    "affinity: [{job: job-1}]",
     "cpu: 1\n  cpu: 2",
     "groups: [{command: [x]}]",
     "cpu: [1]",
@@ -125,6 +129,10 @@ RIGHT = [
     "artifacts: {paths: [a]}",
     "ulimits: {openFiles: 65536, coreSize: 0, lockedMemory: 8Gi, stackSize: 64Mi}",
     "ulimits: {}",
+    "affinity: [{to: job-1, level: host, rule: together, required: true}]",
+    "affinity: [{to: array-1, level: rack, rule: apart, weight: 100}]",
+    "affinity: [{jobs: 'app=cache,stage in (a,b)', level: region, rule: apart, required: true}]",
+    "affinity: []",
     "expectedRun: 90m\n  retry: {maxFailures: 0}",
     "workers: 8\n  minWorkers: 2",
 ]
@@ -220,6 +228,7 @@ def world(draw: random.Random) -> dict[str, Any]:
         "checkpoint": {"directory": "/shared/x", "step": "1s", "save": "2s", "interval": "1m"},
         "notice": {"httpPort": draw.randrange(1, 65536)},
         "ulimits": {"openFiles": draw.randrange(64, 9000), "stackSize": "64Mi"},
+        "affinity": [{"jobs": "app=cache", "level": draw.choice(["host", "region"]), "rule": "apart", "weight": 7}],
         "preflight": draw.choice(["on", "off", "default"]),
     }
     spec = {name: value for name, value in fields.items() if draw.random() < 0.4}

@@ -18,10 +18,10 @@ use muster_types::policy::{
     TenantLimits, TenantPolicy, TenantRights, UserLimits, Verb,
 };
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval, ArrayId,
-    ArraySpec, ArtifactFault, ArtifactRules, Artifacts, BlobDigest, BookingAmount, BookingClearing,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Affinity,
+    AffinityLevel, AffinityRule, AffinityTarget, Approval, ArrayId, ArraySpec, ArtifactFault, ArtifactRules, Artifacts, BlobDigest, BookingAmount, BookingClearing,
     BookingEnd, BookingShape, BookingSpec, BookingTimes, CertificateSerial, CheckpointRules, ClusterId,
-    Affinity, AffinityLevel, AffinityRule, AffinityTarget, Container, Control, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus,
+    Container, Control, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus,
     FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId,
     JobMetadata, JobSpec, LabelTest, LaunchForm, Level, LogIndex, LogTime, Mount, Name, NodeAdmission,
     NodeBounds, NodeDraft, NodeExpression, NodeId, NodeOverrides, NodeRequirements, NodeSpec, NoticeRules,

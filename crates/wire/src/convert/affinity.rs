@@ -1,6 +1,8 @@
 //! Where a job lies with respect to other jobs.
 
-use muster_types::{Affinity, AffinityLevel, AffinityRule, AffinityTarget, Violation, fleet::checked_name, limits};
+use muster_types::{
+    Affinity, AffinityLevel, AffinityRule, AffinityTarget, Violation, fleet::checked_name, limits,
+};
 
 use super::id::{array_id, job_id};
 use super::{Found, below, bound};
@@ -39,22 +41,21 @@ fn entry(at: &str, message: v1::JobAffinity, found: &mut Found) -> Option<Affini
 }
 
 fn target(at: &str, [job, array, name, selector]: [String; 4], found: &mut Found) -> Option<AffinityTarget> {
-    match [job.as_str(), array.as_str(), name.as_str(), selector.as_str()] {
-        [_, "", "", ""] if !job.is_empty() => {
-            found.take(job_id(&below(at, "job_id"), &job)).map(AffinityTarget::Job)
-        }
-        ["", _, "", ""] if !array.is_empty() => {
-            found.take(array_id(&below(at, "array_id"), &array)).map(AffinityTarget::Array)
-        }
-        ["", "", _, ""] if !name.is_empty() => {
-            found.take(checked_name(&below(at, "job_name"), &name)).map(AffinityTarget::Named)
-        }
-        ["", "", "", _] if !selector.is_empty() => Some(AffinityTarget::Labels(selector)),
-        _ => {
-            found.push(Violation::new(at, "must have one of job_id, array_id, job_name and label_selector"));
-            None
-        }
+    let given = [&job, &array, &name, &selector].into_iter().filter(|text| !text.is_empty()).count();
+    if given != 1 {
+        found.push(Violation::new(at, "must have one of job_id, array_id, job_name and label_selector"));
+        return None;
     }
+    if !job.is_empty() {
+        return found.take(job_id(&below(at, "job_id"), &job)).map(AffinityTarget::Job);
+    }
+    if !array.is_empty() {
+        return found.take(array_id(&below(at, "array_id"), &array)).map(AffinityTarget::Array);
+    }
+    if !name.is_empty() {
+        return found.take(checked_name(&below(at, "job_name"), &name)).map(AffinityTarget::Named);
+    }
+    Some(AffinityTarget::Labels(selector))
 }
 
 /// The message of one entry.

@@ -12,6 +12,7 @@ use muster_types::{
     fleet::checked_name, limits,
 };
 
+use super::affinity::{affinity, affinity_to_proto};
 use super::array::{array, array_to_proto};
 use super::container::{container_from_proto, container_to_proto};
 use super::contract::{contract, contract_to_proto};
@@ -19,7 +20,6 @@ use super::demand::{
     self, accelerator_request_to_proto, slice_to_proto, slice_workers, topology, topology_to_proto,
 };
 use super::id::{array_id, job_id};
-use super::affinity::{affinity, affinity_to_proto};
 use super::node_requirements::{node_requirements, node_requirements_to_proto};
 use super::{Found, below, bound, moment, one_of, shown, span};
 use crate::closed::{number, value_from_proto};

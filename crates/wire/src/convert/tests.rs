@@ -13,7 +13,8 @@ use muster_types::policy::{
 };
 use muster_types::tpu::{Generation, PodPosition, SliceRequest, SliceShape, legal_shapes};
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, ArraySpec, CheckpointRules, Container, Dependency,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, Affinity, AffinityLevel, AffinityRule,
+    AffinityTarget, ArrayId, ArraySpec, CheckpointRules, Container, Dependency,
     DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken,
     HolderId, JobContract, JobDraft, JobId, JobSpec, LabelTest, LaunchForm, Level, LogIndex, LogTime, Mount,
     Name, NodeDraft, NodeExpression, NodeRequirements, NodeSpec, NoticeRules, Preflight, PriorityTier,
