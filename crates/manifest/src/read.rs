@@ -195,7 +195,7 @@ impl Reader<'_> {
                     &path("weight"),
                     weight,
                     quantity::count,
-                    "leave it out, with `required: true`",
+                    "leave it out with `required: true`",
                 ),
                 ..v1::JobAffinity::default()
             };

@@ -372,7 +372,7 @@ class Reader:
                 level=self.word(at.get("level"), f"{path}.level", AFFINITY_LEVELS),
                 rule=self.word(at.get("rule"), f"{path}.rule", AFFINITY_RULES),
                 required=self.value(at, f"{path}.required", quantity.flag) or False,
-                weight=self.positive(at, f"{path}.weight", quantity.count, ", with `required: true`"),
+                weight=self.positive(at, f"{path}.weight", quantity.count, "with `required: true`"),
             )
             setattr(message, field, to)
             found.append(message)
