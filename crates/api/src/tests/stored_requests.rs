@@ -328,6 +328,21 @@ fn submissions() -> Vec<Stored> {
             ),
         ),
         submission(
+            "submit-affinity",
+            submit(
+                &id(17),
+                changed(|spec| {
+                    spec.affinity = vec![v1::JobAffinity {
+                        label_selector: "app=cache".to_owned(),
+                        level: v1::AffinityLevel::Rack.into(),
+                        rule: v1::AffinityRule::Apart.into(),
+                        weight: 20,
+                        ..Default::default()
+                    }];
+                }),
+            ),
+        ),
+        submission(
             "submit-dataset",
             submit(&id(11), changed(|spec| spec.datasets = vec!["corpus".to_owned()])),
         ),

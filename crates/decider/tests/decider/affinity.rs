@@ -81,7 +81,7 @@ fn submission(tenant: &str, app: Option<&str>, affinity: Vec<Affinity>) -> Submi
 }
 
 fn submit(speculation: &mut Speculation, n: u128, jobs: Vec<Submission>) -> Result<Vec<JobId>, Refusal> {
-    match handle(speculation, &Command::submit(request(n), jobs))? {
+    match handle(speculation, &Command::submit(request(n), jobs.into()))? {
         Answer::Submitted { jobs, .. } => Ok(jobs),
         other => panic!("{other:?}"),
     }
