@@ -42,18 +42,13 @@ struct Others<'a> {
 }
 
 /// What jobs keep another one away from, on one level.
+#[derive(Default)]
 struct KeptBy<'a> {
-    /// The first of them.
-    first: JobId,
+    /// The first of them that is of the same tenant: jobs of those above it are none of its business.
+    first: Option<JobId>,
     /// Whether one of them does because of the labels of the other.
     by_labels: bool,
     domains: BTreeSet<AffinityDomain<'a>>,
-}
-
-impl KeptBy<'_> {
-    fn new(first: JobId) -> Self {
-        KeptBy { first, by_labels: false, domains: BTreeSet::new() }
-    }
 }
 
 /// What the entries of a job come to, and those of jobs that keep it away.
@@ -114,7 +109,8 @@ fn kept_away<'a>(
                     target => names(target, job, spec),
                 };
                 if is_meant {
-                    let kept = by_level.entry(entry.level).or_insert_with(|| KeptBy::new(other));
+                    let kept = by_level.entry(entry.level).or_default();
+                    kept.first = kept.first.or(Some(other).filter(|_| theirs.tenant == spec.tenant));
                     kept.by_labels |= matches!(entry.target, AffinityTarget::Labels(_));
                     kept.domains.extend(domains_of(state, other, row, entry.level));
                 }
@@ -131,7 +127,10 @@ fn kept_away<'a>(
             continue;
         }
         resolved.depends_on_labels |= by_labels;
-        let text = format!("in no {level} of {first} or another job that has to be apart from it");
+        let text = match first {
+            Some(first) => format!("in no {level} of {first} or another job that has to be apart from it"),
+            None => format!("in no {level} of jobs above its tenant that have to be apart from it"),
+        };
         resolved.terms.push(AffinityTerm { text, level, rule: AffinityRule::Apart, weight: None, domains });
     }
 }
