@@ -39,7 +39,7 @@ pub fn estimates_of_parts<'a>(
             found.push(*estimate);
             continue;
         }
-        let estimate = estimate_in(state, spec, state.open_burst(key.0, key.1, now), now);
+        let estimate = estimate_in(state, spec, state.open_burst(key.0, spec, now), now);
         known.insert(key, Estimate { burst: estimate.burst.or(Some(own)), ..estimate });
         found.push(estimate);
     }
@@ -49,7 +49,7 @@ pub fn estimates_of_parts<'a>(
 /// What the leader expects of one job submitted at `now`.
 #[must_use]
 pub fn estimate(state: &State, spec: &JobSpec, now: LogTime) -> Estimate {
-    estimate_in(state, spec, state.open_burst(BurstKey::of(spec), GangClass::of(spec), now), now)
+    estimate_in(state, spec, state.open_burst(BurstKey::of(spec), spec, now), now)
 }
 
 /// What the leader expects at `now` of a job that it knows, once the job asks for something else: it keeps the times that

@@ -1,7 +1,7 @@
 //! Which jobs may join which submission group, and how long a group lasts.
 
 use muster_journal::{Decision, Estimate, Outcome, RequestKey};
-use muster_state::{BURST_GAP_MS, BurstKey, GangClass, GuardError, State};
+use muster_state::{BURST_GAP_MS, BurstKey, GuardError, State};
 use muster_types::policy::{PolicyDraft, TenantRights, UNLISTED_TENANT};
 use muster_types::{
     Accelerators, ClusterId, JobDraft, JobId, JobSpec, Leadership, LogTime, Name, Parameters, QueueKey,
@@ -113,8 +113,7 @@ fn a_burst_is_open_for_a_minute_and_lasts_as_long_as_a_member() {
     let mut state = founded();
     let like = || spec("t", "sweep-1", 1);
     let key = BurstKey::of(&like());
-    let class = GangClass::of(&like());
-    let open = |state: &State, at: u64| state.open_burst(key, class, LogTime(at));
+    let open = |state: &State, at: u64| state.open_burst(key, &like(), LogTime(at));
     assert_eq!(open(&state, NOW), None);
     let first = submit(&mut state, NOW, &[(like(), None, 1)]).unwrap()[0];
     assert_eq!(open(&state, NOW + BURST_GAP_MS), Some(first));
@@ -167,7 +166,7 @@ fn a_burst_of_two_classes_stands_in_the_lane_of_its_first_job() {
     };
     let fixed = submit(&mut state, NOW, &[(like("s0", false), None, 10)]).unwrap()[0];
     let key = BurstKey::of(&like("s1", true));
-    let open = |preemptible| state.open_burst(key, GangClass::of(&like("s1", preemptible)), LogTime(NOW));
+    let open = |preemptible| state.open_burst(key, &like("s1", preemptible), LogTime(NOW));
     assert_eq!(open(true), None, "they wait for different things");
     assert_eq!(open(false), Some(fixed));
     let movable = submit(&mut state, NOW, &[(like("s1", true), Some(fixed), 10)]).unwrap()[0];
