@@ -28,8 +28,8 @@ impl State {
         self.submission_groups.get(&group)
     }
 
-    /// The submission group that a job with this key would join, which is that of the job. Jobs that policy may stop are in one, and those that
-    /// it must not stop in another, and so are those that have to be with different jobs: these wait for different things.
+    /// The submission group that a job with this key would join, which is the job's. Those that policy may stop are in one, those
+    /// that it must not stop in another, and so are those that have to be with different jobs: they wait for different things.
     #[must_use]
     pub fn open_burst(&self, key: BurstKey, spec: &JobSpec, now: LogTime) -> Option<JobId> {
         let range = (key, JobId(0))..=(key, JobId(u64::MAX));

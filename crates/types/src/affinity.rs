@@ -214,8 +214,8 @@ mod tests {
 
     #[test]
     fn entries_that_cannot_be_met_or_select_everything_are_refused() {
-        let together = |text| entry(text, AffinityLevel::Host, AffinityRule::Together);
-        let apart = |text, level| entry(text, level, AffinityRule::Apart);
+        let together = |text: &str| entry(text, AffinityLevel::Host, AffinityRule::Together);
+        let apart = |text: &str, level| entry(text, level, AffinityRule::Apart);
         assert!(fields(&[together("app=cache"), apart("app=web", AffinityLevel::Rack)]).is_empty());
         // In its rack, and not on its host.
         let rack = entry("app=cache", AffinityLevel::Rack, AffinityRule::Together);

@@ -117,9 +117,9 @@ fn wishes() -> impl Strategy<Value = JobDraft> {
     let dependencies = btree_map(any::<u64>(), rule, 0..3);
     let times = (option::of(0..1u64 << 40), option::of(1u64 << 41..1 << 42), option::of(1..1u64 << 30));
     let booking = option::of(name());
-    let affinity = option::of(("[a-z]{1,6}=[a-z]{1,6}", option::of(1..=limits::AFFINITY_WEIGHT_MAX)));
-    let affinity = (affinity, option::of(any::<u64>()));
-    let places = (btree_map(name(), values, 0..3), names(), names(), node_requirements(), booking, affinity);
+    let labels = option::of(("[a-z]{1,6}=[a-z]{1,6}", option::of(1..=limits::AFFINITY_WEIGHT_MAX)));
+    let others = (labels, option::of(any::<u64>()));
+    let places = (btree_map(name(), values, 0..3), names(), names(), node_requirements(), booking, others);
     (topology, places, any::<bool>(), dependencies, times).prop_map(
         |(topology, places, preemptible, dependencies, times)| JobDraft {
             topology,
