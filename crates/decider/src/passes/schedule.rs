@@ -200,7 +200,8 @@ const LOOKS_AT_OTHERS: u64 = 8;
 /// Whether nothing runs that a job has to be with, and whether it would be otherwise for a job with other labels.
 fn look_at_others(state: &State, job: JobId, spec: &JobSpec, budget: &mut Budget) -> (bool, bool) {
     let resolved = affinity::resolve(state, job, spec);
-    budget.take(resolved.looked_at.saturating_mul(LOOKS_AT_OTHERS));
+    // Half of what is left stays for finding a place: a job with many others would never have one.
+    budget.take(resolved.looked_at.saturating_mul(LOOKS_AT_OTHERS).min(budget.left() / 2));
     (resolved.waits_for.is_some(), resolved.depends_on_labels)
 }
 
