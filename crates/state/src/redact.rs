@@ -1,7 +1,7 @@
 //! States and records without what people and programs wrote into them: what may be passed on to those who look for a fault.
 //!
 //! What decides where a job goes stays: names of jobs, tenants, nodes and types, what jobs ask for, labels and taints of nodes,
-//! and what jobs ask of those. The policy stays too, but for the addresses of its receivers of notifications.
+//! and what jobs ask of those; but not where other jobs are that they select by labels. The policy stays too, but for the addresses of its receivers of notifications.
 //!
 //! **Invariant:** commands, values of environments, directories, images, digests of files, labels and annotations of jobs,
 //! sentences, addresses, secrets of tokens and names of people are in no state and no record that was redacted. Each text has to
@@ -18,8 +18,8 @@ use muster_types::health::{Condition, NodeHealth, RepairPhase, RepairStep};
 use muster_types::policy::{Policy, PolicyDraft};
 use muster_types::token::user_of;
 use muster_types::{
-    AffinityTarget, Artifacts, BlobDigest, BookingSpec, ExitStatus, FieldChange, JobContract, JobMetadata, JobSpec, NodeSpec,
-    Requester, SIZES_VARIABLE, Schedule, ScheduleRun, ScheduleTemplate,
+    AffinityTarget, Artifacts, BlobDigest, BookingSpec, ExitStatus, FieldChange, JobContract, JobMetadata,
+    JobSpec, NodeSpec, Requester, SIZES_VARIABLE, Schedule, ScheduleRun, ScheduleTemplate,
 };
 
 use crate::rows::{

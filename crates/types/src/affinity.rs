@@ -91,7 +91,7 @@ impl AffinityRule {
 pub enum AffinityTarget {
     /// One job. When it is over, the place where it was last.
     Job(JobId),
-    /// The members of an array that run.
+    /// The members of an array that run; while none does, the places where those were last that are over.
     Array(ArrayId),
     /// A job or an array that stands before this one in the same request. It has an id once it is submitted, and no job that
     /// is submitted has this.

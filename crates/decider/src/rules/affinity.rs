@@ -1,7 +1,7 @@
 //! Where other jobs are, as far as a job has to be with them or away from them.
 //!
-//! An entry of a job speaks of jobs of its tenant and of those below it that hold devices, and of one job that is over and is
-//! named by its id. Of those that it selects by labels at most [`limits::AFFINITY_JOBS_MAX`] are looked at, in the order of
+//! An entry of a job speaks of jobs of its tenant and of those below it that hold devices, and of jobs that are over where
+//! an entry names them by an id. Of those that it selects by labels at most [`limits::AFFINITY_JOBS_MAX`] are looked at, in the order of
 //! tenant and id. A job that asks to be together with jobs that it would itself be one of may start as the first of them.
 //!
 //! Jobs that have to be apart from others keep these away while they hold devices: what an entry forbids holds whichever of
@@ -158,8 +158,16 @@ fn others<'a>(state: &'a State, job: JobId, spec: &JobSpec, entry: &Affinity) ->
         }
         AffinityTarget::Array(ArrayId(first)) => {
             let size = state.array(ArrayId(*first)).map_or(0, |array| array.template.array.size());
-            let last = first.saturating_add(u64::from(size));
-            found.look_through(state, (job, spec), (JobId(*first), JobId(last.saturating_sub(1))), entry, None);
+            let last = JobId(first.saturating_add(u64::from(size)).saturating_sub(1));
+            found.look_through(state, (job, spec), (JobId(*first), last), entry, None);
+            // Where those of its members were that are over, while none runs.
+            if found.jobs == 0 && is_within(state, &spec.tenant, JobId(*first)) {
+                let members = state.jobs().range(JobId(*first)..=last).map(|(member, _)| *member);
+                for member in members.filter(|member| *member != job).take(limits::AFFINITY_JOBS_MAX) {
+                    found.looked_at += 1;
+                    found.add(state, member, entry, true);
+                }
+            }
         }
         AffinityTarget::Named(_) => {}
         AffinityTarget::Labels(_) => {
@@ -263,7 +271,7 @@ pub(crate) fn why_it_waits(state: &State, job: JobId, spec: &JobSpec) -> Option<
             format!("it has to be {entry}, and {other} is not there any more; cancel the job, and submit it without that entry")
         }
         AffinityTarget::Array(array) => {
-            format!("it has to be {entry}, and no member of {array} runs now; it starts once one does")
+            format!("it has to be {entry}, and no member of {array} has run yet; it starts once one does")
         }
         AffinityTarget::Named(_) | AffinityTarget::Labels(_) => {
             format!("it has to be {entry}, and none runs now that its tenant has; it starts once one does")

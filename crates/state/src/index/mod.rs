@@ -11,8 +11,8 @@ use core::ops::{Bound, Deref};
 use muster_types::policy::Policy;
 use muster_types::tpu::PodPosition;
 use muster_types::{
-    Affinity, AffinityRule, ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeId, NodeSpec,
-    PriorityTier, QueueKey, RequestId,
+    Affinity, AffinityRule, ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name,
+    NodeId, NodeSpec, PriorityTier, QueueKey, RequestId,
 };
 
 use crate::free::FreeKey;
