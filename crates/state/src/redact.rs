@@ -1,7 +1,8 @@
 //! States and records without what people and programs wrote into them: what may be passed on to those who look for a fault.
 //!
 //! What decides where a job goes stays: names of jobs, tenants, nodes and types, what jobs ask for, labels and taints of nodes,
-//! and what jobs ask of those; but not where other jobs are that they select by labels. The policy stays too, but for the addresses of its receivers of notifications.
+//! and what jobs ask of those; but not which other jobs they go to by labels. The policy stays too, but for the addresses of its
+//! receivers of notifications.
 //!
 //! **Invariant:** commands, values of environments, directories, images, digests of files, labels and annotations of jobs,
 //! sentences, addresses, secrets of tokens and names of people are in no state and no record that was redacted. Each text has to

@@ -1,8 +1,9 @@
 //! Where other jobs are, as far as a job has to be with them or away from them.
 //!
-//! An entry of a job speaks of jobs of its tenant and of those below it that hold devices, and of jobs that are over where
-//! an entry names them by an id. Of those that it selects by labels at most [`limits::AFFINITY_JOBS_MAX`] are looked at, in the order of
-//! tenant and id. A job that asks to be together with jobs that it would itself be one of may start as the first of them.
+//! An entry of a job speaks of jobs of its tenant and of those below it that hold devices, and of jobs that are over where an
+//! entry names them by an id. Of those that it selects by labels at most [`limits::AFFINITY_JOBS_MAX`] are looked at, in the
+//! order of tenant and id. A job that asks to be together with jobs that it would itself be one of may start as the first of
+//! them.
 //!
 //! Jobs that have to be apart from others keep these away while they hold devices: what an entry forbids holds whichever of
 //! the two starts first. What an entry asks for holds when a job starts, and nobody is stopped because of it.
