@@ -129,7 +129,7 @@ fn explained(fleet: &Fleet, how_full: &str) -> Vec<Figure> {
                 explain_spec(
                     state,
                     fleet.speculation.now(),
-                    &spec,
+                    (&spec, None),
                     None,
                     fleet.speculation.kept_reservations(),
                 )
