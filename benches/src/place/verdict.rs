@@ -103,6 +103,7 @@ fn explained(fleet: &Fleet, how_full: &str) -> Vec<Figure> {
         holds: &holds,
         closures: &[],
         closures_are_indexed: false,
+        affinity: &[],
         policy: &state.policy().policy,
         elastic: false,
         lanes: &[],
@@ -130,7 +131,7 @@ fn explained(fleet: &Fleet, how_full: &str) -> Vec<Figure> {
                 explain_spec(
                     state,
                     fleet.speculation.now(),
-                    &spec,
+                    (&spec, None),
                     None,
                     fleet.speculation.kept_reservations(),
                 )

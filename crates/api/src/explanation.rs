@@ -195,6 +195,7 @@ fn nodes(counts: &NodeCounts) -> v1::NodeCounts {
         not_isolated: counts.not_isolated,
         too_small: counts.too_small,
         blocked_by_window: counts.in_window,
+        kept_away: counts.kept_away,
         reserved: counts.held,
         full: counts.full,
         fit: counts.fit,

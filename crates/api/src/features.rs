@@ -17,8 +17,8 @@ use crate::headers::REQUIRED_FEATURES;
 /// `JobSelector`, with `after_job_id`. `job-limits`: `TenantLimits.user`, `.job` and `.tiers`. `policy-parts`: `UpdatePolicy`.
 /// `job-nodes`: `JobSpec.nodes`. `job-workdir`: `JobSpec.workdir`. `accelerator-budgets`: `accelerator_hours` of limits.
 /// `quota-grants`: `QuotaService`. `job-artifacts`: `JobSpec.artifacts`.
-/// `job-ulimits`: `JobSpec.ulimits`. `job-capacity`: `JobSpec.capacity`.
-pub(crate) const FEATURES: [&str; 10] = [
+/// `job-ulimits`: `JobSpec.ulimits`. `job-capacity`: `JobSpec.capacity`. `job-affinity`: `JobSpec.affinity`.
+pub(crate) const FEATURES: [&str; 11] = [
     "job-controls",
     "job-limits",
     "policy-parts",
@@ -29,6 +29,7 @@ pub(crate) const FEATURES: [&str; 10] = [
     "job-artifacts",
     "job-ulimits",
     "job-capacity",
+    "job-affinity",
 ];
 
 /// Bytes of all names that a request may have.

@@ -131,6 +131,11 @@ impl JobSpec {
         self.with(|spec| spec.working_directory = directory.into())
     }
 
+    /// Where its workers lie with respect to those of other jobs: one entry more, of at most 8.
+    pub fn affinity(self, entry: v1::JobAffinity) -> JobSpec {
+        self.with(|spec| spec.affinity.push(entry))
+    }
+
     /// What the kernel bounds of each process of its workers; what is none is as the hosts have it.
     pub fn ulimits(self, ulimits: v1::Ulimits) -> JobSpec {
         self.with(|spec| spec.ulimits = Some(ulimits))

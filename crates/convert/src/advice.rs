@@ -23,8 +23,8 @@ pub fn of_field(name: &str) -> String {
             "workers have no privileges to add or to drop"
         }
         "securityContext" => "workers run without privileges, as the user that their host has for the tenant",
-        "topologySpreadConstraints" | "podAntiAffinity" => "use `topology: {spread: {level, maxWorkers}}`",
-        "podAffinity" => "use `topology: {required}` or `{preferred}`",
+        "topologySpreadConstraints" => "use `topology: {spread: {level, maxWorkers}}`",
+        "podAntiAffinity" | "podAffinity" => "use `affinity: [{jobs, level, rule}]`",
         "ttlSecondsAfterFinished" => "jobs that ended are kept as long as the cluster keeps history",
         "podFailurePolicy" => "use `retry: {limits}`, which counts by classes of failures",
         "successPolicy" => "a job has succeeded when every worker ended with code 0",

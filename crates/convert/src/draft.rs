@@ -60,6 +60,8 @@ pub struct Rules {
     pub only: Vec<String>,
     /// Nodes that are excluded.
     pub exclude: Vec<String>,
+    /// Where other jobs are, as `affinity` takes it.
+    pub affinity: Vec<Value>,
     /// Regions it may run in.
     pub regions: Vec<String>,
     /// Taints of nodes that it tolerates.
@@ -151,6 +153,7 @@ impl Rules {
         self.node_selector == other.node_selector
             && self.regions == other.regions
             && self.expressions == other.expressions
+            && self.affinity == other.affinity
             && (&self.only, &self.exclude) == (&other.only, &other.exclude)
     }
 }
@@ -195,6 +198,7 @@ impl Draft {
         put(&mut nodes, "only", json!(rules.only));
         put(&mut nodes, "exclude", json!(rules.exclude));
         put(&mut spec, "nodes", Value::Object(nodes));
+        put(&mut spec, "affinity", json!(rules.affinity));
         put(&mut spec, "tolerations", json!(rules.tolerations));
         put(&mut spec, "after", json!(self.after));
         put(&mut spec, "notBefore", json!(self.not_before));

@@ -8,6 +8,7 @@
 
 mod accelerator;
 mod advice;
+mod affinity;
 mod draft;
 mod field;
 mod finding;

@@ -40,6 +40,7 @@ pub fn read(pod: &Field<'_>, rules: &mut Rules) -> Selection {
         }
     }
     affinity(pod, rules, &mut selection);
+    super::affinity::read(pod, rules);
     for toleration in pod.get("tolerations").items() {
         tolerate(&toleration, rules);
     }

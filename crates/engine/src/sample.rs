@@ -51,6 +51,7 @@ pub(crate) fn job(text: &str, workers: u32) -> JobSpec {
         nodes: None,
         booking: None,
         capacity: None,
+        affinity: Vec::new(),
     };
     draft.check().expect("it is a job")
 }

@@ -90,7 +90,8 @@ pub enum UnplacedReason {
     Quota,
     /// The job accepts the type, and not these nodes: labels, taints, isolation, size.
     NodeMismatch,
-    /// The data or the checkpoints of the job cannot be read there, or the job names a booking, which is not open to it.
+    /// The data or the checkpoints of the job cannot be read there, or the job names a booking, which is not
+    /// open to it, or other jobs keep it away.
     Constraint,
     /// The topology rule of the gang.
     Topology,

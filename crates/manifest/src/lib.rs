@@ -309,6 +309,7 @@ impl Manifest {
                 .replace("segment_workers", "segmentWorkers")
                 .replace("`stop_grace`", "`stopGrace`")
                 .replace("job_id, array_id and job_name", "job, array and name")
+                .replace("job_id, array_id, job_name and label_selector", "to and jobs")
                 .replace("array_id or job_name", "array or name")
                 .replace(
                     "must be given, or share_milli",
@@ -345,6 +346,12 @@ impl Manifest {
                     .replace(".by_member", ".byMember")
                     .replace(".rule", ".when")
             );
+        }
+        // Ids and names of other jobs are one field, and so is a selector of them.
+        if rest.starts_with("affinity[") {
+            let ids = [".job_id", ".array_id", ".job_name"];
+            let shown = ids.iter().fold(rest.to_owned(), |path, id| path.replace(id, ".to"));
+            return format!("spec.{}", shown.replace(".label_selector", ".jobs"));
         }
         // Names of labels, variables and classes are the user's own and stay as they are.
         if let Some(label) = rest.strip_prefix("node_selector") {

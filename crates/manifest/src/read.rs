@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use muster_types::{DependencyRule, LaunchForm, Level, Preflight, PriorityTier, PullRule};
+use muster_types::{
+    AffinityLevel, AffinityRule, DependencyRule, LaunchForm, Level, Preflight, PriorityTier, PullRule,
+};
 use muster_wire::v1::task_group::Runtime;
 use muster_wire::{process, v1};
 use serde_saphyr::{Location, Spanned};
@@ -11,8 +13,8 @@ use super::parallel::Parallel;
 use super::quantity;
 use super::reader::{API_VERSION, Reader, structure, with_rules};
 use super::shape::{
-    AcceleratorFields, Accelerators, After, AfterFields, Command, Container, Document, Group, Metadata,
-    NodeExpression, Nodes, Slice, Spec, Text, Topology, Ulimits, Values,
+    AcceleratorFields, Accelerators, Affinity, After, AfterFields, Command, Container, Document, Group,
+    Metadata, NodeExpression, Nodes, Slice, Spec, Text, Topology, Ulimits, Values,
 };
 use super::{Form, Manifest, ManifestError};
 
@@ -159,6 +161,7 @@ impl Reader<'_> {
             capacity: spec.capacity.map(|asked| self.capacity(asked)),
             // A file is submitted more than once, and each time in another span.
             trace_parent: String::new(),
+            affinity: self.affinity("spec.affinity", spec.affinity.unwrap_or_default()),
         };
         let message = v1::Job { spec: Some(asked), ..message };
         (message, shorthand, parallel)
@@ -177,6 +180,36 @@ impl Reader<'_> {
             ),
             stack_bytes: self.value("spec.ulimits.stackSize", asked.stack_size, quantity::memory_bytes),
         }
+    }
+
+    fn affinity(&mut self, at: &str, given: Vec<Spanned<Affinity>>) -> Vec<v1::JobAffinity> {
+        let mut entries = Vec::with_capacity(given.len());
+        for (index, entry) in given.into_iter().enumerate() {
+            let field = format!("{at}[{index}]");
+            self.place(&field, entry.referenced);
+            let path = |name: &str| format!("{field}.{name}");
+            let Affinity { to, jobs, level, rule, required, weight } = entry.value;
+            let mut message = v1::JobAffinity {
+                label_selector: self.text(&path("jobs"), jobs),
+                level: self.closed::<AffinityLevel>(&path("level"), level),
+                rule: self.closed::<AffinityRule>(&path("rule"), rule),
+                required: self.value(&path("required"), required, quantity::flag).unwrap_or_default(),
+                weight: self.above_zero(
+                    &path("weight"),
+                    weight,
+                    quantity::count,
+                    "leave it out with `required: true`",
+                ),
+                ..v1::JobAffinity::default()
+            };
+            match self.text(&path("to"), to) {
+                id if id.starts_with("array-") => message.array_id = id,
+                id if id.starts_with("job-") => message.job_id = id,
+                name => message.job_name = name,
+            }
+            entries.push(message);
+        }
+        entries
     }
 
     fn no_shorthand_beside_groups(&mut self, only: &Group) {

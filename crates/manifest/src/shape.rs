@@ -65,6 +65,7 @@ pub struct Spec {
     pub artifacts: Option<Artifacts>,
     pub ulimits: Option<Ulimits>,
     pub capacity: Option<Spanned<Capacity>>,
+    pub affinity: Option<Vec<Spanned<Affinity>>>,
     pub parallel: Option<Spanned<Parallel>>,
     // The only group, written without a list around it. Not `flatten`: that loses places and names.
     pub workers: Option<Text>,
@@ -140,6 +141,17 @@ pub struct Ulimits {
     pub core_size: Option<Text>,
     pub locked_memory: Option<Text>,
     pub stack_size: Option<Text>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Affinity {
+    pub to: Option<Text>,
+    pub jobs: Option<Text>,
+    pub level: Option<Text>,
+    pub rule: Option<Text>,
+    pub required: Option<Text>,
+    pub weight: Option<Text>,
 }
 
 #[derive(Default, Deserialize)]

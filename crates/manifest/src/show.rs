@@ -5,7 +5,10 @@ mod text;
 use std::collections::BTreeMap;
 
 use muster_types::policy::PurchaseKind;
-use muster_types::{DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier, PullRule};
+use muster_types::{
+    AffinityLevel, AffinityRule, DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier,
+    PullRule,
+};
 use muster_wire::closed::word;
 use muster_wire::time::{Duration, Timestamp, span_ms, unix_ms};
 use muster_wire::v1;
@@ -181,6 +184,10 @@ fn described(spec: &v1::JobSpec, is_short: bool) -> Fields {
     let selector: Value = selector.map(|(label, of)| (label.clone(), json!(of.values))).collect();
     shown.say("nodeSelector", selector);
     shown.say_fields("nodes", spec.nodes.as_ref().map(nodes).unwrap_or_default());
+    if !spec.affinity.is_empty() {
+        let entries = spec.affinity.iter().map(|entry| Content::Fields(affinity(entry)));
+        shown.put("affinity", Some(Content::List(entries.collect())));
+    }
     shown.say("tolerations", spec.tolerations.clone());
     shown.say("preemptible", spec.preemptible);
     let after = |dependency: &v1::Dependency| {
@@ -263,6 +270,19 @@ fn capacity(asked: &v1::CapacityRules) -> Fields {
     }
     let most = asked.max_interruptions_per_day_milli.map(|milli| Decimal::milli(milli.into()));
     shown.put("maxInterruptionsPerDay", most.map(Content::Decimal));
+    shown
+}
+
+fn affinity(entry: &v1::JobAffinity) -> Fields {
+    let mut shown = Fields::default();
+    let ids = [&entry.job_id, &entry.array_id, &entry.job_name];
+    let to = ids.into_iter().find(|id| !id.is_empty()).map_or("", String::as_str);
+    shown.say("to", to);
+    shown.say("jobs", entry.label_selector.as_str());
+    shown.say("level", word::<AffinityLevel>(entry.level));
+    shown.say("rule", word::<AffinityRule>(entry.rule));
+    shown.say("required", Some(true).filter(|_| entry.required));
+    shown.say("weight", count(entry.weight));
     shown
 }
 

@@ -251,6 +251,22 @@ fn nodes() -> impl Strategy<Value = Option<v1::NodeRequirements>> {
     })
 }
 
+/// Of which some break a rule: one without a level, a rule or a weight.
+fn affinity() -> impl Strategy<Value = Vec<v1::JobAffinity>> {
+    let entry = (0..4u32, 0..6i32, 0..3i32, 0..3u32).prop_map(|(kind, level, rule, weight)| {
+        let mut entry =
+            v1::JobAffinity { level, rule, weight, required: weight == 0, ..v1::JobAffinity::default() };
+        match kind {
+            0 => entry.job_id = muster_types::JobId(9).to_string(),
+            1 => entry.array_id = muster_types::ArrayId(9).to_string(),
+            2 => entry.job_name = "cache".to_owned(),
+            _ => entry.label_selector = "app=cache,stage in (a,b)".to_owned(),
+        }
+        entry
+    });
+    vec(entry, 0..3)
+}
+
 fn topology() -> impl Strategy<Value = Option<v1::TopologyRule>> {
     let level = || 0..4i32;
     let spread = prop::option::of((level(), 1..9u32));
@@ -292,7 +308,7 @@ fn job() -> impl Strategy<Value = v1::Job> {
     let paths =
         (prop_oneof![Just(String::new()), "/[a-z é]{1,8}"], prop_oneof![Just(String::new()), "/[a-z]{1,8}"]);
     let tier = 0..6i32;
-    let rest = (topology(), rules(), 0..3i32, 0..3usize, nodes());
+    let rest = (topology(), rules(), 0..3i32, 0..3usize, nodes(), affinity());
     (groups, metadata, times, lists, numbers, paths, tier, rest).prop_map(
         |(
             groups,
@@ -302,7 +318,7 @@ fn job() -> impl Strategy<Value = v1::Job> {
             numbers,
             paths,
             tier,
-            (topology, mut rules, rule, after, nodes),
+            (topology, mut rules, rule, after, nodes, affinity),
         )| {
             rules.retry_mut().max_failures = numbers.0;
             rules.checkpoint_mut().directory = paths.0;
@@ -328,6 +344,7 @@ fn job() -> impl Strategy<Value = v1::Job> {
                 expected_run: above_zero(times.2),
                 datasets: lists.2,
                 nodes,
+                affinity,
                 ..rules
             };
             v1::Job {

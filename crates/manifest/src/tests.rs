@@ -260,6 +260,52 @@ fn segments_within_segments_are_read_and_mistakes_name_the_field() {
 }
 
 #[test]
+fn where_other_jobs_are_is_read() {
+    let mut manifest = one(&job(
+        "  command: [run]\n  affinity:\n    - {to: job-3f0, level: host, rule: together, required: true}\n    \
+         - {to: array-3f0, level: rack, rule: together, weight: 20}\n    \
+         - {jobs: \"app=cache,stage in (a,b)\", level: region, rule: apart, required: true}\n",
+    ));
+    manifest.check().unwrap();
+    let entries = &manifest.message.spec().affinity;
+    assert_eq!((entries[0].job_id.as_str(), entries[0].required, entries[0].weight), ("job-3f0", true, 0));
+    assert_eq!(
+        (entries[1].array_id.as_str(), entries[1].required, entries[1].weight),
+        ("array-3f0", false, 20)
+    );
+    assert_eq!(entries[2].label_selector, "app=cache,stage in (a,b)");
+    assert_eq!(
+        (entries[0].level(), entries[0].rule()),
+        (v1::AffinityLevel::Host, v1::AffinityRule::Together)
+    );
+    for (entry, problem) in [
+        (
+            "{to: job-3f0, level: room, rule: apart, required: true}",
+            "line 7: spec.affinity[0].level: must be one of",
+        ),
+        (
+            "{to: job-3f0, jobs: a=b, level: host, rule: apart, weight: 1}",
+            "line 7: spec.affinity[0]: must have one of to and jobs",
+        ),
+        (
+            "{jobs: \"!a\", level: host, rule: apart, weight: 1}",
+            "line 7: spec.affinity[0].jobs: must name a label",
+        ),
+        (
+            "{jobs: a=b, level: host, rule: apart}",
+            "line 7: spec.affinity[0]: must have one of required and weight",
+        ),
+        (
+            "{jobs: a=b, level: host, rule: apart, weight: 101}",
+            "line 7: spec.affinity[0].weight: must be between 1 and 100",
+        ),
+    ] {
+        let found = problems(&job(&format!("  command: [run]\n  affinity:\n  - {entry}\n")));
+        assert!(found.first().is_some_and(|found| found.starts_with(problem)), "{found:?}");
+    }
+}
+
+#[test]
 fn what_is_asked_of_nodes_is_read() {
     let mut manifest = one(&job(
         "  command: [run]\n  nodes:\n    expressions:\n      - {key: zone, in: [a, b]}\n      - {key: rack, notIn: r1}\n      \
@@ -640,7 +686,7 @@ fn unknown_fields_are_named_with_line_and_neighbour() {
         ["line 5: comand: unknown field; did you mean command? (known here: tier, regions, groups, \
           runTimeLimit, stopGrace, workingDirectory, array, topology, \
           nodeSelector, nodes, tolerations, preemptible, after, notBefore, deadline, expectedRun, datasets, launch, \
-          retry, checkpoint, notice, spareWorkers, preflight, workdir, booking, artifacts, ulimits, capacity, parallel, workers, minWorkers, slice, command, environment, \
+          retry, checkpoint, notice, spareWorkers, preflight, workdir, booking, artifacts, ulimits, capacity, affinity, parallel, workers, minWorkers, slice, command, environment, \
           accelerators, cpu, memory, container)"]
     );
     assert!(

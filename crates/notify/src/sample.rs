@@ -48,5 +48,6 @@ pub(crate) fn job(text: &str) -> JobDraft {
         nodes: None,
         booking: None,
         capacity: None,
+        affinity: Vec::new(),
     }
 }

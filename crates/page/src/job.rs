@@ -250,6 +250,7 @@ fn node_counts(counts: &v1::NodeCounts) -> String {
         ("not isolated", counts.not_isolated),
         ("too small", counts.too_small),
         ("in a window", counts.blocked_by_window),
+        ("other jobs", counts.kept_away),
     ];
     let given = all.into_iter().filter(|(_, count)| *count > 0);
     let parts: Vec<String> = given.map(|(word, count)| format!("{count} {word}")).collect();

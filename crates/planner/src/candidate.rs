@@ -8,7 +8,7 @@ use muster_types::{JobSpec, Name};
 use crate::fill::Attempt;
 use crate::score::{self, Score, Values};
 use crate::sites::Site;
-use crate::terms::Terms;
+use crate::terms::{AffinityTerm, Terms};
 use crate::{Budget, Spent};
 
 /// A proposal: not yet logged.
@@ -36,7 +36,8 @@ pub(crate) struct Candidate<'a> {
     pub(crate) order: usize,
 }
 
-/// The gang at one site, with as many workers as fit.
+/// The gang at one site, with as many workers as fit. Of its wishes about where other jobs are as many are met as can be,
+/// the lightest given up first; a gang that may be smaller is not smaller for a wish.
 pub(crate) fn place(
     state: &State,
     spec: &JobSpec,
@@ -45,8 +46,28 @@ pub(crate) fn place(
     cheapest: Option<u64>,
     budget: &mut Budget,
 ) -> Result<Option<Plan>, Spent> {
+    let wishes = terms.wishes();
+    for kept in (1..=wishes.len()).rev() {
+        let met = wishes.get(..kept).unwrap_or_default();
+        let found = place_with(state, (spec, terms, met), candidate, cheapest, budget)?;
+        if let Some(plan) = found.filter(|plan| plan.workers.len() == candidate.bound as usize) {
+            return Ok(Some(plan));
+        }
+    }
+    place_with(state, (spec, terms, &[]), candidate, cheapest, budget)
+}
+
+/// The same with these wishes met.
+fn place_with(
+    state: &State,
+    (spec, terms, wishes): (&JobSpec, &Terms<'_>, &[&AffinityTerm<'_>]),
+    candidate: &Candidate<'_>,
+    cheapest: Option<u64>,
+    budget: &mut Budget,
+) -> Result<Option<Plan>, Spent> {
     let site = &candidate.site;
     let mut attempt = Attempt::new(state, spec, terms, site, budget);
+    attempt.require(wishes);
     let workers = if terms.elastic && spec.is_elastic() && spec.groups.len() > 1 {
         largest_step(&mut attempt, candidate.bound)?
     } else if terms.elastic && spec.is_elastic() {
@@ -74,6 +95,7 @@ pub(crate) fn finished(mut attempt: Attempt<'_, '_>, mut values: Values) -> Plan
         let plain = rows.filter(|row| row.spec.accelerators.is_none()).count();
         values.packing = score::on_plain_hosts(plain, slots.len());
     }
+    values.affinity = score::met_by(attempt.terms, slots.iter().map(|slot| &attempt.row(slot.node).spec));
     let score = values.score(&attempt.terms.policy.weights);
     let (region, cluster) = (attempt.site.region.clone(), attempt.site.cluster.clone());
     Plan { region, cluster, workers: slots, score }

@@ -10,7 +10,7 @@ use muster_types::{DeviceAmount, DeviceSet, JobSpec, Level, LogTime, Name, NodeI
 
 use crate::score::{self, KEYS_MAX};
 use crate::sites::Site;
-use crate::terms::{ClosedPlaces, Spare, Terms};
+use crate::terms::{AffinityTerm, ClosedPlaces, Spare, Terms};
 use crate::{Budget, Spent};
 
 /// The part of a cluster that workers have to be in.
@@ -55,7 +55,7 @@ pub(crate) struct Attempt<'a, 'b> {
     pub(crate) budget: &'b mut Budget,
     /// When it is expected to end.
     end: LogTime,
-    /// Windows of the cluster that are closed to it before its end, and nodes that bookings close to it now.
+    /// Windows of the cluster that are closed to it before its end, and nodes that bookings and other jobs close to it now.
     closed: ClosedPlaces<'a>,
     touched: BTreeMap<NodeId, PlannedNode>,
     /// Hosts that nobody used before the plan took from them, by type and rack; counted where racks have spare hosts.
@@ -88,6 +88,11 @@ impl<'a, 'b> Attempt<'a, 'b> {
             picks: Vec::new(),
             most_placed: 0,
         }
+    }
+
+    /// Takes wishes about where other jobs are for what it asks.
+    pub(crate) fn require(&mut self, wishes: &[&'a AffinityTerm<'a>]) {
+        self.closed.require(wishes.iter().copied());
     }
 
     /// Forgets what was taken so far.
@@ -323,7 +328,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
 
     /// Whether anything of the gang may be on a node.
     pub(crate) fn is_open(&self, row: &NodeRow) -> bool {
-        self.terms.allows(&row.spec, self.spec) && !self.is_in_window(row)
+        self.terms.allows(&row.spec, self.spec) && !self.closed.cover(self.state, &row.spec)
     }
 
     /// Whether a node has the labels and the name that the job selects.
@@ -351,9 +356,20 @@ impl<'a, 'b> Attempt<'a, 'b> {
         !self.spec.needs_container_runtime() || muster_types::container::has_runtime(&row.spec)
     }
 
+    /// Whether a window is closed to the gang on a node before its end, or a booking or another job keeps the node from it.
+    pub(crate) fn is_closed(&self, row: &NodeRow) -> bool {
+        self.closed.iter().any(|closed| closed.covers(&row.spec))
+    }
+
     /// Whether a window is closed to the gang on a node before its end, or a booking keeps the node from it.
     pub(crate) fn is_in_window(&self, row: &NodeRow) -> bool {
-        self.closed.cover(self.state, &row.spec)
+        self.closed.cover_without_others(self.state, &row.spec)
+    }
+
+    /// Whether other jobs are on a node, or near it, from which the gang has to keep away; or are not, where they have to be.
+    pub(crate) fn is_kept_away(&self, row: &NodeRow) -> bool {
+        let mut required = self.terms.affinity.iter().filter(|term| term.is_required());
+        required.any(|term| term.excludes(&row.spec))
     }
 
     /// What the gang may have of a node; none when nothing is kept from it.
@@ -551,7 +567,7 @@ pub(crate) fn closed_windows<'a>(
     policy.windows.iter().filter(meets)
 }
 
-/// The same, and what bookings close to a gang that begins now.
+/// The same, and what bookings and other jobs close to a gang that begins now.
 pub(crate) fn closed_to<'a>(
     terms: &Terms<'a>,
     end: LogTime,

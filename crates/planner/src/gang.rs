@@ -54,6 +54,7 @@ pub(crate) fn try_plan(
     candidates.sort_by_key(|c| (u32::MAX - c.bound, -c.total_max, c.order));
     if let Some(valuation) = terms.valuation
         && single::is_single(spec)
+        && terms.wishes().is_empty()
     {
         return single::plan_single(state, spec, terms, &candidates, valuation, budget);
     }

@@ -1,10 +1,11 @@
 //! How good a place is: a node among those that fit, and a plan among those that are possible.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use muster_state::{CapacityKey, FreeKey};
 use muster_types::policy::PlacementWeights;
-use muster_types::{CapacityRules, DeviceAmount, JobSpec, Name, PurchaseSet, WorkerRequest};
+use muster_types::{CapacityRules, DeviceAmount, JobSpec, Name, NodeSpec, PurchaseSet, WorkerRequest};
 
 use crate::sites::Site;
 use crate::terms::Terms;
@@ -51,9 +52,9 @@ pub(crate) fn first_is_best(request: &WorkerRequest) -> bool {
 /// One term of a score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScorePart {
-    /// `packing`, `throughput`, `cost`, `data`, `topology` or `spread`.
+    /// `packing`, `throughput`, `cost`, `data`, `topology`, `spread` or `affinity`.
     pub name: &'static str,
-    /// Its weight in the policy.
+    /// Its weight in the policy; that of `affinity` is the sum of the weights of the job's wishes.
     pub weight: u16,
     /// 0 to 1,000; more is better.
     pub value_milli: u32,
@@ -73,6 +74,8 @@ pub struct ScorePart {
 /// - `topology`: 500 / blocks + 500 / racks that the gang is spread over; 1,000 on one node.
 /// - `spread`: 1,000 · (1 - w / W) with the work w that the gang's owner has in the cluster, and W everywhere: what
 ///   one cluster takes down is little of it.
+/// - `affinity`: for a job with wishes about where other jobs are, the sum of each one's weight times the share of the
+///   workers that meet it, relative to the sum of the weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Score {
     /// Sum of weight times value.
@@ -101,10 +104,13 @@ pub(crate) struct Values {
     pub(crate) data: u32,
     pub(crate) topology: u32,
     pub(crate) spread: u32,
+    pub(crate) affinity: u32,
+    /// Of all wishes about where other jobs are; zero for a job without.
+    pub(crate) affinity_weight: u16,
 }
 
 impl Values {
-    fn parts(&self, weights: &PlacementWeights) -> [ScorePart; 6] {
+    fn parts(&self, weights: &PlacementWeights) -> [ScorePart; 7] {
         let part = |name, weight, value_milli| ScorePart { name, weight, value_milli };
         [
             part("packing", weights.packing, self.packing),
@@ -113,6 +119,7 @@ impl Values {
             part("data", weights.data, self.data),
             part("topology", weights.topology, self.topology),
             part("spread", weights.spread, self.spread),
+            part("affinity", self.affinity_weight, self.affinity),
         ]
     }
 
@@ -121,7 +128,12 @@ impl Values {
     }
 
     pub(crate) fn score(&self, weights: &PlacementWeights) -> Score {
-        Score { total: self.total(weights), parts: self.parts(weights).to_vec() }
+        let mut parts = self.parts(weights).to_vec();
+        // A job that wishes nothing has no such term.
+        if self.affinity_weight == 0 {
+            parts.truncate(parts.len() - 1);
+        }
+        Score { total: self.total(weights), parts }
     }
 }
 
@@ -209,7 +221,31 @@ pub(crate) fn values(
         },
         topology: FULL,
         spread: if weights.spread == 0 { FULL } else { spread(terms, site) },
+        // The most that there could be: what it is a plan says.
+        affinity: FULL,
+        affinity_weight: u16::try_from(weights_of(terms)).unwrap_or(u16::MAX),
     }
+}
+
+/// The sum of the weights of what a gang wishes of where other jobs are.
+fn weights_of(terms: &Terms<'_>) -> u32 {
+    terms.affinity.iter().filter_map(|term| term.weight).map(u32::from).sum()
+}
+
+/// How much of what a gang wishes of where other jobs are is met by workers on these nodes.
+pub(crate) fn met_by<'n>(terms: &Terms<'_>, nodes: impl Iterator<Item = &'n Arc<NodeSpec>>) -> u32 {
+    let whole = weights_of(terms);
+    if whole == 0 {
+        return FULL;
+    }
+    let (mut met, mut workers) = (0_u64, 0_u64);
+    for node in nodes {
+        workers += 1;
+        for term in terms.affinity.iter().filter(|term| !term.excludes(node)) {
+            met += u64::from(term.weight.unwrap_or(0));
+        }
+    }
+    ratio(met, workers.saturating_mul(u64::from(whole)))
 }
 
 /// How little of the owner's work is in the cluster.

@@ -1,14 +1,17 @@
 //! What policy allows a gang.
 
 use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::RefCell;
+use core::cmp::Reverse;
 use core::fmt;
 use muster_state::{CapacityKey, Interruptions, PoolKey, State, fit};
 use muster_types::policy::{Policy, Window, WindowPurpose};
 use muster_types::{
-    DeviceAmount, DeviceSet, JobSpec, LogTime, Name, NodeDraft, NodeId, NodeSpec, WorkerRequest,
+    AffinityDomain, AffinityLevel, AffinityRule, DeviceAmount, DeviceSet, JobSpec, LogTime, Name, NodeDraft,
+    NodeId, NodeSpec, WorkerRequest,
 };
 
 use crate::valuation::Valuation;
@@ -32,6 +35,8 @@ pub struct Terms<'a> {
     /// Whether these are of bookings of the state, so that its index of nodes tells which of them cover one. Otherwise each is
     /// compared.
     pub closures_are_indexed: bool,
+    /// Where the gang has to be, or rather to be, with respect to other jobs.
+    pub affinity: &'a [AffinityTerm<'a>],
     /// Weights, prices, data sets, spare hosts and windows.
     pub policy: &'a Policy,
     /// How much of the work of the gang's owner is in a cluster, by region and name, and how much there is of it in all:
@@ -50,6 +55,19 @@ impl fmt::Debug for Terms<'_> {
         let mut fields = f.debug_struct("Terms");
         fields.field("now", &self.now).field("run_ms", &self.run_ms).field("elastic", &self.elastic);
         fields.field("holds", &self.holds).finish_non_exhaustive()
+    }
+}
+
+impl<'a> Terms<'a> {
+    /// What the gang wants of where other jobs are and can have somewhere, the heaviest first.
+    pub(crate) fn wishes(&self) -> Vec<&'a AffinityTerm<'a>> {
+        let could_be_met =
+            |term: &&AffinityTerm<'_>| term.rule == AffinityRule::Apart || !term.domains.is_empty();
+        let wishes = self.affinity.iter().filter(|term| !term.is_required()).filter(could_be_met);
+        let mut wishes: Vec<&'a AffinityTerm<'a>> = wishes.collect();
+        // Stable: of equals the one that stands first.
+        wishes.sort_by_key(|term| Reverse(term.weight));
+        wishes
     }
 }
 
@@ -83,6 +101,35 @@ impl Terms<'_> {
         let run_ms = u128::from(self.run_ms) * 1_000 / u128::from(throughput_milli.max(1));
         let run_ms = u64::try_from(run_ms).unwrap_or(u64::MAX);
         run_ms.min(spec.run_time_limit_ms.unwrap_or(u64::MAX))
+    }
+}
+
+/// Where a gang has to be with respect to other jobs, as domains of the fleet: what these jobs are the planner does not know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AffinityTerm<'a> {
+    /// What asks for it, as a part of a sentence: an entry of the job, or other jobs that keep it away.
+    pub text: String,
+    /// The level of the domains.
+    pub level: AffinityLevel,
+    /// Whether to be in them, or out of them.
+    pub rule: AffinityRule,
+    /// Of a wish its weight; none where the gang starts only in places that meet it.
+    pub weight: Option<u8>,
+    /// The domains in which the others are.
+    pub domains: BTreeSet<AffinityDomain<'a>>,
+}
+
+impl AffinityTerm<'_> {
+    /// Whether a worker on a node does not meet it.
+    #[must_use]
+    pub fn excludes(&self, node: &NodeDraft) -> bool {
+        self.domains.contains(&self.level.domain(node)) == (self.rule == AffinityRule::Apart)
+    }
+
+    /// Whether the gang starts only in places that meet it.
+    #[must_use]
+    pub fn is_required(&self) -> bool {
+        self.weight.is_none()
     }
 }
 
@@ -122,6 +169,8 @@ pub(crate) enum ClosedPlace<'a> {
     Window(&'a Window),
     /// It must not begin there now.
     Booking(&'a Closure<'a>),
+    /// Other jobs are there, or are not.
+    Affinity(&'a AffinityTerm<'a>),
 }
 
 impl<'a> ClosedPlace<'a> {
@@ -129,7 +178,7 @@ impl<'a> ClosedPlace<'a> {
     pub(crate) fn names(&self) -> Option<&'a [Name]> {
         match self {
             ClosedPlace::Booking(closure) if !closure.is_outside => Some(closure.nodes),
-            ClosedPlace::Booking(_) | ClosedPlace::Window(_) => None,
+            ClosedPlace::Booking(_) | ClosedPlace::Window(_) | ClosedPlace::Affinity(_) => None,
         }
     }
 
@@ -138,6 +187,7 @@ impl<'a> ClosedPlace<'a> {
         match self {
             ClosedPlace::Window(window) => window.scope.covers(node),
             ClosedPlace::Booking(closure) => closure.covers(node),
+            ClosedPlace::Affinity(term) => term.excludes(node),
         }
     }
 }
@@ -152,7 +202,7 @@ pub(crate) struct ClosedPlaces<'a> {
 }
 
 impl<'a> ClosedPlaces<'a> {
-    /// Of windows, and of what bookings close now.
+    /// Of windows, of what bookings close now, and of where other jobs are that the gang has to be with or apart from.
     pub(crate) fn new(terms: &Terms<'a>, windows: impl Iterator<Item = &'a Window>) -> ClosedPlaces<'a> {
         let mut places =
             ClosedPlaces { asked: windows.map(ClosedPlace::Window).collect(), by_booking: Vec::new() };
@@ -165,15 +215,31 @@ impl<'a> ClosedPlaces<'a> {
             }
         }
         places.by_booking.sort_by(|a, b| a.booking.cmp(b.booking));
+        places.require(terms.affinity.iter().filter(|term| term.is_required()));
         places
+    }
+
+    /// Closes what these entries exclude as well.
+    pub(crate) fn require(&mut self, entries: impl Iterator<Item = &'a AffinityTerm<'a>>) {
+        self.asked.extend(entries.map(ClosedPlace::Affinity));
     }
 
     /// Whether a node is closed to the gang.
     pub(crate) fn cover(&self, state: &State, node: &NodeDraft) -> bool {
+        self.asked.iter().any(|place| place.covers(node)) || self.is_booked(state, node)
+    }
+
+    /// Whether a window or a booking closes a node to the gang, wherever other jobs are.
+    pub(crate) fn cover_without_others(&self, state: &State, node: &NodeDraft) -> bool {
+        let mut places = self.asked.iter().filter(|place| !matches!(place, ClosedPlace::Affinity(_)));
+        places.any(|place| place.covers(node)) || self.is_booked(state, node)
+    }
+
+    /// Whether one of the bookings that the index of nodes tells covers a node.
+    fn is_booked(&self, state: &State, node: &NodeDraft) -> bool {
         let is_listed =
             |booking: &Name| self.by_booking.binary_search_by(|closure| closure.booking.cmp(booking)).is_ok();
-        self.asked.iter().any(|place| place.covers(node))
-            || (!self.by_booking.is_empty() && state.bookings_of_node(&node.name).iter().any(is_listed))
+        !self.by_booking.is_empty() && state.bookings_of_node(&node.name).iter().any(is_listed)
     }
 }
 

@@ -3,7 +3,7 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use muster_journal::Estimate;
-use muster_state::{BurstKey, JobRow, State};
+use muster_state::{BurstKey, GangClass, JobRow, State};
 use muster_types::policy::{Order, OrderPolicy};
 use muster_types::{JobId, JobSpec, LogTime, QueueKey};
 
@@ -27,19 +27,19 @@ pub fn estimates_of_parts<'a>(
     parts: impl IntoIterator<Item = (&'a JobSpec, u32)>,
     now: LogTime,
 ) -> Vec<Estimate> {
-    let mut known: BTreeMap<(BurstKey, bool), Estimate> = BTreeMap::new();
+    let mut known: BTreeMap<(BurstKey, GangClass), Estimate> = BTreeMap::new();
     let mut found = Vec::new();
     let first = state.job_id(state.log_index().next(), 0);
     let mut ahead = 0;
     for (spec, count) in parts {
         let own = JobId(first.0 + ahead);
         ahead += u64::from(count);
-        let key = (BurstKey::of(spec), spec.preemptible);
+        let key = (BurstKey::of(spec), GangClass::of(spec));
         if let Some(estimate) = known.get(&key) {
             found.push(*estimate);
             continue;
         }
-        let estimate = estimate_in(state, spec, state.open_burst(key.0, key.1, now), now);
+        let estimate = estimate_in(state, spec, state.open_burst(key.0, spec, now), now);
         known.insert(key, Estimate { burst: estimate.burst.or(Some(own)), ..estimate });
         found.push(estimate);
     }
@@ -49,7 +49,7 @@ pub fn estimates_of_parts<'a>(
 /// What the leader expects of one job submitted at `now`.
 #[must_use]
 pub fn estimate(state: &State, spec: &JobSpec, now: LogTime) -> Estimate {
-    estimate_in(state, spec, state.open_burst(BurstKey::of(spec), spec.preemptible, now), now)
+    estimate_in(state, spec, state.open_burst(BurstKey::of(spec), spec, now), now)
 }
 
 /// What the leader expects at `now` of a job that it knows, once the job asks for something else: it keeps the times that

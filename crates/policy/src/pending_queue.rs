@@ -319,6 +319,19 @@ impl Line {
         self.step_up(state, candidate);
     }
 
+    /// The candidate waits, and it would be otherwise with other labels: those of its tenant that ask for the same do not wait
+    /// for it. In strict order everybody does, unless it may not start whatever is free.
+    pub fn waits_alone(&mut self, state: &State, candidate: &Candidate, whatever_is_free: bool) {
+        if self.depth == Some(1) && !whatever_is_free {
+            return self.waits(state, candidate);
+        }
+        if self.depth != Some(1) {
+            self.count(state, candidate);
+        }
+        self.note_passed(candidate);
+        self.step_up(state, candidate);
+    }
+
     /// The candidate's tenant has as many jobs placed as it may, or no accelerator time left: it has no other turn in this tier. Tenants in whose common
     /// name it asks for capacity do not wait for it.
     pub fn at_limit(&mut self, state: &State, candidate: &Candidate) {

@@ -189,7 +189,9 @@ impl Question<'_> {
         let is_mismatch = reports.all(|report| mismatched(&report.nodes));
         Some(match self.why.reason {
             WaitReason::QuotaExceeded | WaitReason::TenantLimit => UnplacedReason::Quota,
-            WaitReason::CheckpointNotReadable | WaitReason::Purchase => UnplacedReason::Constraint,
+            WaitReason::CheckpointNotReadable | WaitReason::Purchase | WaitReason::Affinity => {
+                UnplacedReason::Constraint
+            }
             WaitReason::BehindOtherGangs => UnplacedReason::Priority,
             // It takes nothing but the nodes of its booking, and the others are kept for nobody.
             WaitReason::Booked if self.spec.booking.is_some() => UnplacedReason::Constraint,

@@ -363,7 +363,7 @@ impl State {
         let mut jobs = 0_u32;
         for part in parts {
             let SubmittedPart { spec, contract, metadata, array, .. } = part;
-            require(spec.array.is_none(), GuardError::Limit)?;
+            require(spec.array.is_none() && !spec.names_unsubmitted(), GuardError::Limit)?;
             require(array.as_ref().is_none_or(|array| array.violations().is_empty()), GuardError::Limit)?;
             let contract = contract.as_ref();
             let is_good = contract.is_none_or(|said| !said.is_default() && said.violations(spec).is_empty());

@@ -1,8 +1,9 @@
 //! The state as it might become: what planning tries out before anything is decided.
 
+use alloc::sync::Arc;
 use core::ops::Deref;
 use muster_journal::WorkerSlot;
-use muster_types::{JobId, JobSpec};
+use muster_types::{JobId, JobMetadata, JobSpec};
 
 use crate::state::State;
 
@@ -43,6 +44,15 @@ impl Forecast {
         if let Some((region, charge)) = row_charge(&self.0, job) {
             self.0.change_charge(&spec, Some((region, charge)), None);
         }
+        // Nobody goes to where it was, and nobody keeps away from there.
+        let key = (spec.tenant.clone(), job);
+        self.0.indexes.active_by_tenant.remove(&key);
+        self.0.indexes.apart.remove(&key);
+    }
+
+    /// A job that has no row yet has these labels, for a plan of it.
+    pub fn describe(&mut self, job: JobId, metadata: Arc<JobMetadata>) {
+        self.0.metadata.insert(job, metadata);
     }
 
     /// A gang that holds nothing yet gives up the capacity that is promised to it.

@@ -53,6 +53,7 @@ impl State {
                 require(!specs.is_empty() && specs.len() <= limits::BATCH_JOBS_MAX, GuardError::Limit)?;
                 // Members are made of arrays alone.
                 require(specs.iter().all(|spec| spec.array.is_none()), GuardError::Limit)?;
+                require(specs.iter().all(|spec| !spec.names_unsubmitted()), GuardError::Limit)?;
                 let specs_of = specs.iter().map(|spec| &**spec);
                 require(self.missing_right(specs_of.clone()).is_none(), GuardError::RightMissing)?;
                 // Spares are in the contracts, which follow in a separate record.

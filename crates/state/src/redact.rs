@@ -1,7 +1,8 @@
 //! States and records without what people and programs wrote into them: what may be passed on to those who look for a fault.
 //!
 //! What decides where a job goes stays: names of jobs, tenants, nodes and types, what jobs ask for, labels and taints of nodes,
-//! and what jobs ask of those. The policy stays too, but for the addresses of its receivers of notifications.
+//! and what jobs ask of those; but not which other jobs they go to by labels. The policy stays too, but for the addresses of its
+//! receivers of notifications.
 //!
 //! **Invariant:** commands, values of environments, directories, images, digests of files, labels and annotations of jobs,
 //! sentences, addresses, secrets of tokens and names of people are in no state and no record that was redacted. Each text has to
@@ -18,8 +19,8 @@ use muster_types::health::{Condition, NodeHealth, RepairPhase, RepairStep};
 use muster_types::policy::{Policy, PolicyDraft};
 use muster_types::token::user_of;
 use muster_types::{
-    Artifacts, BlobDigest, BookingSpec, ExitStatus, FieldChange, JobContract, JobMetadata, JobSpec, NodeSpec,
-    Requester, SIZES_VARIABLE, Schedule, ScheduleRun, ScheduleTemplate, TraceParent,
+    AffinityTarget, Artifacts, BlobDigest, BookingSpec, ExitStatus, FieldChange, JobContract, JobMetadata,
+    JobSpec, NodeSpec, Requester, SIZES_VARIABLE, Schedule, ScheduleRun, ScheduleTemplate, TraceParent,
 };
 
 use crate::rows::{
@@ -225,6 +226,8 @@ impl Redaction {
                 container.mounts.clear();
             }
         }
+        // No job has a label any more, so that nothing would be where such an entry is about.
+        draft.affinity.retain(|entry| !matches!(entry.target, AffinityTarget::Labels(_)));
         for directory in [&mut draft.checkpoint_directory, &mut draft.working_directory] {
             if directory.is_some() {
                 *directory = Some(PATH.to_string());

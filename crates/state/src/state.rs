@@ -481,6 +481,33 @@ impl State {
         self.indexes.active.iter().copied()
     }
 
+    /// Jobs of a tenant that hold devices and have an id of a range, by id.
+    pub fn active_of<'a>(
+        &'a self,
+        tenant: &Name,
+        range: RangeInclusive<JobId>,
+    ) -> impl Iterator<Item = JobId> + use<'a> {
+        let range = (tenant.clone(), *range.start())..=(tenant.clone(), *range.end());
+        self.indexes.active_by_tenant.range(range).map(|(_, job)| *job)
+    }
+
+    /// Tenants with jobs that hold devices, by name.
+    pub fn active_tenants(&self) -> impl Iterator<Item = &Name> {
+        self.indexes.work.iter().map(|(tenant, _)| tenant)
+    }
+
+    /// Jobs of a tenant that hold devices and keep other jobs away from where they are, by id.
+    pub fn apart_of<'a>(&'a self, tenant: &Name) -> impl Iterator<Item = JobId> + use<'a> {
+        let range = (tenant.clone(), JobId(0))..=(tenant.clone(), JobId(u64::MAX));
+        self.indexes.apart.range(range).map(|(_, job)| *job)
+    }
+
+    /// Whether any job keeps others away from where it is.
+    #[must_use]
+    pub fn has_apart(&self) -> bool {
+        !self.indexes.apart.is_empty()
+    }
+
     /// How many jobs hold devices.
     #[must_use]
     pub fn active_count(&self) -> usize {

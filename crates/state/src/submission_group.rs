@@ -28,17 +28,20 @@ impl State {
         self.submission_groups.get(&group)
     }
 
-    /// The submission group that a job with this key would join: one of jobs that policy may stop, or one of jobs that
-    /// it must not stop, for these wait for different things.
+    /// The submission group that a job with this key would join, which is the job's. Those that policy may stop are in one, those
+    /// that it must not stop in another, and so are those that have to be with different jobs: they wait for different things.
     #[must_use]
-    pub fn open_burst(&self, key: BurstKey, preemptible: bool, now: LogTime) -> Option<JobId> {
+    pub fn open_burst(&self, key: BurstKey, spec: &JobSpec, now: LogTime) -> Option<JobId> {
         let range = (key, JobId(0))..=(key, JobId(u64::MAX));
         let spec_of = |group: &JobId| {
             let of_array = || self.arrays.get(&ArrayId(group.0)).map(|array| &array.template.spec);
             self.spec(*group).or_else(of_array)
         };
         // Of a group whose first job is gone, and of one that a changed job left its group for, it is not known.
-        let is_alike = |group: &JobId| spec_of(group).is_some_and(|first| first.preemptible == preemptible);
+        let is_alike = |group: &JobId| {
+            let first = spec_of(group);
+            first.is_some_and(|of| of.preemptible == spec.preemptible && of.affinity == spec.affinity)
+        };
         let (_, group) = self.indexes.bursts_by_key.range(range).next_back()?;
         if !is_alike(group) {
             return None;

@@ -310,6 +310,8 @@ impl State {
             ("booked", fresh.booked == ours.booked),
             ("scheduled", fresh.scheduled == ours.scheduled),
             ("active", fresh.active == ours.active),
+            ("active_by_tenant", fresh.active_by_tenant == ours.active_by_tenant),
+            ("apart", fresh.apart == ours.apart),
             ("finished", fresh.finished == ours.finished),
             ("run_limits", fresh.run_limits == ours.run_limits),
             ("deadlines", fresh.deadlines == ours.deadlines),

@@ -48,6 +48,7 @@ fn job(workers: u32, amount: Option<DeviceAmount>, cpu_milli: u64) -> JobSpec {
         nodes: None,
         booking: None,
         capacity: None,
+        affinity: Vec::new(),
     };
     draft.check().unwrap()
 }

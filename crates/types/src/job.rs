@@ -9,6 +9,7 @@ use core::fmt;
 use core::ops::Deref;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::affinity::{self, Affinity, AffinityTarget};
 use crate::capacity::CapacityRules;
 use crate::container::Container;
 use crate::demand::{AcceleratorRequest, DeviceAmount};
@@ -230,6 +231,8 @@ pub struct JobDraft {
     pub booking: Option<Name>,
     /// How its nodes may have been bought; none for any.
     pub capacity: Option<Box<CapacityRules>>,
+    /// Where its workers lie with respect to those of other jobs.
+    pub affinity: Vec<Affinity>,
 }
 
 /// A checked job. There is no other way to make one.
@@ -291,6 +294,12 @@ impl JobSpec {
     #[must_use]
     pub fn worker_count_min(&self) -> u32 {
         self.groups.iter().map(|g| g.workers_min).sum()
+    }
+
+    /// Whether it is to lie with respect to a job that has no id yet, which no job that is submitted is.
+    #[must_use]
+    pub fn names_unsubmitted(&self) -> bool {
+        self.affinity.iter().any(|entry| matches!(entry.target, AffinityTarget::Named(_)))
     }
 
     /// Whether it may run with fewer workers than it asks for.
@@ -475,6 +484,7 @@ impl JobDraft {
             nodes: None,
             booking: None,
             capacity: None,
+            affinity: Vec::new(),
         }
     }
 
@@ -561,6 +571,7 @@ impl JobDraft {
         if let Some(capacity) = &self.capacity {
             capacity.check(found);
         }
+        affinity::check_all(&self.affinity, found);
         if has_twice(&self.datasets) {
             found.push(Violation::new("datasets", "must not name a data set twice"));
         }

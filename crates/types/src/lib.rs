@@ -12,6 +12,7 @@
 extern crate alloc;
 
 pub mod admission;
+pub mod affinity;
 pub mod array;
 pub mod artifacts;
 pub mod blob;
@@ -57,6 +58,7 @@ pub mod trace;
 pub use admission::{
     AdmissionMode, AdmissionRule, Approval, CertificateSerial, NodeAdmission, NodeBounds, Revocation,
 };
+pub use affinity::{Affinity, AffinityDomain, AffinityLevel, AffinityRule, AffinityTarget};
 pub use array::{ARRAY_RULE, ArraySpec, IndexRange};
 pub use artifacts::{ArtifactFault, ArtifactRules, Artifacts};
 pub use blob::BlobDigest;

@@ -86,6 +86,12 @@ pub const ARTIFACT_WORKERS_MAX: u32 = 1_024;
 pub const CREATOR_BYTES_MAX: usize = 160;
 /// Jobs that one record holds, releases, requeues or cancels.
 pub const CONTROLLED_JOBS_MAX: usize = BATCH_JOBS_MAX;
+/// Entries about where other jobs are that one job may have.
+pub const JOB_AFFINITY_MAX: usize = 8;
+/// The largest weight of one of them.
+pub const AFFINITY_WEIGHT_MAX: u8 = 100;
+/// Jobs that hold devices and that one such entry looks at, by tenant and id.
+pub const AFFINITY_JOBS_MAX: usize = 10_000;
 /// Bytes of a selector of labels.
 pub const SELECTOR_BYTES_MAX: usize = 4_096;
 /// Terms of a selector of labels.

@@ -8,8 +8,8 @@ use muster_types::policy::{
     Guarantee, NonPreemptible, NotificationBody, NotificationEvent, Order, PurchaseKind, Verb,
 };
 use muster_types::{
-    AdmissionMode, BookingClearing, DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier,
-    PullRule, TokenRole, Violation,
+    AdmissionMode, AffinityLevel, AffinityRule, BookingClearing, DependencyRule, FailureClass, LaunchForm,
+    Level, Preflight, PriorityTier, PullRule, TokenRole, Violation,
 };
 
 use crate::v1;
@@ -169,6 +169,17 @@ closed_sets! {
         Level::Block = Block "block",
         Level::Rack = Rack "rack",
         Level::Host = Host "host",
+    }
+    AffinityLevel as AffinityLevel {
+        AffinityLevel::Region = Region "region",
+        AffinityLevel::Cluster = Cluster "cluster",
+        AffinityLevel::Block = Block "block",
+        AffinityLevel::Rack = Rack "rack",
+        AffinityLevel::Host = Host "host",
+    }
+    AffinityRule as AffinityRule {
+        AffinityRule::Together = Together "together",
+        AffinityRule::Apart = Apart "apart",
     }
     DependencyRule as DependencyRule {
         DependencyRule::Succeeded = Succeeded "succeeded",

@@ -345,6 +345,21 @@ fn submissions() -> Vec<Stored> {
             ),
         ),
         submission(
+            "submit-affinity",
+            submit(
+                &id(19),
+                changed(|spec| {
+                    spec.affinity = vec![v1::JobAffinity {
+                        label_selector: "app=cache".to_owned(),
+                        level: v1::AffinityLevel::Rack.into(),
+                        rule: v1::AffinityRule::Apart.into(),
+                        weight: 20,
+                        ..Default::default()
+                    }];
+                }),
+            ),
+        ),
+        submission(
             "submit-trace",
             submit(
                 &id(18),

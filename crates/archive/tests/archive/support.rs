@@ -51,6 +51,7 @@ pub fn job(text: &str) -> JobSpec {
         nodes: None,
         booking: None,
         capacity: None,
+        affinity: Vec::new(),
     };
     draft.check().unwrap()
 }

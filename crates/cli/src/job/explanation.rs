@@ -192,6 +192,7 @@ struct Nodes {
     not_isolated: u32,
     too_small: u32,
     blocked_by_window: u32,
+    kept_away: u32,
     reserved: u32,
     full: u32,
     fit: u32,
@@ -352,6 +353,7 @@ fn cluster_view(message: v1::ClusterFit) -> Cluster {
             not_isolated: nodes.not_isolated,
             too_small: nodes.too_small,
             blocked_by_window: nodes.blocked_by_window,
+            kept_away: nodes.kept_away,
             reserved: nodes.reserved,
             full: nodes.full,
             fit: nodes.fit,
@@ -718,6 +720,7 @@ fn cluster_lines(tree: &mut Tree, clusters: &[v1::ClusterFit]) {
             (&not_isolated, nodes.not_isolated),
             ("too small", nodes.too_small),
             ("in a window", nodes.blocked_by_window),
+            ("where other jobs are or are not", nodes.kept_away),
             ("kept for gangs before it", nodes.reserved),
         ];
         let counts = counts.iter().filter(|(_, count)| *count > 0);

@@ -22,7 +22,7 @@ use muster_console::{
     Console, Document, Exit, Failure, Format, Global, Grid, Items, Position, one_line, span,
 };
 use muster_types::policy::PurchaseKind;
-use muster_types::{Control, PriorityTier};
+use muster_types::{AffinityLevel, AffinityRule, Control, PriorityTier};
 use muster_wire::closed::word;
 use muster_wire::v1;
 use serde_json::Value;
@@ -331,6 +331,9 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
     if let Some(rules) = &spec.artifacts {
         say("artifacts", rules.paths.join(", "));
     }
+    for entry in &spec.affinity {
+        say("affinity", affinity(entry));
+    }
     if let Some(asked) = &spec.ulimits {
         let files = asked.open_files.map(|count| format!("{count} open files"));
         let sizes =
@@ -369,6 +372,18 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
         }
         _ => Ok(()),
     }
+}
+
+/// Where a job lies with respect to others, in one line.
+fn affinity(entry: &v1::JobAffinity) -> String {
+    let (level, rule) = (word::<AffinityLevel>(entry.level), word::<AffinityRule>(entry.rule));
+    let ids = [&entry.job_id, &entry.array_id, &entry.job_name];
+    let target = match ids.into_iter().find(|id| !id.is_empty()) {
+        Some(id) => id.clone(),
+        None => format!("jobs with {}", entry.label_selector),
+    };
+    let weight = if entry.required { "required".to_owned() } else { format!("weight {}", entry.weight) };
+    format!("{rule}, by {level}: {target} ({weight})")
 }
 
 fn estimate(estimate: &view::Estimate) -> String {

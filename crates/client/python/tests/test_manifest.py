@@ -79,6 +79,10 @@ WRONG = [
     "capacity: {after: 1h}",
     "capacity: {maxInterruptionsPerDay: often}",
     "ulimits: {coreSize: unlimited}",
+    "affinity: [{to: job-1, level: room, rule: apart, required: true}]",
+    "affinity: [{to: job-1, level: host, rule: near, required: true}]",
+    "affinity: [{to: job-1, level: host, rule: apart, weight: 0}]",
+    "affinity: [{job: job-1}]",
     "cpu: 1\n  cpu: 2",
     "groups: [{command: [x]}]",
     "cpu: [1]",
@@ -136,6 +140,10 @@ RIGHT = [
     "ulimits: {}",
     "capacity: spot",
     "capacity: {purchases: [spot], fallback: {purchases: [on_demand], after: 30m}, maxInterruptionsPerDay: 0.5}",
+    "affinity: [{to: job-1, level: host, rule: together, required: true}]",
+    "affinity: [{to: array-1, level: rack, rule: apart, weight: 100}]",
+    "affinity: [{jobs: 'app=cache,stage in (a,b)', level: region, rule: apart, required: true}]",
+    "affinity: []",
     "expectedRun: 90m\n  retry: {maxFailures: 0}",
     "workers: 8\n  minWorkers: 2",
 ]
@@ -231,6 +239,7 @@ def world(draw: random.Random) -> dict[str, Any]:
         "checkpoint": {"directory": "/shared/x", "step": "1s", "save": "2s", "interval": "1m"},
         "notice": {"httpPort": draw.randrange(1, 65536)},
         "ulimits": {"openFiles": draw.randrange(64, 9000), "stackSize": "64Mi"},
+        "affinity": [{"jobs": "app=cache", "level": draw.choice(["host", "region"]), "rule": "apart", "weight": 7}],
         "preflight": draw.choice(["on", "off", "default"]),
     }
     spec = {name: value for name, value in fields.items() if draw.random() < 0.4}

@@ -6,6 +6,7 @@
 
 use alloc::format;
 use alloc::string::{String, ToString};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use muster_journal::Estimate;
@@ -15,10 +16,11 @@ use muster_state::quota::QuotaBlock;
 use muster_state::{DependencyState, Forecast, HoldRow, JobRow, Phase, QueuePosition, SpentBudget, State};
 use muster_types::metadata::ANONYMOUS;
 use muster_types::policy::NonPreemptible;
-use muster_types::{ArrayId, Dependency, JobId, JobSpec, LogIndex, LogTime, Name, Span};
+use muster_types::{ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, Span};
 
 use crate::answers::borrowers::{Borrower, borrowers, clause};
 use crate::future::{Future, KeptReservations, Pace};
+use crate::rules::affinity;
 use crate::rules::bookings::why_it_waits;
 use crate::rules::planned::{narrowed, planned_spec};
 use crate::rules::terms::with_terms;
@@ -166,21 +168,27 @@ pub fn explain_briefly(state: &State, now: LogTime, job: JobId) -> Option<(WaitR
     let planned = planned_spec(state, job);
     let spec = planned.as_deref().unwrap_or(spec);
     let holds = Future::of(now).holds_for(state, &spec.tenant);
-    let places =
-        with_terms(state, now, spec, row, &holds, |terms| muster_planner::explain(state, spec, terms, None));
+    let places = with_terms(state, now, (job, spec, row), &holds, |terms| {
+        muster_planner::explain(state, spec, terms, None)
+    });
     Some((places.reason, places.sentence))
 }
 
 /// What would become of a job that was submitted now, with its checkpoints in that data set, if in one, and with what
-/// the leader keeps for others.
+/// the leader keeps for others. Its labels count where jobs are kept apart by them.
 #[must_use]
 pub fn explain_spec(
     state: &State,
     now: LogTime,
-    spec: &JobSpec,
+    (spec, metadata): (&JobSpec, Option<&Arc<JobMetadata>>),
     place: Option<&Name>,
     kept: &KeptReservations,
 ) -> JobExplanation {
+    let mut described = Forecast::new(state);
+    if let Some(metadata) = metadata {
+        described.describe(NOT_SUBMITTED, Arc::clone(metadata));
+    }
+    let state: &State = &described;
     let row = JobRow::submitted(now, estimate(state, spec, now), spec);
     explain(state, now, kept, None, (spec, place), &row)
 }
@@ -204,10 +212,11 @@ fn explain(
     let mut ahead = Ahead::of(state, now, kept, (job, spec, row), None);
     let holds = ahead.future.holds_for_job(state, job.unwrap_or(NOT_SUBMITTED), spec, row);
     let mut budget = Budget::new(VISITS);
-    let places = with_terms(state, now, spec, row, &holds, |terms| {
+    let asker = (job.unwrap_or(NOT_SUBMITTED), spec, row);
+    let places = with_terms(state, now, asker, &holds, |terms| {
         muster_planner::explain(state, spec, terms, checkpoints.as_ref())
     });
-    let verdict = with_terms(state, now, spec, row, &holds, |terms| plan(state, spec, terms, &mut budget));
+    let verdict = with_terms(state, now, asker, &holds, |terms| plan(state, spec, terms, &mut budget));
     let found = match verdict {
         Verdict::Fits(plan) => Some(plan),
         Verdict::Waits | Verdict::OutOfBudget => None,
@@ -215,7 +224,7 @@ fn explain(
     let mut borrowers = Vec::new();
     let (reason, sentence) = match known_reason(state, job, (own, place), row, now) {
         Some(known) => known,
-        None if found.is_none() && ahead.position.is_first() && comes(state, now, spec, row, &holds) => {
+        None if found.is_none() && ahead.position.is_first() && comes(state, now, asker, &holds) => {
             let text = "gangs that are stopping leave enough for it; it starts once they have stopped";
             (WaitReason::MakingRoom, text.to_string())
         }
@@ -232,7 +241,7 @@ fn explain(
     let sentence = format!("{sentence}{}", fallback_note(state, job.filter(|_| row.is_in_line()), own));
     let mut places = places;
     if found.is_none() && !spec.preemptible {
-        places.would_help.extend(preemptible_would_fit(state, now, spec, row, &holds));
+        places.would_help.extend(preemptible_would_fit(state, now, asker, &holds));
     }
     let blockers = ahead.future.reservations().iter().take(BLOCKERS_MAX).filter_map(|reservation| {
         let spec = state.spec(reservation.job)?;
@@ -319,7 +328,7 @@ fn could_be_within(state: &State, spec: &JobSpec) -> bool {
 }
 
 /// Whether gangs that are stopping leave enough for a job.
-fn comes(state: &State, now: LogTime, spec: &JobSpec, row: &JobRow, holds: &Holds) -> bool {
+fn comes(state: &State, now: LogTime, asker: (JobId, &JobSpec, &JobRow), holds: &Holds) -> bool {
     let mut forecast = Forecast::new(state);
     let mut any = false;
     for job in state.stopping() {
@@ -327,7 +336,8 @@ fn comes(state: &State, now: LogTime, spec: &JobSpec, row: &JobRow, holds: &Hold
         any = true;
     }
     let mut budget = Budget::new(VISITS);
-    any && with_terms(&forecast, now, spec, row, holds, |terms| {
+    let (_, spec, _) = asker;
+    any && with_terms(&forecast, now, asker, holds, |terms| {
         matches!(plan(&forecast, spec, terms, &mut budget), Verdict::Fits(_))
     })
 }
@@ -336,15 +346,15 @@ fn comes(state: &State, now: LogTime, spec: &JobSpec, row: &JobRow, holds: &Hold
 fn preemptible_would_fit(
     state: &State,
     now: LogTime,
-    spec: &JobSpec,
-    row: &JobRow,
+    (job, spec, row): (JobId, &JobSpec, &JobRow),
     holds: &Holds,
 ) -> Option<String> {
     let mut draft = JobSpec::clone(spec).into_draft();
     draft.preemptible = true;
     let spec = draft.check().ok()?;
     let mut budget = Budget::new(VISITS);
-    let verdict = with_terms(state, now, &spec, row, holds, |terms| plan(state, &spec, terms, &mut budget));
+    let verdict =
+        with_terms(state, now, (job, &spec, row), holds, |terms| plan(state, &spec, terms, &mut budget));
     matches!(verdict, Verdict::Fits(_)).then(|| "preemptible: true (fits now, by borrowing)".to_string())
 }
 
@@ -432,6 +442,9 @@ fn known_reason(
     }
     if let Some(text) = why_it_waits(state, spec) {
         return Some((WaitReason::Booked, text));
+    }
+    if let Some(text) = affinity::why_it_waits(state, job.unwrap_or(NOT_SUBMITTED), spec) {
+        return Some((WaitReason::Affinity, text));
     }
     if let Some(place) = place
         && narrowed(state, spec, place).is_none()
@@ -643,8 +656,9 @@ impl Ahead {
 
     fn start(&mut self, state: &State, job: Option<JobId>, spec: &JobSpec, row: &JobRow) -> Option<LogTime> {
         let mut budget = Budget::new(VISITS);
-        self.future.forget_who_gives_way(state, job.unwrap_or(NOT_SUBMITTED), spec, row);
-        let start = self.future.earliest(state, spec, row, &mut budget).map(|(_, start)| start.at)?;
+        let asker = (job.unwrap_or(NOT_SUBMITTED), spec, row);
+        self.future.forget_who_gives_way(state, asker.0, spec, row);
+        let start = self.future.earliest(state, asker, &mut budget).map(|(_, start)| start.at)?;
         Some(start.max(spec.not_before.unwrap_or_default()))
     }
 }

@@ -8,7 +8,8 @@ use alloc::vec::Vec;
 use muster_state::State;
 use muster_types::cycle::cycle_of;
 use muster_types::{
-    Dependency, DependencyScope, JobId, Name, NamedDependency, Refusal, Submission, Violation, limits,
+    AffinityTarget, ArrayId, Dependency, DependencyScope, JobId, Name, NamedDependency, Refusal, Submission,
+    Violation, limits,
 };
 
 use crate::commands::answer::VIOLATIONS_MAX;
@@ -27,12 +28,48 @@ fn places(jobs: &[Submission]) -> BTreeMap<&Name, Option<usize>> {
 }
 
 fn has_named(jobs: &[Submission]) -> bool {
-    jobs.iter().any(|job| !job.named_dependencies.is_empty())
+    jobs.iter().any(|job| !job.named_dependencies.is_empty() || job.spec.names_unsubmitted())
+}
+
+/// A job that another is to be with or away from stands before that in the request, so that no two wait for each other, and is
+/// of the same tenant or of one below it.
+pub(super) fn check_named_affinity(state: &State, jobs: &[Submission], path: JobPath) -> Result<(), Refusal> {
+    if !jobs.iter().any(|job| job.spec.names_unsubmitted()) {
+        return Ok(());
+    }
+    let policy = &state.policy().policy;
+    let places = places(jobs);
+    let mut found = Vec::new();
+    for (place, job) in jobs.iter().enumerate() {
+        for (at, entry) in job.spec.affinity.iter().enumerate() {
+            let AffinityTarget::Named(name) = &entry.target else { continue };
+            let other = places.get(name).copied();
+            let of = other.flatten().and_then(|other| jobs.get(other)).map(|other| &other.spec.tenant);
+            let is_own = of.is_some_and(|of| policy.ancestry(of).any(|above| *above == job.spec.tenant));
+            let wrong = match other {
+                Some(None) => {
+                    format!("several jobs of this request have the name {name}; give them different names")
+                }
+                Some(Some(other)) if other == place => {
+                    String::from("a job cannot be with itself or away from itself")
+                }
+                Some(Some(other)) if is_own && other < place => continue,
+                Some(Some(_)) if is_own => format!("{name} has to stand before this job in the request"),
+                Some(Some(_)) | None => format!(
+                    "no job of this request that is of the tenant or of one below it has the name {name}; name a job of another \
+                     request by its id"
+                ),
+            };
+            found.push(Violation::new(format!("{}.spec.affinity[{at}].job_name", path.at(place)), wrong));
+        }
+    }
+    found.truncate(VIOLATIONS_MAX);
+    if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
 }
 
 /// Each name must be that of one other job of the request, and no job may wait for itself by way of others.
 pub(super) fn check_named(jobs: &[Submission], path: JobPath) -> Result<(), Refusal> {
-    if !has_named(jobs) {
+    if jobs.iter().all(|job| job.named_dependencies.is_empty()) {
         return Ok(());
     }
     let places = places(jobs);
@@ -142,6 +179,14 @@ pub(super) fn with_ids<'a>(state: &State, jobs: &'a [Submission]) -> Result<Cow<
         let named = job.named_dependencies.iter().filter_map(dependency);
         let mut draft = job.spec.clone().into_draft();
         draft.dependencies.extend(named);
+        for entry in &mut draft.affinity {
+            let AffinityTarget::Named(name) = &entry.target else { continue };
+            let Some(place) = places.get(name).copied().flatten() else { continue };
+            let is_array = jobs.get(place).is_some_and(|other| other.array.is_some());
+            let Some(id) = ids.get(place) else { continue };
+            entry.target =
+                if is_array { AffinityTarget::Array(ArrayId(id.0)) } else { AffinityTarget::Job(*id) };
+        }
         job.spec = draft.check().map_err(Refusal::fields)?;
         Ok(job)
     };

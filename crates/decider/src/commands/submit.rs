@@ -18,7 +18,8 @@ use muster_types::{
 
 use crate::commands::answer::{Answer, VIOLATIONS_MAX, repeated};
 use crate::commands::metadata::{check_metadata, metadata_name, set_metadata};
-use crate::commands::named::{check_named, with_ids};
+use crate::commands::named::{check_named, check_named_affinity, with_ids};
+use crate::rules::affinity;
 use crate::rules::bookings::why_not_named;
 use crate::rules::deadline;
 use crate::rules::requested::JobPath;
@@ -81,10 +82,12 @@ pub fn check_terms(state: &State, specs: &[Submission], path: JobPath, now: LogT
     check_limits(state, specs)?;
     check_dependencies(state, specs, path)?;
     check_named(specs, path)?;
+    check_named_affinity(state, specs, path)?;
     check_contracts(state, specs, path)?;
     check_datasets(state, specs, path)?;
     check_metadata(specs, path)?;
     check_bookings(state, specs, path)?;
+    check_affinity(state, specs, path)?;
     deadline::check(specs, path, now)
 }
 
@@ -98,6 +101,19 @@ fn check_bookings(state: &State, specs: &[Submission], path: JobPath) -> Result<
         let creator = job.metadata.as_ref().map_or("", |metadata| metadata.creator.as_str());
         let why = why_not_named(state, &job.spec, creator);
         found.extend(why.map(|text| Violation::new(format!("{}.spec.booking", path.at(place)), text)));
+    }
+    if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
+}
+
+/// Jobs and arrays that others are to be with or away from are there, and of the same tenant or of one below it.
+fn check_affinity(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
+    let mut found = Vec::new();
+    for (place, job) in specs.iter().enumerate() {
+        for (entry, text) in affinity::missing(state, &job.spec) {
+            if found.len() < VIOLATIONS_MAX {
+                found.push(Violation::new(format!("{}.spec.affinity[{entry}]", path.at(place)), text));
+            }
+        }
     }
     if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
 }

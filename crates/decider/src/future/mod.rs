@@ -22,6 +22,7 @@ use muster_state::quota::QuotaUsage;
 use muster_state::{Forecast, GangClass, JobRow, State, fit};
 use muster_types::{AcceleratorRequest, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, PriorityTier};
 
+use crate::rules::affinity;
 use crate::rules::bookings::{closures, covers, is_open_to};
 use crate::rules::planned::planned_spec;
 use crate::rules::terms::with_terms;
@@ -255,6 +256,14 @@ impl Future {
             let is_booked =
                 |node: &NodeId| state.node(*node).is_some_and(|row| covers(state, &closed, &row.spec));
             if !closed.is_empty() && reservation.start.nodes.iter().any(|(node, _)| is_booked(node)) {
+                continue;
+            }
+            // Nor do nodes where the jobs are not any more that it has to be with, or where others have come since.
+            let affinity = affinity::resolve(state, job, spec);
+            budget.take(affinity.looked_at);
+            let is_excluded =
+                |node: &NodeId| state.node(*node).is_some_and(|row| affinity.excludes(&row.spec));
+            if reservation.start.nodes.iter().any(|(node, _)| is_excluded(node)) {
                 continue;
             }
             let place = reservation.place.clone();
@@ -618,7 +627,7 @@ impl Future {
         if own.is_none() && !self.may_try(job, most, overdue_since.is_some()) {
             return;
         }
-        let Some((place, fresh)) = self.earliest(state, spec, row, budget) else {
+        let Some((place, fresh)) = self.earliest(state, (job, spec, row), budget) else {
             self.without_start.insert(job);
             return;
         };
@@ -709,7 +718,7 @@ impl Future {
         let most = reservation.start.nodes.len() * (KEPT_FOR_OVERDUE - 1);
         let own = Future::of(self.now).holds_for(state, &spec.tenant);
         budget.take(outlook.walk_visits());
-        with_terms(state, self.now, spec, row, &own, |terms| {
+        with_terms(state, self.now, (reservation.job, spec, row), &own, |terms| {
             let mut others = outlook.others_like(&reservation.start, spec, terms, most);
             if !reservation.is_closed() {
                 others.iter_mut().for_each(|(_, hold)| hold.from = reservation.start.at);
@@ -728,7 +737,7 @@ impl Future {
         row: &JobRow,
         budget: &mut Budget,
     ) {
-        let Some((place, start)) = self.earliest(state, spec, row, budget) else { return };
+        let Some((place, start)) = self.earliest(state, (job, spec, row), budget) else { return };
         // What is kept for it stays where it is, as in a pass.
         let own = self.own.take_if(|own| own.job == job);
         let has_slipped = own.as_ref().is_some_and(|own| own.has_slipped);
@@ -759,8 +768,7 @@ impl Future {
     pub(crate) fn earliest(
         &mut self,
         state: &State,
-        spec: &JobSpec,
-        row: &JobRow,
+        (job, spec, row): (JobId, &JobSpec, &JobRow),
         budget: &mut Budget,
     ) -> Option<(ClusterKey, Start)> {
         let now = self.now;
@@ -768,16 +776,16 @@ impl Future {
         let own = Future::of(now).holds_for(state, &spec.tenant);
         let lanes = self.lanes(state, spec, budget);
         let mut best: Option<(ClusterKey, Start)> = None;
-        for place in places(state, spec) {
-            let outlook = self.outlook(state, &place, budget);
-            let found = with_terms(state, now, spec, row, &own, |terms| {
-                outlook.earliest(spec, &Terms { lanes: &lanes, ..*terms }, budget)
-            });
-            let Some(start) = found else { continue };
-            if best.as_ref().is_none_or(|(_, first)| start.at < first.at) {
-                best = Some((place, start));
+        with_terms(state, now, (job, spec, row), &own, |terms| {
+            let terms = Terms { lanes: &lanes, ..*terms };
+            for place in places(state, spec) {
+                let outlook = self.outlook(state, &place, budget);
+                let Some(start) = outlook.earliest(spec, &terms, budget) else { continue };
+                if best.as_ref().is_none_or(|(_, first)| start.at < first.at) {
+                    best = Some((place, start));
+                }
             }
-        }
+        });
         best
     }
 

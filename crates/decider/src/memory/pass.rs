@@ -74,6 +74,12 @@ impl UnfinishedPass {
         self.line.waits(state, candidate);
     }
 
+    /// The same, while those of its tenant that ask for the same and have other labels do not wait for it.
+    pub(crate) fn waits_alone(&mut self, state: &State, candidate: &Candidate) {
+        self.wanted.add(state, candidate.turn.job);
+        self.line.waits_alone(state, candidate, false);
+    }
+
     /// Whether preemption is tried for a request in this pass.
     pub(crate) fn may_search(&mut self, searches: &Searches, claim: &Claim) -> Option<TryKind> {
         self.tries.may_try(searches, claim)

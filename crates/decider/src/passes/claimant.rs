@@ -65,7 +65,8 @@ impl Means {
 impl Claimant<'_> {
     /// How the claimant would fit in a state that may come.
     pub(super) fn plan_on(&self, forecast: &Forecast, budget: &mut Budget) -> Result<Option<Plan>, Spent> {
-        let verdict = with_terms(forecast, self.now, self.spec, self.row, self.holds, |terms| {
+        let asker = (self.job, self.spec, self.row);
+        let verdict = with_terms(forecast, self.now, asker, self.holds, |terms| {
             plan(forecast, self.spec, terms, budget)
         });
         match verdict {

@@ -41,8 +41,9 @@ pub(super) fn move_drained(speculation: &mut Speculation, future: &Future, budge
         let mut forecast = Forecast::new(state);
         forecast.end(job);
         let holds = future.holds_for(state, &spec.tenant);
-        let verdict =
-            with_terms(&forecast, now, &spec, &row, &holds, |terms| plan(&forecast, &spec, terms, budget));
+        let verdict = with_terms(&forecast, now, (job, &spec, &row), &holds, |terms| {
+            plan(&forecast, &spec, terms, budget)
+        });
         let Verdict::Fits(found) = verdict else { continue };
         let stops = alloc::vec![Stop { job, token, cause: RearrangeCause::Drained { node } }];
         let promises = alloc::vec![CapacityHold { job, workers: found.workers }];

@@ -85,7 +85,7 @@ fn larger(
     forecast.end(job);
     let holds = future.holds_for(state, &spec.tenant);
     let verdict =
-        with_terms(&forecast, now, &spec, row, &holds, |terms| plan(&forecast, &spec, terms, budget));
+        with_terms(&forecast, now, (job, &spec, row), &holds, |terms| plan(&forecast, &spec, terms, budget));
     let Verdict::Fits(found) = verdict else { return None };
     // A restart costs what came after the last checkpoint: a quarter more workers is worth it.
     let (count, more) = (before.len(), found.workers.len());

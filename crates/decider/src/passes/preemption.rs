@@ -495,8 +495,9 @@ impl Claimant<'_> {
             return None;
         }
         let holds = self.future.holds_for(self.state, &spec.tenant);
-        let verdict =
-            with_terms(forecast, self.now, &spec, row, &holds, |terms| plan(forecast, &spec, terms, budget));
+        let verdict = with_terms(forecast, self.now, (job, &spec, row), &holds, |terms| {
+            plan(forecast, &spec, terms, budget)
+        });
         match verdict {
             Verdict::Fits(plan) => Some(plan.workers),
             Verdict::Waits | Verdict::OutOfBudget => None,

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use muster_journal::{Decision, WorkerSlot};
 use muster_planner::{Budget, Holds, Terms, Verdict, plan};
 use muster_policy::{Candidate, headroom};
-use muster_state::JobRow;
+use muster_state::{JobRow, State};
 use muster_types::{JobId, JobSpec};
 
 use crate::future::Future;
@@ -13,6 +13,7 @@ use crate::memory::searches::Searches;
 use crate::passes::turns::renew_turns;
 use crate::passes::{drained, growth, preemption};
 use crate::round::ROUND_BYTES_SOFT;
+use crate::rules::affinity;
 use crate::rules::bookings::is_open_to;
 use crate::rules::planned::{choices, planned_spec, with_spares};
 use crate::rules::terms::{QuotaPart, with_terms, with_terms_of};
@@ -74,6 +75,10 @@ enum Outcome {
     UserAtLimit,
     /// It names a booking that is not open to it: nothing is kept for it, and others go past it.
     NotOpen,
+    /// Nothing runs that it has to be with: the same, and those that ask for the same and have other labels do not wait for it.
+    WithoutOthers,
+    /// It waits for capacity, and those that ask for the same and have other labels do not wait for it.
+    WaitsAlone,
     OutOfBudget,
 }
 
@@ -112,6 +117,8 @@ fn walk(speculation: &mut Speculation, pass: &mut UnfinishedPass, budget: &mut B
             Outcome::AtLimit => pass.line().at_limit(speculation.state(), &candidate),
             Outcome::UserAtLimit => pass.line().user_at_limit(speculation.state(), &candidate),
             Outcome::NotOpen => pass.line().passed_over(speculation.state(), &candidate),
+            Outcome::WithoutOthers => pass.line().waits_alone(speculation.state(), &candidate, true),
+            Outcome::WaitsAlone => pass.waits_alone(speculation.state(), &candidate),
             Outcome::Waits | Outcome::OutOfBudget => {
                 pass.waits(speculation.state(), &candidate);
             }
@@ -145,6 +152,10 @@ fn offer(
     // Its time may have run out since the walk began.
     if state.spent_user_budget(job, now).is_some() {
         return Outcome::UserAtLimit;
+    }
+    let (is_without_others, is_alone) = look_at_others(state, job, &spec, budget);
+    if is_without_others {
+        return if is_alone { Outcome::WithoutOthers } else { Outcome::NotOpen };
     }
     pass.future().turn_of(state, job, candidate.within_nominal, budget);
     let quota = if candidate.within_nominal { QuotaPart::Nominal } else { QuotaPart::All };
@@ -180,7 +191,18 @@ fn offer(
         return outcome;
     }
     pass.future().reserve(speculation.state(), job, &spec, &row, budget);
-    Outcome::Waits
+    if is_alone { Outcome::WaitsAlone } else { Outcome::Waits }
+}
+
+/// Times that a turn looks at where other jobs are, about.
+const LOOKS_AT_OTHERS: u64 = 8;
+
+/// Whether nothing runs that a job has to be with, and whether it would be otherwise for a job with other labels.
+fn look_at_others(state: &State, job: JobId, spec: &JobSpec, budget: &mut Budget) -> (bool, bool) {
+    let resolved = affinity::resolve(state, job, spec);
+    // Half of what is left stays for finding a place: a job with many others would never have one.
+    budget.take(resolved.looked_at.saturating_mul(LOOKS_AT_OTHERS).min(budget.left() / 2));
+    (resolved.waits_for.is_some(), resolved.depends_on_labels)
 }
 
 /// A gang whose turn it is, and how much of its quota it is offered.
@@ -206,7 +228,7 @@ impl Offer<'_> {
         let (state, valuation) = (speculation.state(), speculation.valuation());
         let holds = future.holds_for_job(state, job, spec, row);
         let mut place = |spec: &JobSpec, holds: &Holds| {
-            with_terms_of(state, speculation.now(), spec, row, holds, quota, |terms| {
+            with_terms_of(state, speculation.now(), (job, spec, row), holds, quota, |terms| {
                 let terms = Terms { valuation: Some(valuation), ..*terms };
                 plan(state, spec, &terms, budget)
             })
@@ -255,8 +277,9 @@ impl Offer<'_> {
         let Offer { job, spec, row, .. } = *self;
         let state = speculation.state();
         let holds = future.holds_for_job(state, job, spec, row);
+        let asker = (job, spec, row);
         let verdict =
-            with_terms(state, speculation.now(), spec, row, &holds, |terms| plan(state, spec, terms, budget));
+            with_terms(state, speculation.now(), asker, &holds, |terms| plan(state, spec, terms, budget));
         !matches!(verdict, Verdict::Waits)
     }
 

@@ -68,12 +68,12 @@ impl<'s, 'a> Ways<'s, 'a> {
         harm_of: &dyn Fn(JobId) -> Option<PreemptionCost>,
         budget: &mut Budget,
     ) -> Result<Vec<Set>, Spent> {
-        let Claimant { spec, row, now, holds, .. } = *self.claimant;
+        let Claimant { job, spec, row, now, holds, .. } = *self.claimant;
         let few = match self.claimant.look {
             Look::Only(changed) => Some(changed.clone()),
             Look::Everywhere | Look::Nowhere => self.few_hosts(),
         };
-        let verdict = with_terms(state, now, spec, row, holds, |terms| {
+        let verdict = with_terms(state, now, (job, spec, row), holds, |terms| {
             let no_limit = |_: &PoolKey| u64::MAX;
             let room_milli = if heeds_quota { terms.room_milli } else { &no_limit };
             let terms = Terms { room_milli, ..*terms };

@@ -3,8 +3,9 @@
 use alloc::collections::BTreeMap;
 use muster_planner::{Holds, Terms};
 use muster_state::{CapacityKey, JobRow, PoolKey, State};
-use muster_types::{JobSpec, LogTime, Name};
+use muster_types::{JobId, JobSpec, LogTime, Name};
 
+use crate::rules::affinity;
 use crate::rules::bookings::closures;
 
 /// How much of what its quota allows a gang is offered.
@@ -20,20 +21,18 @@ pub(crate) enum QuotaPart {
 pub(crate) fn with_terms<T>(
     state: &State,
     now: LogTime,
-    spec: &JobSpec,
-    row: &JobRow,
+    (job, spec, row): (JobId, &JobSpec, &JobRow),
     holds: &Holds,
     plan: impl FnOnce(&Terms<'_>) -> T,
 ) -> T {
-    with_terms_of(state, now, spec, row, holds, QuotaPart::All, plan)
+    with_terms_of(state, now, (job, spec, row), holds, QuotaPart::All, plan)
 }
 
 /// The same with a part of what its quota allows it.
 pub(crate) fn with_terms_of<T>(
     state: &State,
     now: LogTime,
-    spec: &JobSpec,
-    row: &JobRow,
+    (job, spec, row): (JobId, &JobSpec, &JobRow),
     holds: &Holds,
     quota: QuotaPart,
     plan: impl FnOnce(&Terms<'_>) -> T,
@@ -72,6 +71,7 @@ pub(crate) fn with_terms_of<T>(
     };
     let interruptions = |key: &CapacityKey| state.interruptions(key, now);
     let closures = closures(state, spec, now);
+    let affinity = affinity::resolve(state, job, spec);
     plan(&Terms {
         now,
         run_ms: row.estimate.run_high_ms,
@@ -80,6 +80,7 @@ pub(crate) fn with_terms_of<T>(
         holds,
         closures: &closures,
         closures_are_indexed: true,
+        affinity: &affinity.terms,
         policy: &state.policy().policy,
         own_work: &own_work,
         interruptions: &interruptions,

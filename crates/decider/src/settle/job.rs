@@ -9,6 +9,7 @@ use muster_state::{DependencyState, Free, JobRow, Phase, Placement, PromiseRow, 
 use muster_types::{ArrayId, JobId, LogTime, NodeId};
 
 use crate::round::ROUND_BYTES_SOFT;
+use crate::rules::affinity;
 use crate::rules::bookings;
 use crate::rules::deadline::{self, finished_late};
 use crate::rules::windows;
@@ -182,6 +183,8 @@ fn after_promise(state: &State, job: JobId, promise: &PromiseRow, now: LogTime) 
     let policy = &state.policy().policy;
     let mut closures = bookings::closures(state, spec, now);
     closures.retain(|closure| closure.lasts_at(now));
+    // Others may have come since it was promised, or gone.
+    let affinity = affinity::resolve(state, job, spec);
     let mut left: BTreeMap<NodeId, Free> = BTreeMap::new();
     let mut is_free = true;
     for (rank, slot) in promise.slots.iter().enumerate() {
@@ -193,7 +196,7 @@ fn after_promise(state: &State, job: JobId, promise: &PromiseRow, now: LogTime) 
         let is_usable = is_usable && fit::allows(&node.spec, spec, policy);
         let is_usable = is_usable && !windows::is_closed(policy, &spec.tenant, &node.spec, now);
         let is_booked = bookings::covers(state, &closures, &node.spec);
-        let is_usable = is_usable && !is_booked;
+        let is_usable = is_usable && !is_booked && !affinity.excludes(&node.spec);
         if !node.is_placeable() || node.incarnation != slot.incarnation || !is_usable {
             return Some(Decision::PromiseDropped { job });
         }

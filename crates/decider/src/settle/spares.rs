@@ -6,6 +6,7 @@ use muster_journal::{Decision, StopCause, WorkerSlot};
 use muster_state::{JobRow, Placement, State};
 use muster_types::{FailureClass, JobId, NodeId};
 
+use crate::rules::affinity;
 use crate::settle::recovery::{class_of_end, is_fault_of_place};
 use crate::speculation::Speculation;
 
@@ -28,7 +29,10 @@ pub(super) fn swap(
     }
     let failed = failed_nodes(placement, cause);
     let is_good = |slot: &WorkerSlot| !failed.contains(&slot.node) && is_current(state, slot);
-    let mut free = spares.iter().filter(|slot| is_good(slot));
+    // Other jobs may have come to where a spare is since the gang was placed, or gone from there.
+    let others = affinity::resolve(state, job, state.spec(job)?);
+    let is_excluded = |slot: &WorkerSlot| state.node(slot.node).is_none_or(|row| others.excludes(&row.spec));
+    let mut free = spares.iter().filter(|slot| is_good(slot) && !is_excluded(slot));
     let mut ranks: Vec<(u32, WorkerSlot)> = Vec::new();
     for (rank, _) in placement.slots.iter().enumerate().filter(|(_, slot)| !is_good(slot)) {
         ranks.push((rank as u32, *free.next()?));

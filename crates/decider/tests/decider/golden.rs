@@ -598,6 +598,12 @@ fn attempts(run: &mut Run) {
     }
     let mut draft = job_draft("spared", vec![group("main", 2, Some(accelerators("b200", 8)))]);
     draft.checkpoint_directory = Some("/shared/checkpoints".into());
+    draft.affinity = vec![muster_types::Affinity {
+        target: muster_types::AffinityTarget::Labels("team=vision".into()),
+        level: muster_types::AffinityLevel::Rack,
+        rule: muster_types::AffinityRule::Apart,
+        weight: Some(20),
+    }];
     let contract = JobContract {
         launch: LaunchForm::Torchrun,
         retry: RetryRules {

@@ -8,6 +8,7 @@
 // Helpers of tests may unwrap too: a panic there is the report.
 #![allow(clippy::unwrap_used)]
 
+mod affinity;
 mod array_attacks;
 mod arrays;
 mod bookings;

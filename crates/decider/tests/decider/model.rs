@@ -14,11 +14,11 @@ use muster_state::{Phase, State};
 use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
 use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope};
 use muster_types::{
-    AcceleratorChoice, ArrayId, ArraySpec, BookingAmount, BookingClearing, BookingShape, BookingSpec,
-    BookingTimes, Control, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus,
-    FailureClass, FieldChange, JobContract, JobDraft, JobId, JobMetadata, JobSpec, Level, LogTime, Name,
-    NodeId, NodeOverridesChange, NodeRequirements, NodeSpec, PriorityTier, RequestId, Requester, Segment,
-    Spread, Submission, TaskGroup,
+    AcceleratorChoice, Affinity, AffinityLevel, AffinityRule, AffinityTarget, ArrayId, ArraySpec,
+    BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, Control, Dependency,
+    DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FieldChange,
+    JobContract, JobDraft, JobId, JobMetadata, JobSpec, Level, LogTime, Name, NodeId, NodeOverridesChange,
+    NodeRequirements, NodeSpec, PriorityTier, RequestId, Requester, Segment, Spread, Submission, TaskGroup,
 };
 
 use crate::random::Random;
@@ -281,6 +281,9 @@ impl Model {
                 scope: scopes[self.random.below(2) as usize],
             }];
         }
+        if self.random.once_in(8) {
+            draft.affinity = vec![self.affinity(&jobs)];
+        }
         if self.random.once_in(12) {
             draft.not_before = Some(self.now.plus_ms(self.random.below(20_000)));
         }
@@ -289,6 +292,23 @@ impl Model {
         }
         if self.random.once_in(3) {
             draft.expected_run_ms = Some(1 + self.random.below(100_000));
+        }
+    }
+
+    /// With other jobs or away from them, required or not; some are of tenants that the job may not name.
+    fn affinity(&mut self, jobs: &[JobId]) -> Affinity {
+        let levels =
+            [AffinityLevel::Region, AffinityLevel::Cluster, AffinityLevel::Rack, AffinityLevel::Host];
+        let team = ["a", "b"][self.random.below(2) as usize];
+        let target = match self.random.pick(jobs).filter(|_| self.random.once_in(2)) {
+            Some(job) => AffinityTarget::Job(job),
+            None => AffinityTarget::Labels(format!("team={team}")),
+        };
+        Affinity {
+            target,
+            level: levels[self.random.below(4) as usize],
+            rule: if self.random.once_in(3) { AffinityRule::Together } else { AffinityRule::Apart },
+            weight: self.random.once_in(3).then(|| 1 + self.random.below(100) as u8),
         }
     }
 

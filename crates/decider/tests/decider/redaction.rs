@@ -100,6 +100,12 @@ fn what_people_wrote_is_in_no_redacted_record_and_no_redacted_state() {
     draft.groups[0].environment.insert(SIZES_VARIABLE.to_owned(), "1,2".to_owned());
     draft.checkpoint_directory = Some(format!("/{CANARY}"));
     draft.working_directory = Some(format!("/{CANARY}"));
+    draft.affinity = vec![muster_types::Affinity {
+        target: muster_types::AffinityTarget::Labels(format!("app={CANARY}")),
+        level: muster_types::AffinityLevel::Host,
+        rule: muster_types::AffinityRule::Apart,
+        weight: None,
+    }];
     let by = Requester { name: CANARY.to_owned(), is_operator: false };
     let request = RequestKey { id: RequestId(1), fingerprint: 77 };
     let submitted = Decision::JobsSubmitted {

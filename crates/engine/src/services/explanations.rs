@@ -66,7 +66,8 @@ impl Engine {
         let kept = self.kept_at(view);
         let explain = move |view: &State, now| {
             let place = job.contract.checkpoint.place.as_ref();
-            muster_decider::explain_spec(view, now, &job.spec, place, &kept)
+            let described = (&job.spec, job.metadata.as_ref());
+            muster_decider::explain_spec(view, now, described, place, &kept)
         };
         self.explaining(view, explain).await
     }

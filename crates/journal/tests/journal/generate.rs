@@ -18,17 +18,18 @@ use muster_types::policy::{
     TenantLimits, TenantPolicy, TenantRights, UserLimits, Verb,
 };
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval, ArrayId,
-    ArraySpec, ArtifactFault, ArtifactRules, Artifacts, BlobDigest, BookingAmount, BookingClearing,
-    BookingEnd, BookingRule, BookingShape, BookingSpec, BookingTimes, CapacityFallback, CapacityRules,
-    CertificateSerial, CheckpointRules, ClusterId, Container, Control, Dependency, DependencyRule,
-    DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange,
-    ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId, JobMetadata, JobSpec, LabelTest,
-    LaunchForm, Level, ListedWindows, LogIndex, LogTime, Mount, Name, NodeAdmission, NodeBounds, NodeDraft,
-    NodeExpression, NodeId, NodeOverrides, NodeRequirements, NodeSpec, NoticeRules, OverlapRule, Parameters,
-    Preflight, PriorityTier, PullRule, PurchaseSet, QueueKey, ReplicaId, RequestId, Requester, RetryRules,
-    Revocation, Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate, Spread, TaskGroup, TokenGrant, TokenId,
-    TokenRole, TopologyRule, TraceParent, Ulimits, WorkerRequest, limits,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Affinity,
+    AffinityLevel, AffinityRule, AffinityTarget, Approval, ArrayId, ArraySpec, ArtifactFault, ArtifactRules,
+    Artifacts, BlobDigest, BookingAmount, BookingClearing, BookingEnd, BookingRule, BookingShape,
+    BookingSpec, BookingTimes, CapacityFallback, CapacityRules, CertificateSerial, CheckpointRules,
+    ClusterId, Container, Control, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet,
+    ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, IndexRange, JobContract,
+    JobDraft, JobId, JobMetadata, JobSpec, LabelTest, LaunchForm, Level, ListedWindows, LogIndex, LogTime,
+    Mount, Name, NodeAdmission, NodeBounds, NodeDraft, NodeExpression, NodeId, NodeOverrides,
+    NodeRequirements, NodeSpec, NoticeRules, OverlapRule, Parameters, Preflight, PriorityTier, PullRule,
+    PurchaseSet, QueueKey, ReplicaId, RequestId, Requester, RetryRules, Revocation, Schedule, ScheduleKey,
+    ScheduleRun, ScheduleTemplate, Spread, TaskGroup, TokenGrant, TokenId, TokenRole, TopologyRule,
+    TraceParent, Ulimits, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -100,6 +101,23 @@ fn capacity() -> impl Strategy<Value = CapacityRules> {
     )
 }
 
+/// Away from jobs with labels, and to where one job is.
+fn affinity((labels, job): (Option<(String, Option<u8>)>, Option<u64>)) -> Vec<Affinity> {
+    let labels = labels.map(|(selector, weight)| Affinity {
+        target: AffinityTarget::Labels(selector),
+        level: AffinityLevel::Host,
+        rule: AffinityRule::Apart,
+        weight,
+    });
+    let job = job.map(|job| Affinity {
+        target: AffinityTarget::Job(JobId(job)),
+        level: AffinityLevel::Cluster,
+        rule: AffinityRule::Together,
+        weight: None,
+    });
+    labels.into_iter().chain(job).collect()
+}
+
 /// Everything a job may say in addition to what it runs.
 fn wishes() -> impl Strategy<Value = JobDraft> {
     let level = || prop::sample::select(Level::ALL.to_vec());
@@ -119,7 +137,9 @@ fn wishes() -> impl Strategy<Value = JobDraft> {
     let times = (option::of(0..1u64 << 40), option::of(1u64 << 41..1 << 42), option::of(1..1u64 << 30));
     let booking = option::of(name());
     let bought = (booking, option::of(capacity()));
-    let places = (btree_map(name(), values, 0..3), names(), names(), node_requirements(), bought);
+    let labels = option::of(("[a-z]{1,6}=[a-z]{1,6}", option::of(1..=limits::AFFINITY_WEIGHT_MAX)));
+    let others = (labels, option::of(any::<u64>()));
+    let places = (btree_map(name(), values, 0..3), names(), names(), node_requirements(), bought, others);
     (topology, places, any::<bool>(), dependencies, times).prop_map(
         |(topology, places, preemptible, dependencies, times)| JobDraft {
             topology,
@@ -137,6 +157,7 @@ fn wishes() -> impl Strategy<Value = JobDraft> {
             nodes: places.3,
             booking: places.4.0,
             capacity: places.4.1.map(Box::new),
+            affinity: affinity(places.5),
             ..JobDraft::new(Name::literal("any"), Name::literal("any"), vec![])
         },
     )

@@ -431,9 +431,11 @@ fn the_examples_are_valid() {
         "ray.yaml",
         "parallel.yaml",
     ];
-    for (file, jobs) in
-        one_job.map(|file| (file, 1)).into_iter().chain([("short-array.yaml", 20), ("array.yaml", 21)])
-    {
+    for (file, jobs) in one_job.map(|file| (file, 1)).into_iter().chain([
+        ("short-array.yaml", 20),
+        ("array.yaml", 21),
+        ("near-cache.yaml", 2),
+    ]) {
         let ran = muster(&fake, &["submit", &example(file)]);
         assert_eq!((ran.code, ran.out.lines().count()), (0, jobs), "{}", ran.err);
     }

@@ -2,7 +2,7 @@
 
 use alloc::collections::BTreeSet;
 use alloc::format;
-use alloc::string::ToString;
+use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
 use muster_types::{CapacityRules, LogTime, Name, Segment};
@@ -45,6 +45,8 @@ pub enum WaitReason {
     Window,
     /// It would fit on nodes that are booked for others, or the booking that it names is not open.
     Booked,
+    /// It would fit where other jobs are from which it has to keep away, or are not with which it has to be.
+    Affinity,
     /// It would fit on hosts that policy keeps free in each rack, to take the place of failed ones.
     SpareHosts,
     /// It would fit on nodes that were bought in another way than it asks for, or that are taken away more often.
@@ -84,6 +86,7 @@ impl WaitReason {
         WaitReason::BehindOtherGangs,
         WaitReason::Window,
         WaitReason::Booked,
+        WaitReason::Affinity,
         WaitReason::SpareHosts,
         WaitReason::Purchase,
         WaitReason::Dependency,
@@ -114,6 +117,7 @@ impl WaitReason {
             WaitReason::BehindOtherGangs => "RESERVED_FOR_OTHERS",
             WaitReason::Window => "MAINTENANCE_WINDOW",
             WaitReason::Booked => "BOOKED",
+            WaitReason::Affinity => "AFFINITY",
             WaitReason::SpareHosts => "SPARE_HOSTS",
             WaitReason::Purchase => "PURCHASE",
             WaitReason::Dependency => "WAITING_FOR_DEPENDENCY",
@@ -152,6 +156,7 @@ pub(super) enum Finding {
     CheckpointNotReadable { data_set: Name },
     Window { place: (Name, Name), nodes: u32, open: Option<(Name, LogTime)> },
     Booked { place: (Name, Name), nodes: u32, booking: Name, until: Option<LogTime> },
+    Affinity { place: (Name, Name), text: String, excluded: u32, nodes: u32 },
     SpareHosts { place: (Name, Name), hosts: u64 },
     Purchase { place: (Name, Name), nodes: u32, asked: CapacityRules },
     InLine,
@@ -239,6 +244,7 @@ impl Finding {
             Finding::BehindOtherGangs { .. } => WaitReason::BehindOtherGangs,
             Finding::Window { .. } => WaitReason::Window,
             Finding::Booked { .. } => WaitReason::Booked,
+            Finding::Affinity { .. } => WaitReason::Affinity,
             Finding::SpareHosts { .. } => WaitReason::SpareHosts,
             Finding::Purchase { .. } => WaitReason::Purchase,
             Finding::InLine => WaitReason::InLine,
@@ -346,6 +352,11 @@ impl fmt::Display for Finding {
             Finding::Booked { place: (region, cluster), booking, until: None, .. } => write!(
                 f,
                 "it would fit in {region}/{cluster}, but it names booking {booking}, and the nodes of that do not hold it now"
+            ),
+            Finding::Affinity { place: (region, cluster), text, excluded, nodes } => write!(
+                f,
+                "it would fit in {region}/{cluster}, but has to be {text}, and that excludes {excluded} of {nodes} {} there",
+                if *nodes == 1 { "node" } else { "nodes" }
             ),
             Finding::SpareHosts { place: (region, cluster), hosts } => write!(
                 f,

@@ -13,7 +13,7 @@ use crate::fill::{Attempt, Scope};
 use crate::score::Score;
 use crate::selection::Condition;
 use crate::sites::Site;
-use crate::terms::Terms;
+use crate::terms::{AffinityTerm, Terms};
 
 /// Registered nodes by the first thing that keeps the gang from them, in this order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,6 +36,8 @@ pub struct NodeCounts {
     pub too_small: u32,
     /// In a window that begins before the gang would end.
     pub in_window: u32,
+    /// Where other jobs are from which the gang has to keep away, or are not with which it has to be.
+    pub kept_away: u32,
     /// Kept for gangs before it, or to take the place of failed hosts of its rack.
     pub held: u32,
     /// Without capacity for one worker now.
@@ -60,7 +62,7 @@ pub struct ClusterReport {
     /// Taints of its nodes that the job does not tolerate and that keep it from them.
     pub taints: BTreeSet<Name>,
     /// Conditions on labels and names of nodes that the job has, each with the number of registered nodes that do not meet
-    /// it. A node may miss several.
+    /// it; then the same of what it has to be with, or away from. A node may miss several.
     pub unmet: Vec<(String, u32)>,
     /// How many of its nodes have no container runtime, where the job has an image.
     pub without_runtime: u32,
@@ -108,6 +110,8 @@ pub(super) struct Counting<'a> {
     taints: BTreeSet<Name>,
     /// What the job asks of labels and names of nodes, and how many nodes do not meet it.
     unmet: Vec<(Condition<'a>, u32)>,
+    /// What it has to be with or away from, and how many nodes do not meet it.
+    kept_away: Vec<(String, u32)>,
     without_runtime: u32,
     reserved_devices: u64,
     workers_that_fit: u32,
@@ -121,6 +125,12 @@ fn counted_level(rule: &TopologyRule) -> Option<Level> {
     let by_part = rule.all_segments().map(|segment| segment.level).next();
     let by_part = by_part.or(rule.balanced.then_some(Level::Rack));
     rule.required.or(by_part).or(rule.preferred)
+}
+
+/// What a gang has to be with or away from.
+fn required<'t>(terms: &'t Terms<'_>) -> impl Iterator<Item = &'t AffinityTerm<'t>> {
+    let all: &'t [AffinityTerm<'t>] = terms.affinity;
+    all.iter().filter(|term| term.is_required())
 }
 
 /// Whether the workers that fit are the sum of what fits on each node.
@@ -141,6 +151,7 @@ impl<'a> Counting<'a> {
             lacking_isolation: BTreeSet::new(),
             taints: BTreeSet::new(),
             unmet: Condition::all(spec).into_iter().map(|condition| (condition, 0)).collect(),
+            kept_away: required(terms).map(|term| (term.text.clone(), 0)).collect(),
             without_runtime: 0,
             reserved_devices: 0,
             workers_that_fit: 0,
@@ -201,6 +212,7 @@ impl<'a> Counting<'a> {
             let everywhere = by_cluster(2).min(u64::from(spec.worker_count()));
             workers_that_fit = u32::try_from(everywhere).unwrap_or(u32::MAX);
         }
+        let unmet = self.unmet.into_iter().map(|(condition, nodes)| (condition.to_string(), nodes));
         ClusterReport {
             region: key.region.clone(),
             cluster: key.cluster.clone(),
@@ -208,7 +220,7 @@ impl<'a> Counting<'a> {
             nodes: self.nodes,
             lacking_isolation: self.lacking_isolation,
             taints: self.taints,
-            unmet: self.unmet.into_iter().map(|(condition, nodes)| (condition.to_string(), nodes)).collect(),
+            unmet: unmet.chain(self.kept_away).collect(),
             without_runtime: self.without_runtime,
             free_devices: site.idle_devices,
             total_devices: site.used_pools().map(|(_, pool)| pool.total_devices).sum(),
@@ -283,6 +295,9 @@ fn count_node(
     for (condition, nodes) in &mut counting.unmet {
         *nodes += u32::from(!condition.is_met(&row.spec));
     }
+    for (term, (_, nodes)) in required(attempt.terms).zip(&mut counting.kept_away) {
+        *nodes += u32::from(term.excludes(&row.spec));
+    }
     let tolerated = attempt.is_tolerated(row);
     let isolated = attempt.is_isolated(row);
     let bought = attempt.is_bought_for(row);
@@ -332,6 +347,8 @@ fn count_node(
         &mut counts.too_small
     } else if attempt.is_in_window(row) {
         &mut counts.in_window
+    } else if attempt.is_kept_away(row) {
+        &mut counts.kept_away
     } else if !fits_hold || (fits_now && attempt.is_kept_spare(row)) {
         &mut counts.held
     } else if !fits_now {

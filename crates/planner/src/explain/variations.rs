@@ -19,7 +19,7 @@ use crate::explain::report::{ClusterReport, closest};
 use crate::fill::{Attempt, closed_windows};
 use crate::gang::try_plan;
 use crate::sites::{self, Site};
-use crate::terms::{Holds, Terms};
+use crate::terms::{AffinityTerm, Holds, Terms};
 
 /// Visits that one of the plans made for an explanation may take.
 const VISITS_MAX: u64 = 1_000_000;
@@ -56,6 +56,24 @@ impl Variations<'_> {
 
     fn without_bookings(&self) -> Option<Plan> {
         self.plan(self.spec, &Terms { closures: &[], ..*self.terms })
+    }
+
+    fn without_affinity(&self) -> Option<Plan> {
+        let is_asked = self.terms.affinity.iter().any(AffinityTerm::is_required);
+        is_asked.then(|| self.plan(self.spec, &Terms { affinity: &[], ..*self.terms })).flatten()
+    }
+
+    /// Which of what it has to be with or away from alone keeps it from starting; the first where several do together.
+    fn decisive_term(&self) -> Option<&AffinityTerm<'_>> {
+        let all = self.terms.affinity;
+        let decides = |place: usize| {
+            let mut others = all.to_vec();
+            others.remove(place);
+            self.plan(self.spec, &Terms { affinity: &others, ..*self.terms }).is_some()
+        };
+        let mut required = all.iter().enumerate().filter(|(_, term)| term.is_required());
+        let first = required.clone().next().map(|(_, term)| term);
+        required.find(|(place, _)| decides(*place)).map(|(_, term)| term).or(first)
     }
 
     fn without_quota(&self) -> Option<Plan> {
@@ -139,6 +157,16 @@ impl Variations<'_> {
                 let until = Some(closure.until).filter(|_| !closure.is_outside);
                 return Finding::Booked { place: (plan.region, plan.cluster), nodes, booking, until };
             }
+        }
+        if let Some(plan) = self.without_affinity()
+            && let Some(term) = self.decisive_term()
+        {
+            let report = report_of(&plan);
+            let counted = report.unmet.iter().find(|(text, _)| *text == term.text);
+            let excluded = counted.map_or(0, |(_, nodes)| *nodes);
+            let nodes = report.nodes.registered;
+            let text = term.text.clone();
+            return Finding::Affinity { place: (plan.region, plan.cluster), text, excluded, nodes };
         }
         if let Some(plan) = self.with_holds(&self.terms.holds.with_spare_hosts()) {
             return Finding::SpareHosts {

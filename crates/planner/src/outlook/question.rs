@@ -135,7 +135,9 @@ impl<'a> Question<'a> {
         let windows = policy.windows.iter();
         let windows = windows.filter(|window| window.until > self.now && terms.holds.is_closed(window));
         let booked = terms.closures.iter().filter(|closure| closure.until > self.now);
-        self.closed = windows.map(ClosedPlace::Window).chain(booked.map(ClosedPlace::Booking)).collect();
+        let closed = windows.map(ClosedPlace::Window).chain(booked.map(ClosedPlace::Booking));
+        let affinity = terms.affinity.iter().filter(|term| term.is_required());
+        self.closed = closed.chain(affinity.map(ClosedPlace::Affinity)).collect();
         self.booked = self.booked_places();
         let spares = if terms.holds.opens_spares() { None } else { Some(&policy.spare_hosts_per_rack) };
         for ((kind, rack), hosts) in &self.outlook.rack_hosts {
@@ -175,14 +177,21 @@ impl<'a> Question<'a> {
         found
     }
 
-    /// By place, whether a booking lets it not begin there at some moment up to a time.
+    /// By place, whether a booking or another job lets it not begin there at some moment up to a time.
     fn booked_up_to(&self, at: LogTime) -> Vec<bool> {
         let mut found: Vec<bool> = self.outlook.nodes.iter().map(|_| false).collect();
         for (number, closed) in self.closed.iter().enumerate() {
-            let ClosedPlace::Booking(closure) = closed else { continue };
-            if closure.from > at {
-                continue;
-            }
+            let closure = match closed {
+                ClosedPlace::Window(_) => continue,
+                ClosedPlace::Booking(closure) if closure.from > at => continue,
+                ClosedPlace::Booking(closure) => closure,
+                ClosedPlace::Affinity(term) => {
+                    for (place, node) in self.outlook.nodes.iter().enumerate() {
+                        found[place] |= term.excludes(&node.spec);
+                    }
+                    continue;
+                }
+            };
             for place in &self.booked[number] {
                 found[*place] = true;
             }
@@ -252,6 +261,8 @@ impl<'a> Question<'a> {
                 ClosedPlace::Window(window) => (meets(window.from), window.until),
                 // It says of the moment of the start whether that is too late.
                 ClosedPlace::Booking(closure) => (closure.from, closure.until),
+                // When the others begin or end is not foreseen: it is asked again with what runs then.
+                ClosedPlace::Affinity(_) => (self.now, LogTime(u64::MAX)),
             };
             events.push((closes, Event::Closes(number)));
             if opens < LogTime(u64::MAX) {

@@ -5,6 +5,7 @@
 // Helpers of tests may unwrap too: a panic there is the report.
 #![allow(clippy::unwrap_used)]
 
+mod affinity;
 mod bookings;
 mod capacity;
 mod images;

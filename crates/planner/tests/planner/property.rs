@@ -516,7 +516,7 @@ proptest! {
         prop_assert_eq!(explanation.reason == WaitReason::InLine, fleet.plan(&spec).is_some());
         for report in &explanation.clusters {
             let n = &report.nodes;
-            let sum = n.not_up + n.cordoned + n.wrong_labels + n.wrong_purchase + n.tainted + n.not_isolated + n.too_small + n.in_window + n.held + n.full + n.fit;
+            let sum = n.not_up + n.cordoned + n.wrong_labels + n.wrong_purchase + n.tainted + n.not_isolated + n.too_small + n.in_window + n.kept_away + n.held + n.full + n.fit;
             prop_assert_eq!(sum, n.registered);
             let most = report.unmet.iter().map(|(_, nodes)| *nodes).max().unwrap_or(0);
             prop_assert!(n.wrong_labels <= n.registered && most <= n.registered);

@@ -536,6 +536,7 @@ fn show_explanation(explanation: &Explanation) -> String {
             (nodes.not_isolated, "not isolated"),
             (nodes.too_small, "too small"),
             (nodes.in_window, "in a window"),
+            (nodes.kept_away, "kept away"),
             (nodes.held, "held"),
             (nodes.full, "full"),
             (nodes.fit, "fit"),

@@ -131,6 +131,7 @@ impl Fleet {
             holds,
             closures: &[],
             closures_are_indexed: false,
+            affinity: &[],
             policy: &self.state.policy().policy,
             own_work: &|_, _| (0, 0),
             interruptions: &|_| muster_state::Interruptions::default(),
@@ -195,5 +196,6 @@ pub fn job_draft(groups: Vec<TaskGroup>) -> JobDraft {
         nodes: None,
         booking: None,
         capacity: None,
+        affinity: Vec::new(),
     }
 }

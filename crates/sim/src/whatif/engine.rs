@@ -15,8 +15,8 @@ use muster_journal::hash;
 use muster_state::{NodeStatus, Phase, State};
 use muster_types::policy::{Policy, QuotaGrant};
 use muster_types::{
-    ArrayId, Control, Dependency, HolderId, JobId, LogTime, Name, NamedDependency, NodeAdmission, NodeId,
-    NodeSpec, Requester, Submission,
+    AffinityTarget, ArrayId, Control, Dependency, HolderId, JobId, LogTime, Name, NamedDependency,
+    NodeAdmission, NodeId, NodeSpec, Requester, Submission,
 };
 
 use crate::driver::{Driver, Happened};
@@ -412,7 +412,7 @@ impl<'a> Engine<'a> {
             next = JobId(next.0 + u64::from(part.job_count()));
         }
         let translate = |part: &Submission| {
-            if part.spec.dependencies.is_empty() {
+            if part.spec.dependencies.is_empty() && part.spec.affinity.is_empty() {
                 return Some(part.clone());
             }
             let mut draft = part.spec.clone().into_draft();
@@ -430,6 +430,18 @@ impl<'a> Engine<'a> {
                     by_member: on.is_of_members(),
                     place: u32::try_from(place).ok()?,
                 });
+            }
+            for entry in &mut draft.affinity {
+                let (id, is_array) = match entry.target {
+                    AffinityTarget::Job(job) => (job, false),
+                    AffinityTarget::Array(array) => (JobId(array.0), true),
+                    AffinityTarget::Named(_) | AffinityTarget::Labels(_) => continue,
+                };
+                entry.target = match starts.get(&id) {
+                    Some(name) => AffinityTarget::Named((*name).clone()),
+                    None if is_array => AffinityTarget::Array(ArrayId(self.here(id)?.0)),
+                    None => AffinityTarget::Job(self.here(id)?),
+                };
             }
             let spec = draft.check().ok()?;
             Some(Submission { spec, named_dependencies: named, ..part.clone() })

@@ -13,8 +13,8 @@ use core::ops::{Bound, Deref};
 use muster_types::policy::Policy;
 use muster_types::tpu::PodPosition;
 use muster_types::{
-    ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NextRun, NodeId, NodeSpec,
-    PriorityTier, QueueKey, RequestId, ScheduleKey,
+    Affinity, AffinityRule, ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name,
+    NextRun, NodeId, NodeSpec, PriorityTier, QueueKey, RequestId, ScheduleKey,
 };
 
 use crate::free::FreeKey;
@@ -198,6 +198,8 @@ pub(crate) struct JobIndexKeys {
     /// It waits, and somebody holds it.
     pub(crate) on_hold: bool,
     pub(crate) active: bool,
+    /// Whether it keeps other jobs away from where it is.
+    apart: bool,
     charged: bool,
     /// Thousandths of devices that it holds.
     pub(crate) active_milli: u64,
@@ -242,6 +244,7 @@ impl JobIndexKeys {
             held,
             on_hold: pending && row.held,
             active: holds_devices(row),
+            apart: holds_devices(row) && spec.affinity.iter().any(keeps_away),
             charged: row.charge().is_some_and(|(_, charge)| !charge.devices_milli.is_empty()),
             active_milli: held_milli(row),
             stopping: matches!(row.phase, Phase::Stopping(_)),
@@ -306,6 +309,10 @@ pub(crate) struct Indexes {
     pub(crate) promises_by_node: Set<(NodeId, JobId)>,
     /// Jobs that hold or may hold devices.
     pub(crate) active: Set<JobId>,
+    /// The same, by tenant.
+    pub(crate) active_by_tenant: Set<(Name, JobId)>,
+    /// Those of them that keep other jobs away from where they are, by tenant.
+    pub(crate) apart: Set<(Name, JobId)>,
     /// Jobs that are charged for devices, by tenant.
     pub(crate) charged: Set<(Name, JobId)>,
     /// Gangs that are being stopped.
@@ -439,6 +446,10 @@ impl Indexes {
         }
         if before.active != after.active {
             toggle(&mut self.active, id, after.active);
+            toggle(&mut self.active_by_tenant, (spec.tenant.clone(), id), after.active);
+        }
+        if before.apart != after.apart {
+            toggle(&mut self.apart, (spec.tenant.clone(), id), after.apart);
         }
         if before.stopping != after.stopping {
             toggle(&mut self.stopping, id, after.stopping);
@@ -792,6 +803,11 @@ fn shape_of(spec: &NodeSpec) -> Shape {
 fn held_milli(row: &JobRow) -> u64 {
     let placement = row.placement.as_ref().filter(|_| holds_devices(row));
     placement.map_or(0, |placement| placement.charge.devices_milli.iter().map(|(_, milli)| milli).sum())
+}
+
+/// Whether an entry keeps other jobs away from where its job is.
+fn keeps_away(entry: &Affinity) -> bool {
+    entry.rule == AffinityRule::Apart && entry.is_required()
 }
 
 fn is_small(row: &JobRow, spec: &JobSpec) -> bool {

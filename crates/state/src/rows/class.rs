@@ -23,7 +23,9 @@ impl GangClass {
     }
 
     pub(crate) fn of_request(request: u64, spec: &JobSpec) -> GangClass {
-        GangClass(if spec.preemptible { request } else { hash(&(request, spec.preemptible)) })
+        let request = if spec.preemptible { request } else { hash(&(request, spec.preemptible)) };
+        // Other jobs decide where it can go, and for each of its like the same ones.
+        GangClass(if spec.affinity.is_empty() { request } else { hash(&(request, &spec.affinity)) })
     }
 
     /// What a job asks for, and for how long: a hash, and part of the keys of submission groups in the state.

@@ -113,7 +113,7 @@ fn a_burst_is_open_for_a_minute_and_lasts_as_long_as_a_member() {
     let mut state = founded();
     let like = || spec("t", "sweep-1", 1);
     let key = BurstKey::of(&like());
-    let open = |state: &State, at: u64| state.open_burst(key, true, LogTime(at));
+    let open = |state: &State, at: u64| state.open_burst(key, &like(), LogTime(at));
     assert_eq!(open(&state, NOW), None);
     let first = submit(&mut state, NOW, &[(like(), None, 1)]).unwrap()[0];
     assert_eq!(open(&state, NOW + BURST_GAP_MS), Some(first));
@@ -166,8 +166,9 @@ fn a_burst_of_two_classes_stands_in_the_lane_of_its_first_job() {
     };
     let fixed = submit(&mut state, NOW, &[(like("s0", false), None, 10)]).unwrap()[0];
     let key = BurstKey::of(&like("s1", true));
-    assert_eq!(state.open_burst(key, true, LogTime(NOW)), None, "they wait for different things");
-    assert_eq!(state.open_burst(key, false, LogTime(NOW)), Some(fixed));
+    let open = |preemptible| state.open_burst(key, &like("s1", preemptible), LogTime(NOW));
+    assert_eq!(open(true), None, "they wait for different things");
+    assert_eq!(open(false), Some(fixed));
     let movable = submit(&mut state, NOW, &[(like("s1", true), Some(fixed), 10)]).unwrap()[0];
     submit(&mut state, NOW, &[(like("s2", false), Some(fixed), 10)]).unwrap();
     assert_eq!((state.first_in_line(fixed), state.classes_in_line()), (Some(fixed), 1));

@@ -12,6 +12,7 @@ use muster_types::{
     fleet::checked_name, limits,
 };
 
+use super::affinity::{affinity, affinity_to_proto};
 use super::array::{array, array_to_proto};
 use super::capacity::{capacity, capacity_to_proto};
 use super::container::{container_from_proto, container_to_proto};
@@ -145,6 +146,7 @@ pub fn job_spec_to_proto(spec: &JobSpec, contract: Option<&JobContract>) -> v1::
         nodes: spec.nodes.as_deref().map(node_requirements_to_proto),
         booking: spec.booking.as_ref().map(Name::to_string).unwrap_or_default(),
         capacity: spec.capacity.as_deref().map(capacity_to_proto),
+        affinity: spec.affinity.iter().map(affinity_to_proto).collect(),
         retry: (retry != v1::RetryPolicy::default()).then_some(retry),
         checkpoint: (checkpoint != v1::CheckpointPolicy::default()).then_some(checkpoint),
         ..said
@@ -324,6 +326,7 @@ pub(super) fn draft(
             text => found.take(name_below(at, "booking", text)),
         },
         capacity: capacity(at, message.capacity, found),
+        affinity: affinity(at, message.affinity, found),
     }
 }
 

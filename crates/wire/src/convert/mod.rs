@@ -10,6 +10,7 @@
 //! size (arrays excepted, whose size is bounded first).
 
 mod admission;
+mod affinity;
 mod array;
 mod booking;
 mod capacity;
@@ -40,6 +41,7 @@ pub use admission::{
     admission_rule_to_proto, approval_to_proto, node_admission_from_proto, node_bounds_from_proto,
     node_bounds_to_proto, revocation_from_proto, revocation_to_proto,
 };
+pub use affinity::affinity_to_proto;
 pub use array::array_to_proto;
 pub use booking::{booking_spec_from_proto, booking_spec_to_proto, booking_to_proto};
 pub use change::{changes_from_proto, throttle_from_proto};

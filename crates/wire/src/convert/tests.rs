@@ -13,12 +13,13 @@ use muster_types::policy::{
 };
 use muster_types::tpu::{Generation, PodPosition, SliceRequest, SliceShape, legal_shapes};
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, ArraySpec, CapacityFallback, CapacityRules,
-    CheckpointRules, Container, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet,
-    ExitStatus, FailureClass, FencingToken, HolderId, JobContract, JobDraft, JobId, JobSpec, LabelTest,
-    LaunchForm, Level, LogIndex, LogTime, Mount, Name, NodeDraft, NodeExpression, NodeRequirements, NodeSpec,
-    NoticeRules, Preflight, PriorityTier, PullRule, PurchaseSet, RequestId, RetryRules, Segment, Spread,
-    Submission, TaskGroup, TokenRole, TopologyRule, Violation, WorkerRequest, limits,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, Affinity, AffinityLevel, AffinityRule,
+    AffinityTarget, ArrayId, ArraySpec, CapacityFallback, CapacityRules, CheckpointRules, Container,
+    Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass,
+    FencingToken, HolderId, JobContract, JobDraft, JobId, JobSpec, LabelTest, LaunchForm, Level, LogIndex,
+    LogTime, Mount, Name, NodeDraft, NodeExpression, NodeRequirements, NodeSpec, NoticeRules, Preflight,
+    PriorityTier, PullRule, PurchaseSet, RequestId, RetryRules, Segment, Spread, Submission, TaskGroup,
+    TokenRole, TopologyRule, Violation, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, btree_set, hash_map, vec};
 use proptest::option;

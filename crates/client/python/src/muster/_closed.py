@@ -28,6 +28,8 @@ class ClosedSet:
         return ", ".join(self._words.values())
 
 
+AFFINITY_LEVELS = ClosedSet(job_pb2.AffinityLevel)
+AFFINITY_RULES = ClosedSet(job_pb2.AffinityRule)
 TIERS = ClosedSet(common_pb2.Tier)
 LAUNCH_FORMS = ClosedSet(job_pb2.LaunchForm)
 PREFLIGHTS = ClosedSet(job_pb2.Preflight)

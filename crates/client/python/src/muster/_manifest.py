@@ -15,6 +15,8 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from . import _quantity as quantity
 from ._closed import (
+    AFFINITY_LEVELS,
+    AFFINITY_RULES,
     DEPENDENCY_RULES,
     FAILURE_CLASSES,
     LAUNCH_FORMS,
@@ -53,7 +55,7 @@ _SPEC = (
     *("workingDirectory", "array", "topology", "nodeSelector", "nodes", "tolerations", "preemptible", "after"),
     "notBefore",
     *("deadline", "expectedRun", "datasets", "launch", "retry", "checkpoint", "notice", "spareWorkers", "preflight"),
-    *("workdir", "artifacts", "booking", "ulimits", "capacity", "parallel", *_GROUP),
+    *("workdir", "artifacts", "booking", "ulimits", "capacity", "affinity", "parallel", *_GROUP),
 )
 _Value = TypeVar("_Value")
 
@@ -139,6 +141,7 @@ class Reader:
             spare_workers=self.value(at, "spec.spareWorkers", quantity.count) or 0,
             preflight=self.word(at.get("preflight"), "spec.preflight", PREFLIGHTS),
             booking=self.text(at.get("booking"), "spec.booking"),
+            affinity=self.affinity(at.get("affinity")),
         )
         if array is not None:
             size, indices, throttle = array
@@ -361,6 +364,25 @@ class Reader:
                     job_id=job_id, rule=rule, array_id=array_id, by_member=by_member, job_name=job_name
                 )
             )
+        return found
+
+    def affinity(self, node: Node | None) -> list[job_pb2.JobAffinity]:
+        """Where other jobs are, to be with or away from them."""
+        found = []
+        for path, entry in self.items(node, "spec.affinity"):
+            at = self.fields(entry, path, ("to", "jobs", "level", "rule", "required", "weight"))
+            to = self.text(at.get("to"), f"{path}.to")
+            ids = {"array-": "array_id", "job-": "job_id"}
+            field = next((field for start, field in ids.items() if to.startswith(start)), "job_name")
+            message = job_pb2.JobAffinity(
+                label_selector=self.text(at.get("jobs"), f"{path}.jobs"),
+                level=self.word(at.get("level"), f"{path}.level", AFFINITY_LEVELS),
+                rule=self.word(at.get("rule"), f"{path}.rule", AFFINITY_RULES),
+                required=self.value(at, f"{path}.required", quantity.flag) or False,
+                weight=self.positive(at, f"{path}.weight", quantity.count, "with `required: true`"),
+            )
+            setattr(message, field, to)
+            found.append(message)
         return found
 
     def rules(self, at: Mapping[str, Node], spec: job_pb2.JobSpec) -> None:

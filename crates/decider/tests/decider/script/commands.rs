@@ -8,9 +8,10 @@ use muster_journal::RankUpdate;
 use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
 use muster_types::policy::{Guarantee, PurchaseKind};
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, ArraySpec, CapacityFallback, CapacityRules,
-    DependencyRule, DeviceAmount, DeviceSet, ExitStatus, FailureClass, ForeignLoad, JobContract, JobMetadata,
-    NodeId, NodeOverridesChange, PriorityTier, PurchaseSet, Requester, SIZES_VARIABLE, Submission, TaskGroup,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, Affinity, AffinityLevel, AffinityRule,
+    AffinityTarget, ArrayId, ArraySpec, CapacityFallback, CapacityRules, DependencyRule, DeviceAmount,
+    DeviceSet, ExitStatus, FailureClass, ForeignLoad, JobContract, JobMetadata, NodeId, NodeOverridesChange,
+    PriorityTier, PurchaseSet, Requester, SIZES_VARIABLE, Submission, TaskGroup,
 };
 
 use super::{World, duration_ms};
@@ -32,6 +33,9 @@ impl World {
         for label in words.iter().filter_map(|word| word.strip_prefix("label=")) {
             let (key, value) = label.split_once(':').expect("label=KEY:VALUE");
             draft.labels.insert(name(key), value.to_owned());
+        }
+        if let Some(rack) = self.number(words, "rack=") {
+            draft.rack = name(rack);
         }
         draft.taints = words.iter().filter_map(|word| word.strip_prefix("taint=")).map(name).collect();
         let who = self.number(words, "holder=").map_or(1, |text| text.parse().unwrap());
@@ -94,6 +98,7 @@ impl World {
         draft.nodes = Self::asked_nodes(words);
         draft.booking = self.number(words, "booking=").map(name);
         draft.capacity = self.capacity(words);
+        draft.affinity = self.affinity(words);
         draft.run_time_limit_ms = self.number(words, "limit=").map(duration_ms);
         if let Some(tenant) = self.number(words, "tenant=") {
             draft.tenant = name(tenant);
@@ -168,6 +173,37 @@ impl World {
             }
         }
         self.finish(answer.map(Some))
+    }
+
+    /// `near=TARGET@LEVEL` and `apart=TARGET@LEVEL`, with `/WEIGHT` behind one that is not required. A target is a job or an
+    /// array of the script, `KEY:VALUE` for a label, or else the name of a job of the request.
+    fn affinity(&self, words: &[&str]) -> Vec<Affinity> {
+        let rules = [("near=", AffinityRule::Together), ("apart=", AffinityRule::Apart)];
+        let given = words.iter().filter_map(|word| {
+            rules.iter().find_map(|(start, rule)| Some((word.strip_prefix(start)?, *rule)))
+        });
+        let entry = |(text, rule): (&str, AffinityRule)| {
+            let (target, rest) = text.split_once('@').expect("TARGET@LEVEL");
+            let (level, weight) =
+                rest.split_once('/').map_or((rest, None), |(level, weight)| (level, Some(weight)));
+            let first = |job: &str| self.jobs.get(&format!("{job}[0]")).copied();
+            let target = match (target.split_once(':'), self.jobs.get(target), first(target)) {
+                (Some((key, value)), ..) => AffinityTarget::Labels(format!("{key}={value}")),
+                (None, Some(job), _) => AffinityTarget::Job(*job),
+                (None, None, Some(first)) => AffinityTarget::Array(ArrayId(first.0)),
+                (None, None, None) => AffinityTarget::Named(name(target)),
+            };
+            let level = match level {
+                "region" => AffinityLevel::Region,
+                "cluster" => AffinityLevel::Cluster,
+                "block" => AffinityLevel::Block,
+                "rack" => AffinityLevel::Rack,
+                "host" => AffinityLevel::Host,
+                other => panic!("no level {other}"),
+            };
+            Affinity { target, level, rule, weight: weight.map(|weight| weight.parse().unwrap()) }
+        };
+        given.map(entry).collect()
     }
 
     /// `label NODE KEY=VALUE KEY-` and `taint NODE KEY KEY-`, with `request=N`.

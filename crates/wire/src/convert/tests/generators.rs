@@ -177,6 +177,41 @@ pub(super) fn wild_nodes() -> impl Strategy<Value = v1::NodeRequirements> {
     })
 }
 
+/// Entries whose targets differ, so that none contradicts another.
+fn affinity() -> impl Strategy<Value = Vec<Affinity>> {
+    let levels = vec![
+        AffinityLevel::Region,
+        AffinityLevel::Cluster,
+        AffinityLevel::Block,
+        AffinityLevel::Rack,
+        AffinityLevel::Host,
+    ];
+    let rules = vec![AffinityRule::Together, AffinityRule::Apart];
+    let entry = (
+        0..4usize,
+        proptest::sample::select(levels),
+        proptest::sample::select(rules),
+        option::of(1..=limits::AFFINITY_WEIGHT_MAX),
+    );
+    vec(entry, 0..=limits::JOB_AFFINITY_MAX).prop_map(|entries| {
+        let entries = entries.into_iter().enumerate();
+        let target = |(place, kind): (usize, usize)| match kind {
+            0 => AffinityTarget::Job(JobId(place as u64 + 1)),
+            1 => AffinityTarget::Array(ArrayId(place as u64 + 1)),
+            2 => AffinityTarget::Named(Name::new(&format!("other-{place}")).unwrap()),
+            _ => AffinityTarget::Labels(format!("app=other-{place},!debug")),
+        };
+        entries
+            .map(|(place, (kind, level, rule, weight))| Affinity {
+                target: target((place, kind)),
+                level,
+                rule,
+                weight,
+            })
+            .collect()
+    })
+}
+
 prop_compose! {
     pub(super) fn spec()(
         name in name(),
@@ -200,6 +235,7 @@ prop_compose! {
         nodes in option::of(node_requirements()),
         booking in option::of(name()),
         capacity in option::of(capacity()),
+        affinity in affinity(),
         elastic: bool,
     ) -> JobSpec {
         let mut groups = groups;
@@ -216,7 +252,7 @@ prop_compose! {
             preemptible, dependencies, not_before: times.0.map(LogTime), deadline: times.1.map(LogTime),
             expected_run_ms, datasets: datasets.into_iter().collect(),
             nodes: nodes.filter(|nodes| !nodes.is_empty()).map(Box::new), booking,
-            capacity: capacity.map(Box::new),
+            capacity: capacity.map(Box::new), affinity,
         }.check().unwrap()
     }
 }

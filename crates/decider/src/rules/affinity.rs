@@ -1,0 +1,309 @@
+//! Where other jobs are, as far as a job has to be with them or away from them.
+//!
+//! An entry of a job speaks of jobs of its tenant and of those below it that hold devices, and of jobs that are over where an
+//! entry names them by an id. Of those that it selects by labels at most [`limits::AFFINITY_JOBS_MAX`] are looked at, in the
+//! order of tenant and id. A job that asks to be together with jobs that it would itself be one of may start as the first of
+//! them.
+//!
+//! Jobs that have to be apart from others keep these away while they hold devices: what an entry forbids holds whichever of
+//! the two starts first. What an entry asks for holds when a job starts, and nobody is stopped because of it.
+//!
+//! **Invariant:** what is looked at for one entry is bounded, and counted.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use muster_planner::AffinityTerm;
+use muster_state::{JobRow, Phase, State};
+use muster_types::{
+    Affinity, AffinityDomain, AffinityLevel, AffinityRule, AffinityTarget, ArrayId, JobId, JobSpec,
+    LabelSelector, Name, NodeDraft, limits,
+};
+
+/// What the entries of a job come to in a state.
+#[derive(Debug, Default)]
+pub(crate) struct Resolved<'a> {
+    /// What the planner has to heed.
+    pub(crate) terms: Vec<AffinityTerm<'a>>,
+    /// Jobs that were looked at.
+    pub(crate) looked_at: u64,
+    /// The first entry that no place can meet, because nothing runs that it is about.
+    pub(crate) waits_for: Option<&'a Affinity>,
+    /// Whether it would be otherwise for a job that asks for the same and has other labels.
+    pub(crate) depends_on_labels: bool,
+}
+
+/// The jobs that an entry selects, and where they are.
+struct Others<'a> {
+    domains: BTreeSet<AffinityDomain<'a>>,
+    jobs: u64,
+    looked_at: u64,
+    is_cut: bool,
+}
+
+/// What jobs keep another one away from, on one level.
+#[derive(Default)]
+struct KeptBy<'a> {
+    /// The first of them that is of the same tenant: jobs of those above it are none of its business.
+    first: Option<JobId>,
+    /// Whether one of them does because of the labels of the other.
+    by_labels: bool,
+    domains: BTreeSet<AffinityDomain<'a>>,
+}
+
+/// What the entries of a job come to, and those of jobs that keep it away.
+pub(crate) fn resolve<'a>(state: &'a State, job: JobId, spec: &'a JobSpec) -> Resolved<'a> {
+    let mut resolved = Resolved::default();
+    if spec.affinity.is_empty() && !state.has_apart() {
+        return resolved;
+    }
+    let none = BTreeMap::new();
+    let labels = state.metadata(job).map_or(&none, |metadata| &metadata.labels);
+    for entry in &spec.affinity {
+        let others = others(state, job, spec, entry);
+        resolved.looked_at += others.looked_at;
+        if others.jobs == 0 && entry.rule == AffinityRule::Together && entry.is_required() {
+            if entry.selector().is_some_and(|selector| selector.matches(labels)) {
+                // The first of its kind.
+                resolved.depends_on_labels = true;
+                continue;
+            }
+            resolved.waits_for.get_or_insert(entry);
+            // One of those that it is about may start as the first.
+            resolved.depends_on_labels |= matches!(entry.target, AffinityTarget::Labels(_));
+        }
+        let cut = if others.is_cut { " (of the first that were looked at)" } else { "" };
+        resolved.terms.push(AffinityTerm {
+            text: format!("{entry}{cut}"),
+            level: entry.level,
+            rule: entry.rule,
+            weight: entry.weight,
+            domains: others.domains,
+        });
+    }
+    kept_away(state, (job, spec), labels, &mut resolved);
+    resolved
+}
+
+/// Jobs that hold devices and have to be apart from this one, at most so many of each tenant.
+fn kept_away<'a>(
+    state: &'a State,
+    (job, spec): (JobId, &JobSpec),
+    labels: &BTreeMap<String, String>,
+    resolved: &mut Resolved<'a>,
+) {
+    let policy = &state.policy().policy;
+    let mut by_level: BTreeMap<AffinityLevel, KeptBy<'a>> = BTreeMap::new();
+    // Jobs that serve the same have the same selector: each is read once.
+    let mut known: BTreeMap<&str, bool> = BTreeMap::new();
+    for tenant in policy.ancestry(&spec.tenant) {
+        for other in state.apart_of(tenant).take(limits::AFFINITY_JOBS_MAX).filter(|other| *other != job) {
+            resolved.looked_at += 1;
+            let Some((row, theirs)) = state.job(other).zip(state.spec(other)) else { continue };
+            let entries = theirs.affinity.iter().filter(|entry| entry.is_required());
+            for entry in entries.filter(|entry| entry.rule == AffinityRule::Apart) {
+                let is_meant = match &entry.target {
+                    AffinityTarget::Labels(text) => *known
+                        .entry(text.as_str())
+                        .or_insert_with(|| entry.selector().is_some_and(|selector| selector.matches(labels))),
+                    target => names(target, job, spec),
+                };
+                if is_meant {
+                    let kept = by_level.entry(entry.level).or_default();
+                    kept.first = kept.first.or(Some(other).filter(|_| theirs.tenant == spec.tenant));
+                    kept.by_labels |= matches!(entry.target, AffinityTarget::Labels(_));
+                    kept.domains.extend(domains_of(state, other, row, entry.level));
+                }
+            }
+        }
+    }
+    for (level, KeptBy { first, by_labels, domains }) in by_level {
+        // Jobs that serve the same ask for it themselves.
+        let is_asked = resolved.terms.iter().any(|term| {
+            let is_alike = term.is_required() && term.rule == AffinityRule::Apart && term.level == level;
+            is_alike && domains.is_subset(&term.domains)
+        });
+        if is_asked {
+            continue;
+        }
+        resolved.depends_on_labels |= by_labels;
+        let text = match first {
+            Some(first) => format!("in no {level} of {first} or another job that has to be apart from it"),
+            None => format!("in no {level} of jobs above its tenant that have to be apart from it"),
+        };
+        resolved.terms.push(AffinityTerm { text, level, rule: AffinityRule::Apart, weight: None, domains });
+    }
+}
+
+/// Whether the target of another job's entry names a job, or an array that it is in.
+fn names(target: &AffinityTarget, job: JobId, spec: &JobSpec) -> bool {
+    match target {
+        AffinityTarget::Job(other) => *other == job,
+        AffinityTarget::Array(array) => {
+            let first = spec.array.and_then(|member| job.0.checked_sub(u64::from(member.ordinal)));
+            first == Some(array.0)
+        }
+        AffinityTarget::Named(_) | AffinityTarget::Labels(_) => false,
+    }
+}
+
+fn others<'a>(state: &'a State, job: JobId, spec: &JobSpec, entry: &Affinity) -> Others<'a> {
+    let mut found = Others { domains: BTreeSet::new(), jobs: 0, looked_at: 0, is_cut: false };
+    match &entry.target {
+        AffinityTarget::Job(other) => {
+            found.looked_at += 1;
+            if is_within(state, &spec.tenant, *other) {
+                found.add(state, *other, entry, true);
+            }
+        }
+        AffinityTarget::Array(ArrayId(first)) => {
+            let size = state.array(ArrayId(*first)).map_or(0, |array| array.template.array.size());
+            let last = JobId(first.saturating_add(u64::from(size)).saturating_sub(1));
+            found.look_through(state, (job, spec), (JobId(*first), last), entry, None);
+            // Where those of its members were that are over, while none runs.
+            if found.jobs == 0 && is_within(state, &spec.tenant, JobId(*first)) {
+                let members = state.jobs().range(JobId(*first)..=last).map(|(member, _)| *member);
+                for member in members.filter(|member| *member != job).take(limits::AFFINITY_JOBS_MAX) {
+                    found.looked_at += 1;
+                    found.add(state, member, entry, true);
+                }
+            }
+        }
+        AffinityTarget::Named(_) => {}
+        AffinityTarget::Labels(_) => {
+            let selector = entry.selector();
+            found.look_through(state, (job, spec), (JobId(0), JobId(u64::MAX)), entry, selector.as_ref());
+        }
+    }
+    found
+}
+
+impl Resolved<'_> {
+    /// Whether a worker on a node would not meet what is required.
+    pub(crate) fn excludes(&self, node: &NodeDraft) -> bool {
+        self.terms.iter().any(|term| term.is_required() && term.excludes(node))
+    }
+}
+
+impl<'a> Others<'a> {
+    /// Looks at the jobs of a tenant and of those below it that hold devices, have an id of a range, and are selected.
+    fn look_through(
+        &mut self,
+        state: &'a State,
+        (job, spec): (JobId, &JobSpec),
+        (first, last): (JobId, JobId),
+        entry: &Affinity,
+        selector: Option<&LabelSelector>,
+    ) {
+        let policy = &state.policy().policy;
+        let is_below = |tenant: &&Name| policy.ancestry(tenant).any(|above| *above == spec.tenant);
+        for tenant in state.active_tenants().filter(is_below) {
+            for other in state.active_of(tenant, first..=last).filter(|other| *other != job) {
+                if self.looked_at >= limits::AFFINITY_JOBS_MAX as u64 {
+                    self.is_cut = true;
+                    return;
+                }
+                self.looked_at += 1;
+                let is_selected = selector.is_none_or(|selector| {
+                    state.metadata(other).is_some_and(|metadata| selector.matches(&metadata.labels))
+                });
+                if is_selected {
+                    self.add(state, other, entry, false);
+                }
+            }
+        }
+    }
+
+    /// Counts a job and where it is. One that is being stopped is there, and nobody goes to where it is.
+    fn add(&mut self, state: &'a State, job: JobId, entry: &Affinity, also_over: bool) {
+        let Some(row) = state.job(job) else { return };
+        let is_there = match row.phase {
+            Phase::Starting | Phase::Running => holds(state, job),
+            Phase::Stopping(_) => entry.rule == AffinityRule::Apart && holds(state, job),
+            // Where it was last something may be left of it, as its files.
+            Phase::Finished(_) => also_over && entry.rule == AffinityRule::Together,
+            Phase::Pending => false,
+        };
+        if !is_there {
+            return;
+        }
+        let before = self.domains.len();
+        self.domains.extend(domains_of(state, job, row, entry.level));
+        // One whose nodes are all gone is nowhere.
+        self.jobs += u64::from(self.domains.len() > before || !self.domains.is_empty());
+    }
+}
+
+/// Whether a job holds devices in this state, which may be one that is thought out.
+fn holds(state: &State, job: JobId) -> bool {
+    state.spec(job).is_some_and(|spec| state.active_of(&spec.tenant, job..=job).next().is_some())
+}
+
+/// Whether a job is one of a tenant or of one below it.
+fn is_within(state: &State, tenant: &Name, job: JobId) -> bool {
+    let policy = &state.policy().policy;
+    state.tenant_of(job).is_some_and(|of| policy.ancestry(of).any(|above| above == tenant))
+}
+
+/// The domains of a level in which the workers of a job lie, or lay last.
+fn domains_of<'a>(
+    state: &'a State,
+    job: JobId,
+    row: &'a JobRow,
+    level: AffinityLevel,
+) -> impl Iterator<Item = AffinityDomain<'a>> {
+    let placement = row.placement.as_ref().or(row.previous.as_ref());
+    let slots = placement.map_or(&[][..], |placement| &placement.slots[..]);
+    let spares = if row.placement.is_some() { state.spares(job) } else { &[] };
+    let nodes = slots.iter().chain(spares).map(|slot| slot.node);
+    nodes.filter_map(move |node| Some(level.domain(&state.node(node)?.spec)))
+}
+
+/// Why a job waits for another one to run, whatever is free.
+pub(crate) fn why_it_waits(state: &State, job: JobId, spec: &JobSpec) -> Option<String> {
+    let resolved = resolve(state, job, spec);
+    let entry = resolved.waits_for?;
+    let text = match &entry.target {
+        AffinityTarget::Job(other) if is_within(state, &spec.tenant, *other) => {
+            format!("it has to be {entry}, and {other} is nowhere now; it starts once that runs")
+        }
+        AffinityTarget::Job(other) => {
+            format!(
+                "it has to be {entry}, and {other} is not there any more; cancel the job, and submit it without that entry"
+            )
+        }
+        AffinityTarget::Array(array) => {
+            format!("it has to be {entry}, and no member of {array} has run yet; it starts once one does")
+        }
+        AffinityTarget::Named(_) | AffinityTarget::Labels(_) => {
+            format!("it has to be {entry}, and none runs now that its tenant has; it starts once one does")
+        }
+    };
+    Some(text)
+}
+
+/// What is wrong with entries that name jobs by their ids: each has to be there, and be of the tenant or of one below it. What
+/// is of others is not found, so that nobody learns of it.
+pub(crate) fn missing<'s>(state: &'s State, spec: &'s JobSpec) -> impl Iterator<Item = (usize, String)> + 's {
+    spec.affinity.iter().enumerate().filter_map(move |(place, entry)| {
+        let (other, shown) = match entry.target {
+            AffinityTarget::Job(job) => (job, job.to_string()),
+            AffinityTarget::Array(array) => {
+                let is_known = state.array(array).is_some();
+                if !is_known {
+                    return Some((place, not_found(&array.to_string())));
+                }
+                (JobId(array.0), array.to_string())
+            }
+            AffinityTarget::Named(_) | AffinityTarget::Labels(_) => return None,
+        };
+        (!is_within(state, &spec.tenant, other)).then(|| (place, not_found(&shown)))
+    })
+}
+
+fn not_found(shown: &str) -> String {
+    format!(
+        "there is no {shown} of the tenant or of one below it: it never was, or its history has been dropped"
+    )
+}

@@ -1,0 +1,432 @@
+//! Where jobs lie with respect to each other: what holds for each start at the moment of its decision, whatever happens, and what a
+//! submission is refused for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use muster_decider::{Answer, Command, Speculation, explain_briefly, handle, schedule, tick};
+use muster_journal::{Decision, RankUpdate, Round, WorkerSlot};
+use muster_planner::{Budget, WaitReason};
+use muster_state::{JobRow, Phase, State};
+use muster_types::policy::{PolicyDraft, TenantPolicy};
+use muster_types::{
+    Affinity, AffinityLevel, AffinityRule, AffinityTarget, ExitStatus, JobContract, JobId, JobMetadata,
+    JobSpec, LabelSelector, LogTime, NodeId, PriorityTier, Refusal, Requester, Submission,
+};
+
+use crate::random::Random;
+use crate::support::{
+    BOOTSTRAP, accelerators, commit, founded_as, group, holder, job_draft, name, node_draft, request,
+    with_all_rights,
+};
+
+const LEVELS: [AffinityLevel; 5] = [
+    AffinityLevel::Region,
+    AffinityLevel::Cluster,
+    AffinityLevel::Block,
+    AffinityLevel::Rack,
+    AffinityLevel::Host,
+];
+
+/// `video` is below `vision`, and `speech` is not.
+fn fleet() -> (Speculation, State) {
+    let (mut speculation, mut replica) = founded_as(BOOTSTRAP);
+    let mut draft = PolicyDraft::default();
+    draft.preemption.minimum_run_ms = 0;
+    for tenant in ["vision", "video", "speech"] {
+        let parent = (tenant == "video").then(|| name("vision"));
+        draft.tenants.insert(name(tenant), TenantPolicy { parent, ..TenantPolicy::default() });
+    }
+    let command = Command::SetPolicy {
+        request: request(1 << 100),
+        by: Requester::default(),
+        policy: Box::new(with_all_rights(draft).check().expect("a policy")),
+        expected_version: None,
+    };
+    handle(&mut speculation, &command).expect("it is taken");
+    for text in ["n1", "n2", "n3", "n4", "n5", "n6"] {
+        register(&mut speculation, text);
+    }
+    commit(&mut speculation, &mut replica);
+    (speculation, replica)
+}
+
+/// Two racks of two hosts, one host in another cluster, and one in another region.
+fn register(speculation: &mut Speculation, text: &str) {
+    let (region, cluster, rack) = match text {
+        "n1" | "n2" => ("eu", "c1", "r1"),
+        "n3" | "n4" => ("eu", "c1", "r2"),
+        "n5" => ("eu", "c2", "r1"),
+        _ => ("us", "c1", "r1"),
+    };
+    let mut draft = node_draft(text, region, cluster, Some(accelerators("h100", 4)));
+    draft.rack = name(rack);
+    let spec = draft.check().expect("a node");
+    let command = Command::Register { spec, holder: holder(1), other_session_is_over: true };
+    handle(speculation, &command).expect("it is taken");
+}
+
+fn labelled(app: Option<&str>) -> Option<Arc<JobMetadata>> {
+    let labels = app.map(|app| ("app".to_owned(), app.to_owned())).into_iter().collect();
+    let metadata = JobMetadata { labels, ..JobMetadata::default() };
+    (!metadata.is_default()).then(|| Arc::new(metadata))
+}
+
+fn submission(tenant: &str, app: Option<&str>, affinity: Vec<Affinity>) -> Submission {
+    let mut draft = job_draft("work", vec![group("main", 1, Some(accelerators("h100", 1)))]);
+    draft.tenant = name(tenant);
+    draft.affinity = affinity;
+    let spec = draft.check().expect("a job");
+    Submission { metadata: labelled(app), ..Submission::new(spec, JobContract::default()) }
+}
+
+fn submit(speculation: &mut Speculation, n: u128, jobs: Vec<Submission>) -> Result<Vec<JobId>, Refusal> {
+    match handle(speculation, &Command::submit(request(n), jobs.into()))? {
+        Answer::Submitted { jobs, .. } => Ok(jobs),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn to(target: AffinityTarget, rule: AffinityRule) -> Affinity {
+    Affinity { target, level: AffinityLevel::Host, rule, weight: None }
+}
+
+fn app(text: &str) -> AffinityTarget {
+    AffinityTarget::Labels(format!("app={text}"))
+}
+
+/// The nodes of a job's workers.
+fn nodes_of(state: &State, job: JobId) -> BTreeSet<NodeId> {
+    let placement = state.job(job).and_then(|row| row.placement.clone());
+    placement.into_iter().flat_map(|placement| placement.slots.clone()).map(|slot| slot.node).collect()
+}
+
+fn pass(speculation: &mut Speculation) {
+    schedule(speculation, &mut Budget::new(1_000_000));
+}
+
+#[test]
+fn jobs_of_other_tenants_are_not_found_and_not_gone_to() {
+    let (mut speculation, _) = fleet();
+    let theirs = submit(&mut speculation, 1, vec![submission("speech", Some("cache"), Vec::new())]).unwrap();
+    let below = submit(&mut speculation, 2, vec![submission("video", Some("cache"), Vec::new())]).unwrap();
+    pass(&mut speculation);
+    let together = |target| vec![to(target, AffinityRule::Together)];
+    let refused = submit(
+        &mut speculation,
+        3,
+        vec![submission("vision", None, together(AffinityTarget::Job(theirs[0])))],
+    );
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.violations[0].field, "jobs[0].spec.affinity[0]");
+    assert!(refused.violations[0].description.starts_with("there is no "), "{refused:?}");
+    let unknown = submit(
+        &mut speculation,
+        4,
+        vec![submission("vision", None, together(AffinityTarget::Job(JobId(1))))],
+    );
+    let shown =
+        |job: JobId, refusal: &Refusal| refusal.violations[0].description.replace(&job.to_string(), "");
+    assert_eq!(
+        shown(theirs[0], &refused),
+        shown(JobId(1), &unknown.unwrap_err()),
+        "one cannot tell them apart"
+    );
+    // What is above it is as little its business.
+    let above = together(AffinityTarget::Job(below[0]));
+    assert!(submit(&mut speculation, 5, vec![submission("speech", None, above)]).is_err());
+    // Nobody else's cache is gone to.
+    let lonely = submit(&mut speculation, 6, vec![submission("vision", None, together(app("web")))]).unwrap();
+    let near = submit(&mut speculation, 7, vec![submission("vision", None, together(app("cache")))]).unwrap();
+    pass(&mut speculation);
+    let state = speculation.state();
+    assert_eq!(nodes_of(state, near[0]), nodes_of(state, below[0]));
+    let (reason, text) = explain_briefly(state, speculation.now(), lonely[0]).expect("it waits");
+    assert_eq!(reason, WaitReason::Affinity, "{text}");
+    assert_eq!(nodes_of(state, lonely[0]), BTreeSet::new());
+}
+
+#[test]
+fn a_job_of_the_request_is_named_by_its_name() {
+    let (mut speculation, _) = fleet();
+    let named = |text: &str| to(AffinityTarget::Named(name(text)), AffinityRule::Together);
+    let job = |text: &str, affinity: Vec<Affinity>| {
+        let mut submission = submission("vision", None, Vec::new());
+        let mut draft = submission.spec.clone().into_draft();
+        (draft.name, draft.affinity) = (name(text), affinity);
+        submission.spec = draft.check().expect("a job");
+        submission
+    };
+    let jobs = vec![job("cache", Vec::new()), job("reader", vec![named("cache")])];
+    let ids = submit(&mut speculation, 1, jobs).unwrap();
+    let target =
+        |speculation: &Speculation| speculation.state().spec(ids[1]).unwrap().affinity[0].target.clone();
+    assert_eq!(target(&speculation), AffinityTarget::Job(ids[0]));
+    pass(&mut speculation);
+    assert_eq!(nodes_of(speculation.state(), ids[0]), nodes_of(speculation.state(), ids[1]));
+    for (jobs, text) in [
+        (vec![job("a", vec![named("a")])], "a job cannot be with itself"),
+        (vec![job("a", vec![named("b")])], "no job of this request"),
+        (vec![job("a", vec![named("b")]), job("b", Vec::new())], "b has to stand before"),
+        (vec![job("b", Vec::new()), job("b", Vec::new()), job("a", vec![named("b")])], "several jobs"),
+    ] {
+        let refused = submit(&mut speculation, 2, jobs).unwrap_err();
+        assert!(refused.violations[0].description.starts_with(text), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_job_that_is_kept_away_holds_up_none_with_other_labels() {
+    let (mut speculation, _) = fleet();
+    let apart = Affinity { level: AffinityLevel::Region, ..to(app("web"), AffinityRule::Apart) };
+    let mut alone = submission("vision", None, vec![apart]);
+    let mut draft = alone.spec.clone().into_draft();
+    draft.groups[0].workers = 1;
+    draft.regions = vec![name("eu")];
+    alone.spec = draft.check().unwrap();
+    let alone = submit(&mut speculation, 1, vec![alone]).unwrap();
+    pass(&mut speculation);
+    let in_eu = |app: Option<&str>| {
+        let mut submission = submission("vision", app, Vec::new());
+        let mut draft = submission.spec.clone().into_draft();
+        draft.regions = vec![name("eu")];
+        submission.spec = draft.check().unwrap();
+        submission
+    };
+    let kept = submit(&mut speculation, 2, vec![in_eu(Some("web"))]).unwrap();
+    let behind = submit(&mut speculation, 3, vec![in_eu(None)]).unwrap();
+    pass(&mut speculation);
+    let state = speculation.state();
+    assert!(!nodes_of(state, alone[0]).is_empty() && !nodes_of(state, behind[0]).is_empty());
+    assert!(nodes_of(state, kept[0]).is_empty());
+    let (reason, text) = explain_briefly(state, speculation.now(), kept[0]).expect("it waits");
+    assert_eq!(reason, WaitReason::Affinity, "{text}");
+}
+
+/// One random world: jobs of three tenants that are to be together and apart, hosts that are lost and come back, preemption.
+struct World {
+    random: Random,
+    speculation: Speculation,
+    replica: State,
+    requests: u128,
+    now: LogTime,
+    /// How often a gang was placed that something is asked of, by what.
+    made: BTreeMap<&'static str, u32>,
+}
+
+impl World {
+    fn new(seed: u64) -> World {
+        let (speculation, replica) = fleet();
+        let now = speculation.now();
+        World { random: Random::new(seed), speculation, replica, requests: 0, now, made: BTreeMap::new() }
+    }
+
+    fn step(&mut self) {
+        match self.random.below(20) {
+            0..6 => self.submit(),
+            6 => self.lose(),
+            7..9 => self.come_back(),
+            9..13 => self.report(),
+            13..18 => pass(&mut self.speculation),
+            _ => {
+                self.now = self.now.plus_ms(10_000 + self.random.below(600_000));
+                self.take();
+                self.speculation.set_now(self.now);
+                tick(&mut self.speculation);
+            }
+        }
+        self.take();
+    }
+
+    /// Applies what was decided, record by record, and looks at each start with the eyes of the state before it.
+    fn take(&mut self) {
+        let mut before = self.replica.clone();
+        let Some(round) = commit(&mut self.speculation, &mut self.replica) else { return };
+        for (ordinal, decision) in round.decisions.iter().enumerate() {
+            if let Decision::GangPlaced { job, workers } = decision {
+                check_start(&before, *job, workers, &mut self.made);
+            }
+            let first_index = muster_types::LogIndex(round.first_index.0 + ordinal as u64);
+            before.apply_round(&Round { first_index, decisions: vec![decision.clone()], ..round.clone() });
+        }
+        assert_eq!(before.rows_digest(), self.replica.rows_digest(), "one by one is the same");
+    }
+
+    fn submit(&mut self) {
+        let tenant = ["vision", "video", "speech"][self.random.below(3) as usize];
+        let apps = ["web", "cache", "batch"];
+        let own = (!self.random.once_in(4)).then(|| apps[self.random.below(3) as usize]);
+        let mut affinity = Vec::new();
+        for _ in 0..self.random.below(3) {
+            let known: Vec<JobId> = self.replica.jobs().iter().map(|(id, _)| *id).collect();
+            let target = match self.random.pick(&known).filter(|_| self.random.once_in(4)) {
+                Some(job) => AffinityTarget::Job(job),
+                None => app(apps[self.random.below(3) as usize]),
+            };
+            affinity.push(Affinity {
+                target,
+                level: LEVELS[self.random.below(5) as usize],
+                rule: if self.random.once_in(2) { AffinityRule::Together } else { AffinityRule::Apart },
+                weight: self.random.once_in(3).then(|| 1 + self.random.below(100) as u8),
+            });
+        }
+        let workers = 1 + self.random.below(3) as u32;
+        let devices = 1 + self.random.below(3) as u16;
+        let mut draft = job_draft("work", vec![group("main", workers, Some(accelerators("h100", devices)))]);
+        if self.random.once_in(4) {
+            draft.groups[0].workers_min = 1;
+        }
+        draft.tenant = name(tenant);
+        draft.tier = PriorityTier::ALL[self.random.below(5) as usize];
+        draft.checkpoint_directory = self.random.once_in(2).then(|| "/checkpoints".to_owned());
+        draft.expected_run_ms = Some(60_000 + self.random.below(3_600_000));
+        draft.affinity = affinity;
+        // Some contradict themselves, and some are about jobs of others: these are refused.
+        let Ok(spec) = draft.check() else { return };
+        let job = Submission { metadata: labelled(own), ..Submission::new(spec, JobContract::default()) };
+        self.requests += 1;
+        let _ = submit(&mut self.speculation, self.requests, vec![job]);
+    }
+
+    fn lose(&mut self) {
+        let node = NodeId(self.random.below(6) as u32);
+        let incarnation = self.speculation.state().node(node).map_or(0, |row| row.incarnation);
+        handle(&mut self.speculation, &Command::SessionOver { node, incarnation }).expect("never refused");
+    }
+
+    fn come_back(&mut self) {
+        let text = ["n1", "n2", "n3", "n4", "n5", "n6"][self.random.below(6) as usize];
+        register(&mut self.speculation, text);
+    }
+
+    /// Gangs start, end, fail, or have stopped.
+    fn report(&mut self) {
+        let active: Vec<JobId> = self.speculation.state().active().collect();
+        let Some(job) = self.random.pick(&active) else { return };
+        let row = self.speculation.state().job(job).unwrap().clone();
+        let Some(placement) = row.placement.clone() else { return };
+        let update = match row.phase {
+            Phase::Starting => RankUpdate::Running,
+            Phase::Running if self.random.once_in(3) => {
+                RankUpdate::Exited(ExitStatus::Code(i32::from(self.random.once_in(3))))
+            }
+            Phase::Stopping(_) => RankUpdate::Exited(ExitStatus::Signal(15)),
+            _ => return,
+        };
+        for (rank, slot) in placement.slots.iter().enumerate() {
+            let updates = vec![(rank as u32, update.clone())];
+            let (node, incarnation, token) = (slot.node, slot.incarnation, placement.token);
+            let report = Command::Report { node, incarnation, job, token, updates };
+            let _ = handle(&mut self.speculation, &report);
+        }
+    }
+}
+
+/// Whether a job is of a tenant or of one below it.
+fn is_within(state: &State, tenant: &muster_types::Name, of: &JobSpec) -> bool {
+    state.policy().policy.ancestry(&of.tenant).any(|above| above == tenant)
+}
+
+/// Whether an entry is about a job.
+fn selects(state: &State, target: &AffinityTarget, job: JobId) -> bool {
+    match target {
+        AffinityTarget::Job(other) => *other == job,
+        AffinityTarget::Labels(text) => {
+            let labels = state.metadata(job).map(|metadata| metadata.labels.clone()).unwrap_or_default();
+            LabelSelector::parse(text).unwrap().matches(&labels)
+        }
+        AffinityTarget::Array(_) | AffinityTarget::Named(_) => panic!("not made here"),
+    }
+}
+
+type Domains = BTreeSet<String>;
+
+fn domains<'n>(state: &State, nodes: impl Iterator<Item = &'n WorkerSlot>, level: AffinityLevel) -> Domains {
+    let specs = nodes.filter_map(|slot| state.node(slot.node));
+    specs.map(|row| format!("{:?}", level.domain(&row.spec))).collect()
+}
+
+/// Where a job is; where it was last once it is over.
+fn place(state: &State, row: &JobRow, level: AffinityLevel) -> Domains {
+    let placement = row.placement.as_ref().or(row.previous.as_ref());
+    placement.map_or_else(Domains::new, |placement| domains(state, placement.slots.iter(), level))
+}
+
+/// What is required of a start holds in the state in which it is decided, found by looking at all jobs.
+fn check_start(state: &State, job: JobId, workers: &[WorkerSlot], made: &mut BTreeMap<&'static str, u32>) {
+    let spec = state.spec(job).expect("it is known");
+    let live = |row: &JobRow| row.placement.as_ref().is_some_and(|placement| placement.live > 0);
+    for entry in spec.affinity.iter().filter(|entry| entry.is_required()) {
+        let own = domains(state, workers.iter(), entry.level);
+        let is_by_id = matches!(entry.target, AffinityTarget::Job(_));
+        let (mut there, mut any) = (Domains::new(), false);
+        for (other, row) in state.jobs().iter().filter(|(other, _)| **other != job) {
+            let of = state.spec(*other).expect("it is known");
+            let counts = match (&row.phase, entry.rule) {
+                (Phase::Starting | Phase::Running, _) => true,
+                (Phase::Stopping(_), AffinityRule::Apart) => live(row),
+                (Phase::Finished(_), AffinityRule::Together) => is_by_id,
+                _ => false,
+            };
+            if counts && is_within(state, &spec.tenant, of) && selects(state, &entry.target, *other) {
+                let found = place(state, row, entry.level);
+                any |= !found.is_empty();
+                there.extend(found);
+            }
+        }
+        match entry.rule {
+            AffinityRule::Together if !any => {
+                assert!(!is_by_id && selects(state, &entry.target, job), "{job} starts alone: {entry}");
+                *made.entry("first").or_default() += 1;
+            }
+            AffinityRule::Together => {
+                assert!(own.is_subset(&there), "{job} is not {entry}");
+                *made.entry("together").or_default() += 1;
+            }
+            AffinityRule::Apart => {
+                assert!(own.is_disjoint(&there), "{job} is not {entry}");
+                *made.entry("apart").or_default() += u32::from(any);
+            }
+        }
+    }
+    for (other, row) in state.jobs().iter().filter(|(other, row)| **other != job && live(row)) {
+        let theirs = state.spec(*other).expect("it is known");
+        let entries = theirs.affinity.iter().filter(|entry| entry.is_required());
+        for entry in entries.filter(|entry| entry.rule == AffinityRule::Apart) {
+            if is_within(state, &theirs.tenant, spec) && selects(state, &entry.target, job) {
+                let own = domains(state, workers.iter(), entry.level);
+                assert!(
+                    own.is_disjoint(&place(state, row, entry.level)),
+                    "{job} is where {other} keeps it away"
+                );
+                *made.entry("kept away").or_default() += 1;
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_required_of_a_start_holds_in_every_world() {
+    let mut made: BTreeMap<&str, u32> = BTreeMap::new();
+    for seed in 0..60 {
+        let result = std::panic::catch_unwind(|| {
+            let mut world = World::new(seed);
+            for _ in 0..250 {
+                world.step();
+            }
+            world.made
+        });
+        match result {
+            Ok(of_seed) => {
+                of_seed.into_iter().for_each(|(name, count)| *made.entry(name).or_default() += count)
+            }
+            Err(panic) => {
+                eprintln!("seed {seed}");
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+    for kind in ["first", "together", "apart", "kept away"] {
+        assert!(made.get(kind).is_some_and(|count| *count > 0), "{kind} never came about: {made:?}");
+    }
+}

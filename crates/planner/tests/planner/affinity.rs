@@ -1,0 +1,90 @@
+//! Domains that a gang has to be in or out of, and those that it would rather be in.
+
+use std::collections::BTreeSet;
+
+use crate::support::*;
+use muster_planner::{
+    AffinityTerm, Budget, CapacityTimeline, Holds, Plan, Terms, Verdict, WaitReason, explain, plan,
+};
+use muster_types::{AffinityLevel, AffinityRule, JobSpec, NodeDraft, NodeId};
+
+/// Two racks of two hosts.
+fn fleet() -> (Fleet, Vec<NodeId>) {
+    let mut fleet = Fleet::new();
+    let nodes = ["n1", "n2", "n3", "n4"].map(|node| {
+        let rack = if matches!(node, "n1" | "n2") { "r1" } else { "r2" };
+        fleet.add_node(NodeDraft { rack: name(rack), ..node_draft(node) })
+    });
+    (fleet, nodes.to_vec())
+}
+
+/// In or out of the domains of these nodes.
+fn term<'a>(
+    fleet: &'a Fleet,
+    nodes: &[NodeId],
+    (level, rule): (AffinityLevel, AffinityRule),
+    weight: Option<u8>,
+) -> AffinityTerm<'a> {
+    let specs = nodes.iter().map(|node| &fleet.state.node(*node).expect("it is there").spec);
+    let domains: BTreeSet<_> = specs.map(|spec| level.domain(spec)).collect();
+    AffinityTerm { text: format!("near {nodes:?}"), level, rule, weight, domains }
+}
+
+fn planned(fleet: &Fleet, spec: &JobSpec, affinity: &[AffinityTerm<'_>]) -> Option<Plan> {
+    let holds = Holds::new();
+    let terms = Terms { affinity, ..fleet.terms(&holds, spec) };
+    match plan(&fleet.state, spec, &terms, &mut Budget::new(1_000_000)) {
+        Verdict::Fits(plan) => Some(plan),
+        Verdict::Waits | Verdict::OutOfBudget => None,
+    }
+}
+
+fn nodes_of(plan: &Plan) -> Vec<NodeId> {
+    plan.workers.iter().map(|worker| worker.node).collect()
+}
+
+const RACK: (AffinityLevel, AffinityRule) = (AffinityLevel::Rack, AffinityRule::Together);
+const HOST: (AffinityLevel, AffinityRule) = (AffinityLevel::Host, AffinityRule::Together);
+const NOT_ON_HOST: (AffinityLevel, AffinityRule) = (AffinityLevel::Host, AffinityRule::Apart);
+
+#[test]
+fn a_gang_is_where_it_has_to_be_or_nowhere() {
+    let (fleet, nodes) = fleet();
+    let spec = job_draft(vec![group("main", 1, None)]).check().unwrap();
+    let on = |terms: &[AffinityTerm<'_>]| planned(&fleet, &spec, terms).map(|plan| nodes_of(&plan));
+    let rack = || term(&fleet, &nodes[2..3], RACK, None);
+    assert!(on(&[rack()]).is_some_and(|on| on == nodes[2..3] || on == nodes[3..]));
+    assert_eq!(on(&[rack(), term(&fleet, &nodes[2..3], NOT_ON_HOST, None)]), Some(vec![nodes[3]]));
+    assert_eq!(on(&[term(&fleet, &[], RACK, None)]), None, "nothing is there to be with");
+    assert!(on(&[term(&fleet, &[], NOT_ON_HOST, None)]).is_some(), "nothing is there to be away from");
+    let holds = Holds::new();
+    let nowhere = [term(&fleet, &nodes, NOT_ON_HOST, None)];
+    let terms = Terms { affinity: &nowhere, ..fleet.terms(&holds, &spec) };
+    let explanation = explain(&fleet.state, &spec, &terms, None);
+    assert_eq!(explanation.reason, WaitReason::Affinity, "{}", explanation.sentence);
+    assert!(explanation.sentence.contains("excludes 4 of 4 nodes"), "{}", explanation.sentence);
+    assert_eq!(explanation.clusters[0].nodes.kept_away, 4);
+    let timeline = CapacityTimeline::new(&fleet.state, &name("eu"), &name("c1"), []);
+    assert!(timeline.earliest(&spec, &terms, &mut Budget::new(1_000_000)).is_none());
+}
+
+#[test]
+fn wishes_are_met_where_they_can_be_and_the_lightest_are_given_up_first() {
+    let (fleet, nodes) = fleet();
+    let spec = job_draft(vec![group("main", 1, None)]).check().unwrap();
+    let on = |terms: &[AffinityTerm<'_>]| {
+        nodes_of(&planned(&fleet, &spec, terms).expect("a wish keeps it from nothing"))
+    };
+    assert_eq!(on(&[term(&fleet, &nodes[3..], HOST, Some(1))]), nodes[3..]);
+    let heavy = term(&fleet, &nodes[1..2], HOST, Some(60));
+    let light = term(&fleet, &nodes[3..], HOST, Some(40));
+    assert_eq!(on(&[light.clone(), heavy.clone()]), nodes[1..2]);
+    let plan = planned(&fleet, &spec, &[light, heavy]).expect("it fits");
+    let part = plan.score.parts.iter().find(|part| part.name == "affinity").expect("a term of the score");
+    assert_eq!((part.weight, part.value_milli), (100, 600));
+    let all_closed = [term(&fleet, &nodes, NOT_ON_HOST, Some(100))];
+    assert_eq!(on(&all_closed).len(), 1, "nothing else is there");
+    // A gang without wishes has no such term.
+    let plain = planned(&fleet, &spec, &[]).expect("it fits");
+    assert!(plain.score.parts.iter().all(|part| part.name != "affinity"));
+}
