@@ -226,7 +226,8 @@ impl Span {
     pub fn set(&mut self, name: &'static str, value: impl Into<Value>) {
         let Some(record) = &mut self.record else { return };
         if record.attributes.len() < ATTRIBUTES_MAX {
-            record.attributes.push(KeyValue::new(name, value.into()));
+            let value: Value = value.into();
+            record.attributes.push(KeyValue::new(name, value));
         } else {
             record.dropped_attributes_count = record.dropped_attributes_count.saturating_add(1);
         }
