@@ -66,7 +66,7 @@ pub(crate) struct SpanQueue {
 
 impl SpanQueue {
     /// One whose spans go to the collector, in requests on the runtime that this is called on. `resource` says what this process is.
-    pub(crate) fn to_collector(
+    pub(crate) fn for_collector(
         settings: &TracesSettings,
         resource: Vec<(&'static str, String)>,
     ) -> Result<SpanQueue, ExportError> {
@@ -278,7 +278,7 @@ mod tests {
         let file = TracesFile { endpoint: Some(endpoint), sample_ratio: Some("1".to_owned()) };
         let settings = file.check().expect("it is right").expect("it names a collector");
         let resource = vec![("service.name", "muster-server".to_owned())];
-        let queue = SpanQueue::to_collector(&settings, resource).expect("this is a runtime");
+        let queue = SpanQueue::for_collector(&settings, resource).expect("this is a runtime");
         Tracer::new(settings.ratio, "0.1.0", queue)
     }
 

@@ -28,7 +28,7 @@ pub fn begin(settings: &TracesSettings, resource: Vec<(&'static str, String)>, v
     if tracer().is_some() {
         return;
     }
-    match SpanQueue::to_collector(settings, resource) {
+    match SpanQueue::for_collector(settings, resource) {
         // Another may have been faster: then this one ends.
         Ok(queue) => drop(TRACER.set(Tracer::new(settings.ratio, version, queue))),
         Err(error) => tracing::warn!(%error, "no spans are recorded"),

@@ -142,11 +142,16 @@ async fn a_submission_through_a_follower_is_one_trace_down_to_its_worker() {
     })
     .await;
     let calls = &spans["muster.call"];
-    let of_follower = calls.iter().find(|span| span.parent_span_id == of.span_id()).expect("the follower's call");
-    let of_leader = calls.iter().find(|span| span.parent_span_id == of_follower.span_id).expect("the leader's call");
+    let of_follower =
+        calls.iter().find(|span| span.parent_span_id == of.span_id()).expect("the follower's call");
+    let of_leader =
+        calls.iter().find(|span| span.parent_span_id == of_follower.span_id).expect("the leader's call");
     for name in ["muster.decide", "muster.replicate", "muster.apply", "muster.order", "muster.launch"] {
         let span = &spans[name][0];
-        assert_eq!(span.parent_span_id, of_leader.span_id, "{name} is a part of the leader's call: {spans:#?}");
+        assert_eq!(
+            span.parent_span_id, of_leader.span_id,
+            "{name} is a part of the leader's call: {spans:#?}"
+        );
         assert!(span.start_time_unix_nano <= span.end_time_unix_nano, "{span:?}");
     }
     assert_eq!(spans["muster.launch"][0].span_id, worker.span_id(), "the worker goes on from its launch");
