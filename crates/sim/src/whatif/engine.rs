@@ -107,6 +107,7 @@ impl<'a> Engine<'a> {
         known.extend(base.arrays_not_before().map(|(at, _)| at.0));
         known.extend(base.deadlines().map(|(at, _)| at.0));
         known.extend(base.grants_in_force().map(|(_, row)| row.grant.until.0));
+        known.extend(base.closed_fallbacks().filter_map(|(_, job)| base.fallback_due(job)).map(|at| at.0));
         let mut engine = Engine {
             recording,
             plan,
@@ -397,8 +398,14 @@ impl<'a> Engine<'a> {
             self.replayed.insert(first, (*own, count));
             self.recorded.insert(*own, (first, count));
         }
-        let moments = parts.iter().flat_map(|job| [job.spec.not_before, job.spec.deadline]);
         let now = self.now;
+        let moments = parts.iter().flat_map(|job| {
+            // Where a job waits for others first, its fallback opens later, and the first look behind that sees it.
+            let fallback = job.spec.capacity.as_deref().and_then(|asked| asked.closed_fallback());
+            let since = job.spec.not_before.map_or(now, |time| time.max(now));
+            let opens = fallback.map(|fallback| since.plus_ms(fallback.after_ms));
+            [job.spec.not_before, job.spec.deadline, opens]
+        });
         self.wakes.add(moments.flatten().filter(|at| *at > now).map(|at| at.0));
     }
 

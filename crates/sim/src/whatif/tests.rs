@@ -7,11 +7,11 @@ use muster_decider::{
 };
 use muster_journal::{Decision, RankUpdate};
 use muster_planner::Budget;
-use muster_types::policy::{Policy, PolicyDraft, Quota, QuotaGrant, TenantPolicy};
+use muster_types::policy::{Policy, PolicyDraft, PurchaseKind, Quota, QuotaGrant, TenantPolicy};
 use muster_types::{
-    AcceleratorRequest, Accelerators, ClusterId, ExitStatus, HolderId, JobContract, JobDraft, JobId,
-    Leadership, LogIndex, Name, NodeDraft, NodeId, Parameters, ReplicaId, RequestId, Requester, Submission,
-    TaskGroup, WorkerRequest,
+    AcceleratorRequest, Accelerators, CapacityFallback, CapacityRules, ClusterId, ExitStatus, HolderId,
+    JobContract, JobDraft, JobId, Leadership, LogIndex, Name, NodeDraft, NodeId, Parameters, ReplicaId,
+    RequestId, Requester, Submission, TaskGroup, WorkerRequest,
 };
 use proptest::prelude::*;
 
@@ -33,6 +33,24 @@ struct Job {
 
 fn job(submit_s: u64, tenant: &'static str, devices: u16, run_s: u64) -> Job {
     Job { submit_s, tenant, kind: "h100", devices, run_s }
+}
+
+/// A host of eight accelerators.
+fn host(place: usize, kind: &'static str) -> NodeDraft {
+    NodeDraft {
+        name: Name::new(&format!("n{place}")).unwrap(),
+        region: Name::literal("eu"),
+        cluster: Name::literal("train"),
+        block: Name::literal("b1"),
+        rack: Name::literal("r1"),
+        address: format!("n{place}"),
+        accelerators: Some(Accelerators { kind: Name::literal(kind), count: 8 }),
+        cpu_milli: 64_000,
+        memory_bytes: 1 << 40,
+        labels: Default::default(),
+        taints: Default::default(),
+        pod: None,
+    }
 }
 
 /// A cluster that writes a log: the scheduler, a replica that applies its rounds, and who looks at that.
@@ -68,24 +86,14 @@ impl World {
         let by = Requester::default();
         world.ask(&Command::SetPolicy { request, by, policy, expected_version: None });
         for (place, kind) in kinds.iter().copied().enumerate() {
-            let draft = NodeDraft {
-                name: Name::new(&format!("n{place}")).unwrap(),
-                region: Name::literal("eu"),
-                cluster: Name::literal("train"),
-                block: Name::literal("b1"),
-                rack: Name::literal("r1"),
-                address: format!("n{place}"),
-                accelerators: Some(Accelerators { kind: Name::literal(kind), count: 8 }),
-                cpu_milli: 64_000,
-                memory_bytes: 1 << 40,
-                labels: Default::default(),
-                taints: Default::default(),
-                pod: None,
-            };
-            let (spec, holder) = (draft.check().unwrap(), HolderId(place as u128 + 1));
-            world.ask(&Command::Register { spec, holder, other_session_is_over: true });
+            world.register(place, host(place, kind));
         }
         world
+    }
+
+    fn register(&mut self, place: usize, draft: NodeDraft) {
+        let (spec, holder) = (draft.check().unwrap(), HolderId(place as u128 + 1));
+        self.ask(&Command::Register { spec, holder, other_session_is_over: true });
     }
 
     fn request(&mut self) -> RequestId {
@@ -135,6 +143,10 @@ impl World {
     }
 
     fn submit(&mut self, job: &Job) -> JobId {
+        self.submit_with(job, None)
+    }
+
+    fn submit_with(&mut self, job: &Job, capacity: Option<Box<CapacityRules>>) -> JobId {
         let accelerators = Accelerators { kind: Name::literal(job.kind), count: job.devices };
         let request = WorkerRequest {
             accelerators: Some(AcceleratorRequest::from(accelerators)),
@@ -144,6 +156,7 @@ impl World {
         let group = TaskGroup::new(Name::literal("main"), 1, vec!["train".to_owned()], request);
         let draft = JobDraft {
             expected_run_ms: Some(job.run_s * 1_000),
+            capacity,
             ..JobDraft::new(Name::literal("job"), Name::literal(job.tenant), vec![group])
         };
         let submission = Submission::new(draft.check().unwrap(), JobContract::default());
@@ -304,6 +317,34 @@ fn a_job_that_is_cancelled_before_it_starts_counts_with_its_wait() {
     assert_eq!((record.cancelled, record.waits.jobs, record.waits.p50_ms), (1, 1, 40_000));
     let side = unchanged(&recording);
     assert_eq!((side.started, side.waits.jobs, side.waits.p50_ms), (1, 1, 0), "the replay starts it at once");
+}
+
+#[test]
+fn a_fallback_opens_in_a_replay_when_it_is_due() {
+    let mut world = World::new(&[], plain());
+    let mut draft = host(0, "h100");
+    draft.labels.insert(Name::literal("purchase"), PurchaseKind::OnDemand.as_str().to_owned());
+    world.register(0, draft);
+    let rules = |after_s: u64| CapacityRules {
+        purchases: [PurchaseKind::Spot].into_iter().collect(),
+        fallback: Some(CapacityFallback {
+            purchases: [PurchaseKind::OnDemand].into_iter().collect(),
+            after_ms: after_s * 1_000,
+            is_open: false,
+        }),
+        interruptions_milli_max: None,
+    };
+    // One waits where the range begins, and one is submitted in it. Nothing else happens.
+    world.speculation.set_now(LogTime(BEGIN));
+    world.submit_with(&job(0, "a", 4, 10_000), Some(Box::new(rules(1_000))));
+    let range = Range { from: LogTime(BEGIN), to: LogTime(BEGIN + 3_000_000) };
+    world.recorder = Some(Recorder::begin(&world.applied, range));
+    world.submit_with(&job(0, "b", 4, 10_000), Some(Box::new(rules(700))));
+    let mut recorder = world.recorder.take().unwrap();
+    recorder.end_range(&world.applied);
+    let side = unchanged(&recorder.finish(&world.applied).unwrap());
+    let waits: Vec<u64> = side.by_tenant.iter().map(|row| row.waits.p50_ms).collect();
+    assert_eq!(waits, [1_000_000, 700_000]);
 }
 
 #[test]
