@@ -26,7 +26,7 @@ use muster_types::{
 pub(crate) struct Resolved<'a> {
     /// What the planner has to heed.
     pub(crate) terms: Vec<AffinityTerm<'a>>,
-    /// Jobs that were looked at.
+    /// Jobs and tenants that were looked at.
     pub(crate) looked_at: u64,
     /// The first entry that no place can meet, because nothing runs that it is about.
     pub(crate) waits_for: Option<&'a Affinity>,
@@ -60,8 +60,9 @@ pub(crate) fn resolve<'a>(state: &'a State, job: JobId, spec: &'a JobSpec) -> Re
     }
     let none = BTreeMap::new();
     let labels = state.metadata(job).map_or(&none, |metadata| &metadata.labels);
+    let tenants = tenants_below(state, spec, &mut resolved.looked_at);
     for entry in &spec.affinity {
-        let others = others(state, job, spec, entry);
+        let others = others(state, (job, spec), &tenants, entry);
         resolved.looked_at += others.looked_at;
         if others.jobs == 0 && entry.rule == AffinityRule::Together && entry.is_required() {
             if entry.selector().is_some_and(|selector| selector.matches(labels)) {
@@ -148,7 +149,26 @@ fn names(target: &AffinityTarget, job: JobId, spec: &JobSpec) -> bool {
     }
 }
 
-fn others<'a>(state: &'a State, job: JobId, spec: &JobSpec, entry: &Affinity) -> Others<'a> {
+/// The tenant of a job and those below it, as far as they have jobs that hold devices, if an entry of the job needs to know them.
+/// Every tenant with such jobs is asked, once for all entries, and counted.
+fn tenants_below<'a>(state: &'a State, spec: &JobSpec, looked_at: &mut u64) -> Vec<&'a Name> {
+    let is_of_many =
+        |entry: &Affinity| matches!(entry.target, AffinityTarget::Array(_) | AffinityTarget::Labels(_));
+    if !spec.affinity.iter().any(is_of_many) {
+        return Vec::new();
+    }
+    let policy = &state.policy().policy;
+    let active = state.active_tenants().inspect(|_| *looked_at += 1);
+    active.filter(|tenant| policy.ancestry(tenant).any(|above| *above == spec.tenant)).collect()
+}
+
+/// `tenants` are those of [`tenants_below`].
+fn others<'a>(
+    state: &'a State,
+    (job, spec): (JobId, &JobSpec),
+    tenants: &[&Name],
+    entry: &Affinity,
+) -> Others<'a> {
     let mut found = Others { domains: BTreeSet::new(), jobs: 0, looked_at: 0, is_cut: false };
     match &entry.target {
         AffinityTarget::Job(other) => {
@@ -160,7 +180,7 @@ fn others<'a>(state: &'a State, job: JobId, spec: &JobSpec, entry: &Affinity) ->
         AffinityTarget::Array(ArrayId(first)) => {
             let size = state.array(ArrayId(*first)).map_or(0, |array| array.template.array.size());
             let last = JobId(first.saturating_add(u64::from(size)).saturating_sub(1));
-            found.look_through(state, (job, spec), (JobId(*first), last), entry, None);
+            found.look_through(state, (job, tenants), (JobId(*first), last), entry, None);
             // Where those of its members were that are over, while none runs.
             if found.jobs == 0 && is_within(state, &spec.tenant, JobId(*first)) {
                 let members = state.jobs().range(JobId(*first)..=last).map(|(member, _)| *member);
@@ -173,7 +193,7 @@ fn others<'a>(state: &'a State, job: JobId, spec: &JobSpec, entry: &Affinity) ->
         AffinityTarget::Named(_) => {}
         AffinityTarget::Labels(_) => {
             let selector = entry.selector();
-            found.look_through(state, (job, spec), (JobId(0), JobId(u64::MAX)), entry, selector.as_ref());
+            found.look_through(state, (job, tenants), (JobId(0), JobId(u64::MAX)), entry, selector.as_ref());
         }
     }
     found
@@ -187,18 +207,16 @@ impl Resolved<'_> {
 }
 
 impl<'a> Others<'a> {
-    /// Looks at the jobs of a tenant and of those below it that hold devices, have an id of a range, and are selected.
+    /// Looks at the jobs of these tenants that hold devices, have an id of a range, and are selected.
     fn look_through(
         &mut self,
         state: &'a State,
-        (job, spec): (JobId, &JobSpec),
+        (job, tenants): (JobId, &[&Name]),
         (first, last): (JobId, JobId),
         entry: &Affinity,
         selector: Option<&LabelSelector>,
     ) {
-        let policy = &state.policy().policy;
-        let is_below = |tenant: &&Name| policy.ancestry(tenant).any(|above| *above == spec.tenant);
-        for tenant in state.active_tenants().filter(is_below) {
+        for tenant in tenants {
             for other in state.active_of(tenant, first..=last).filter(|other| *other != job) {
                 if self.looked_at >= limits::AFFINITY_JOBS_MAX as u64 {
                     self.is_cut = true;
@@ -306,4 +324,71 @@ fn not_found(shown: &str) -> String {
     format!(
         "there is no {shown} of the tenant or of one below it: it never was, or its history has been dropped"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+    use muster_planner::Budget;
+    use muster_types::{
+        AcceleratorRequest, Accelerators, ClusterId, HolderId, JobContract, JobDraft, Leadership, LogTime,
+        Parameters, ReplicaId, RequestId, Submission, TaskGroup, WorkerRequest,
+    };
+
+    use crate::{BootstrapConfig, Command, Speculation, handle, schedule};
+
+    fn draft(tenant: &str) -> JobDraft {
+        let has = Accelerators { kind: Name::literal("h100"), count: 1 };
+        let request = WorkerRequest {
+            accelerators: Some(AcceleratorRequest::from(has)),
+            cpu_milli: 1_000,
+            memory_bytes: 1 << 20,
+        };
+        let group = TaskGroup::new(Name::literal("main"), 1, vec!["work".to_string()], request);
+        JobDraft::new(Name::literal("work"), Name::new(tenant).expect("a name"), vec![group])
+    }
+
+    #[test]
+    fn tenants_that_are_asked_count_once_for_all_entries() {
+        let bootstrap = BootstrapConfig::new(ClusterId(1), Parameters::DEFAULT);
+        let leadership = Leadership { term: 1, replica: ReplicaId(1) };
+        let mut speculation = Speculation::begin(State::default(), leadership, LogTime(1), bootstrap);
+        let node = NodeDraft {
+            name: Name::literal("n1"),
+            region: Name::literal("eu"),
+            cluster: Name::literal("c1"),
+            block: Name::literal("b"),
+            rack: Name::literal("r"),
+            address: "n1".to_string(),
+            accelerators: Some(Accelerators { kind: Name::literal("h100"), count: 8 }),
+            cpu_milli: 64_000,
+            memory_bytes: 1 << 40,
+            labels: BTreeMap::new(),
+            taints: BTreeSet::new(),
+            pod: None,
+        };
+        let spec = node.check().expect("a host");
+        let register = Command::Register { spec, holder: HolderId(1), other_session_is_over: false };
+        handle(&mut speculation, &register).expect("it is new");
+        let tenants = ["video", "vision", "speech", "text"];
+        for (number, tenant) in (1..).zip(tenants) {
+            let spec = draft(tenant).check().expect("a job");
+            let jobs = [Submission::new(spec, JobContract::default())].into();
+            handle(&mut speculation, &Command::submit(RequestId(number), jobs)).expect("it fits");
+        }
+        schedule(&mut speculation, &mut Budget::new(100_000));
+        assert_eq!(speculation.state().active_count(), tenants.len());
+        let entry = |text: &str| Affinity {
+            target: AffinityTarget::Labels(text.to_string()),
+            level: AffinityLevel::Host,
+            rule: AffinityRule::Apart,
+            weight: None,
+        };
+        let affinity = vec![entry("app=cache"), entry("app=web")];
+        let asks = JobDraft { affinity, ..draft("vision") }.check().expect("a job");
+        let looked_at = resolve(speculation.state(), JobId(u64::MAX), &asks).looked_at;
+        // Every tenant once, and the one job of its own for each entry.
+        assert_eq!(looked_at, 4 + 2);
+    }
 }
