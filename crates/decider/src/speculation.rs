@@ -125,6 +125,8 @@ pub struct Speculation {
     booking_looks: BookingLooks,
     /// How far jobs whose time has come have been looked at.
     starts: Starts,
+    /// The last job with a closed fallback that was looked at, where others behind it are still to be.
+    fallbacks_from: (LogTime, JobId),
     unheard: Unheard,
     /// How long log time has been steady; none where log time is the only clock.
     steady: Option<Steady>,
@@ -178,6 +180,7 @@ impl Speculation {
             sweep: Sweep::default(),
             booking_looks: BookingLooks::default(),
             starts: Starts::default(),
+            fallbacks_from: (LogTime(0), JobId(0)),
             unheard: Unheard::default(),
             steady: None,
             heard: BTreeSet::new(),
@@ -539,6 +542,15 @@ impl Speculation {
 
     pub(crate) fn set_starts(&mut self, starts: Starts) {
         self.starts = starts;
+    }
+
+    /// Where the next look at closed fallbacks begins: behind this one.
+    pub(crate) fn fallbacks_from(&self) -> (LogTime, JobId) {
+        self.fallbacks_from
+    }
+
+    pub(crate) fn set_fallbacks_from(&mut self, place: (LogTime, JobId)) {
+        self.fallbacks_from = place;
     }
 
     /// Whether there are jobs or arrays whose time had come by the last tick and that it did not look at, because it had done
