@@ -5,29 +5,30 @@ use muster_journal::{
     Decision, Estimate, FORMAT_MAX, NodeLostCause, Outcome, RankUpdate, RequestKey, Round, StopCause,
     SubmittedPart, WorkerSlot,
 };
-use muster_state::{NodeRow, Phase, State};
+use muster_state::{CapacityKey, NodeRow, NodeStatus, Phase, State};
 use muster_types::health::{
     Condition, Drain, DrainCause, Finding, HealthAction, HealthPolicy, NodeHealth, Observation, RepairStep,
 };
-use muster_types::policy::{PolicyDraft, TenantPolicy, TenantRights};
+use muster_types::policy::{PolicyDraft, PurchaseKind, TenantPolicy, TenantRights};
 use muster_types::{
-    ArrayId, ArraySpec, ClusterId, Control, Dependency, DependencyRule, DependencyScope, DeviceSet,
-    ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, IndexRange, JobContract, JobId,
-    JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeId, NodeOverrides, NodeRequirements, Parameters,
-    PriorityTier, QueueKey, ReplicaId, Requester, limits,
+    ArrayId, ArraySpec, CapacityFallback, CapacityRules, ClusterId, Control, Dependency, DependencyRule,
+    DependencyScope, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, IndexRange,
+    JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeId, NodeOverrides,
+    NodeRequirements, Parameters, PriorityTier, QueueKey, ReplicaId, Requester, limits,
 };
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::random::Random;
 use crate::support::{
-    accelerators, carried, check, group, holder, job_draft, node_draft, request, rows, submitted,
+    accelerators, carried, check, group, holder, job_draft, name, node_draft, request, rows, submitted,
 };
 
 const SEEDS: u64 = 36;
 const STEPS: u64 = 900;
 /// Decisions that are tried here.
-const VARIANTS: usize = 39;
+const VARIANTS: usize = 40;
 
 #[test]
 fn whatever_is_accepted_keeps_every_invariant() {
@@ -79,10 +80,26 @@ fn run(seed: u64) -> [u64; VARIANTS] {
             }
         }
         check(&state);
+        check_nodes_up(&state);
     }
     let chunks: Vec<_> = state.snapshot().collect();
     assert_eq!(State::restore(&chunks).expect("restores").digest(), state.digest());
     accepted
+}
+
+/// What is counted of nodes that may be taken away is what there is of them.
+fn check_nodes_up(state: &State) {
+    let mut up: BTreeMap<CapacityKey, u32> = BTreeMap::new();
+    for (_, row) in state.nodes().iter().filter(|(_, row)| row.status == NodeStatus::Up) {
+        if let Some(key) = CapacityKey::of(&row.spec) {
+            *up.entry(key).or_default() += 1;
+        }
+    }
+    for key in state.capacity_keys() {
+        let counted = state.interruptions(key, state.log_time()).nodes_up;
+        assert_eq!(counted, up.remove(key).unwrap_or(0), "{key:?}");
+    }
+    assert!(up.is_empty(), "{up:?}");
 }
 
 fn variant(decision: &Decision) -> usize {
@@ -126,6 +143,7 @@ fn variant(decision: &Decision) -> usize {
         "arrays_controlled",
         "node_overrides_set",
         "array_throttle_set",
+        "fallback_opened",
     ];
     names.iter().position(|n| *n == decision.name()).expect("a known variant")
 }
@@ -170,6 +188,7 @@ fn decision(random: &mut Random, state: &State) -> Decision {
             let wants = random.once_in(2).then(|| accelerators("h100", 1 + random.below(8) as u16));
             let mut draft = job_draft("job", vec![group("main", 1 + random.below(3) as u32, wants)]);
             draft.run_time_limit_ms = random.once_in(2).then_some(5_000);
+            draft.capacity = random.once_in(8).then(|| Box::new(spot_first()));
             let specs = vec![draft.check().expect("a job"); random.below(3) as usize];
             submitted(key, specs)
         }
@@ -179,6 +198,10 @@ fn decision(random: &mut Random, state: &State) -> Decision {
             let mut draft = node_draft(&format!("n{}", random.below(6)), "eu", "c1", has);
             if random.once_in(4) {
                 draft.cpu_milli = 1_000 * (1 + random.below(64));
+            }
+            if random.once_in(2) {
+                let purchase = PurchaseKind::ALL[random.below(4) as usize];
+                draft.labels.insert(name("purchase"), purchase.as_str().to_owned());
             }
             let spec = draft.check().expect("a node");
             Decision::NodeRegistered { spec, holder: holder(u128::from(random.below(2))) }
@@ -269,6 +292,11 @@ fn decision(random: &mut Random, state: &State) -> Decision {
                 policy: Box::new(draft.check().expect("a policy")),
             }
         }
+        43 => {
+            let closed: Vec<JobId> = state.closed_fallbacks().map(|(_, job)| job).collect();
+            let job = random.pick(&closed).filter(|_| !random.once_in(4)).unwrap_or(job);
+            Decision::FallbackOpened { job }
+        }
         44..48 => {
             let contract = JobContract { spares: 1 + random.below(2) as u32, ..JobContract::default() };
             let is_new = |job: &JobId| state.job(*job).is_some_and(|row| row.attempt == 0);
@@ -332,6 +360,20 @@ fn decision(random: &mut Random, state: &State) -> Decision {
             by: muster_types::Requester::default(),
             node,
         },
+    }
+}
+
+/// Spot nodes, and any that were bought after a wait.
+fn spot_first() -> CapacityRules {
+    let fallback = CapacityFallback {
+        purchases: PurchaseKind::ALL.into_iter().collect(),
+        after_ms: 1_000,
+        is_open: false,
+    };
+    CapacityRules {
+        purchases: [PurchaseKind::Spot].into_iter().collect(),
+        fallback: Some(fallback),
+        interruptions_milli_max: None,
     }
 }
 
@@ -498,10 +540,13 @@ fn restriction(random: &mut Random, state: &State, node: NodeId, key: RequestKey
             let keys = |count: u64| (0..count).filter_map(move |n| Name::new(&format!("{prefix}k{n}")));
             // Most jobs tolerate no taint, and most records are to be about jobs that can be placed.
             let taints = if random.once_in(6) { random.below(20) } else { 0 };
-            let overrides = NodeOverrides {
+            let mut overrides = NodeOverrides {
                 labels: keys(random.below(80)).map(|key| (key, "x".to_owned())).collect(),
                 taints: keys(taints).collect(),
             };
+            if random.once_in(4) {
+                overrides.labels.insert(name("purchase"), "spot".to_owned());
+            }
             let by = Requester::default();
             Decision::NodeOverridesSet { request: key, by, node, overrides: Box::new(overrides) }
         }
@@ -553,7 +598,7 @@ fn workers(random: &mut Random, state: &State, job: JobId) -> Vec<WorkerSlot> {
     let count = state.nodes().len() as u64;
     let spares = state.contract(job).filter(|_| random.once_in(2)).map_or(0, |contract| contract.spares);
     let is_honest = random.once_in(2);
-    let mut taken: std::collections::BTreeMap<NodeId, DeviceSet> = Default::default();
+    let mut taken: BTreeMap<NodeId, DeviceSet> = BTreeMap::new();
     for rank in 0..spec.worker_count() + spares {
         let group = spec.group_of_slot(rank, spec.worker_count() as usize).expect("a place");
         let wanted = group.request.device_count();
