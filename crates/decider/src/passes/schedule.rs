@@ -41,6 +41,7 @@ pub fn schedule(speculation: &mut Speculation, budget: &mut Budget) -> Pass {
     if speculation.is_recovering() {
         return Pass::Complete { placed: 0 };
     }
+    leave_promised_near_others(speculation);
     if !advance_arrays(speculation) || !renew_turns(speculation) {
         return Pass::Interrupted { placed: 0 };
     }
@@ -60,6 +61,15 @@ pub fn schedule(speculation: &mut Speculation, budget: &mut Budget) -> Pass {
     speculation.keep_memory(memory);
     speculation.keep_reservations(future.remember());
     Pass::Complete { placed }
+}
+
+/// Jobs whose promised places others have to leave first that may have nothing there: when these are over nobody else looks.
+fn leave_promised_near_others(speculation: &mut Speculation) {
+    let state = speculation.state();
+    let is_near =
+        |job: &JobId| state.has_apart() || state.spec(*job).is_some_and(|spec| !spec.affinity.is_empty());
+    let promised: Vec<JobId> = state.promised().filter(is_near).collect();
+    speculation.leave_unsettled(promised);
 }
 
 /// What became of a gang whose turn it was.

@@ -18,7 +18,7 @@ use muster_planner::AffinityTerm;
 use muster_state::{JobRow, Phase, State};
 use muster_types::{
     Affinity, AffinityDomain, AffinityLevel, AffinityRule, AffinityTarget, ArrayId, JobId, JobSpec,
-    LabelSelector, Name, NodeDraft, limits,
+    LabelSelector, LogTime, Name, NodeDraft, limits,
 };
 
 /// What the entries of a job come to in a state.
@@ -40,6 +40,8 @@ struct Others<'a> {
     jobs: u64,
     looked_at: u64,
     is_cut: bool,
+    /// The time at which those do not count that are being stopped; none where they do.
+    behind_stops: Option<LogTime>,
 }
 
 /// What jobs keep another one away from, on one level.
@@ -54,6 +56,24 @@ struct KeptBy<'a> {
 
 /// What the entries of a job come to, and those of jobs that keep it away.
 pub(crate) fn resolve<'a>(state: &'a State, job: JobId, spec: &'a JobSpec) -> Resolved<'a> {
+    resolve_at(state, (job, spec), None)
+}
+
+/// The same as if the jobs were over that are being stopped at this time, but for those that should have been over long ago.
+pub(crate) fn resolve_behind_stops<'a>(
+    state: &'a State,
+    job: JobId,
+    spec: &'a JobSpec,
+    now: LogTime,
+) -> Resolved<'a> {
+    resolve_at(state, (job, spec), Some(now))
+}
+
+fn resolve_at<'a>(
+    state: &'a State,
+    (job, spec): (JobId, &'a JobSpec),
+    behind_stops: Option<LogTime>,
+) -> Resolved<'a> {
     let mut resolved = Resolved::default();
     if spec.affinity.is_empty() && !state.has_apart() {
         return resolved;
@@ -62,7 +82,7 @@ pub(crate) fn resolve<'a>(state: &'a State, job: JobId, spec: &'a JobSpec) -> Re
     let labels = state.metadata(job).map_or(&none, |metadata| &metadata.labels);
     let tenants = tenants_below(state, spec, &mut resolved.looked_at);
     for entry in &spec.affinity {
-        let others = others(state, (job, spec), &tenants, entry);
+        let others = others(state, (job, spec), &tenants, (entry, behind_stops));
         resolved.looked_at += others.looked_at;
         if others.jobs == 0 && entry.rule == AffinityRule::Together && entry.is_required() {
             if entry.selector().is_some_and(|selector| selector.matches(labels)) {
@@ -83,23 +103,30 @@ pub(crate) fn resolve<'a>(state: &'a State, job: JobId, spec: &'a JobSpec) -> Re
             domains: others.domains,
         });
     }
-    kept_away(state, (job, spec), labels, &mut resolved);
+    kept_away(state, (job, spec), (labels, behind_stops), &mut resolved);
     resolved
+}
+
+/// Whether a job is being stopped, and is expected to be over soon; never without a time.
+fn is_leaving(state: &State, job: JobId, now: Option<LogTime>) -> bool {
+    let allowed_ms = state.policy().policy.preemption.stopping_deadline_ms;
+    now.zip(state.stopped_by(job)).is_some_and(|(now, killed)| now < killed.plus_ms(allowed_ms))
 }
 
 /// Jobs that hold devices and have to be apart from this one, at most so many of each tenant.
 fn kept_away<'a>(
     state: &'a State,
     (job, spec): (JobId, &JobSpec),
-    labels: &BTreeMap<String, String>,
+    (labels, behind_stops): (&BTreeMap<String, String>, Option<LogTime>),
     resolved: &mut Resolved<'a>,
 ) {
+    let counts = |other: &JobId| *other != job && !is_leaving(state, *other, behind_stops);
     let policy = &state.policy().policy;
     let mut by_level: BTreeMap<AffinityLevel, KeptBy<'a>> = BTreeMap::new();
     // Jobs that serve the same have the same selector: each is read once.
     let mut known: BTreeMap<&str, bool> = BTreeMap::new();
     for tenant in policy.ancestry(&spec.tenant) {
-        for other in state.apart_of(tenant).take(limits::AFFINITY_JOBS_MAX).filter(|other| *other != job) {
+        for other in state.apart_of(tenant).take(limits::AFFINITY_JOBS_MAX).filter(counts) {
             resolved.looked_at += 1;
             let Some((row, theirs)) = state.job(other).zip(state.spec(other)) else { continue };
             let entries = theirs.affinity.iter().filter(|entry| entry.is_required());
@@ -167,9 +194,9 @@ fn others<'a>(
     state: &'a State,
     (job, spec): (JobId, &JobSpec),
     tenants: &[&Name],
-    entry: &Affinity,
+    (entry, behind_stops): (&Affinity, Option<LogTime>),
 ) -> Others<'a> {
-    let mut found = Others { domains: BTreeSet::new(), jobs: 0, looked_at: 0, is_cut: false };
+    let mut found = Others { domains: BTreeSet::new(), jobs: 0, looked_at: 0, is_cut: false, behind_stops };
     match &entry.target {
         AffinityTarget::Job(other) => {
             found.looked_at += 1;
@@ -238,7 +265,10 @@ impl<'a> Others<'a> {
         let Some(row) = state.job(job) else { return };
         let is_there = match row.phase {
             Phase::Starting | Phase::Running => holds(state, job),
-            Phase::Stopping(_) => entry.rule == AffinityRule::Apart && holds(state, job),
+            Phase::Stopping(_) => {
+                let stays = entry.rule == AffinityRule::Apart && !is_leaving(state, job, self.behind_stops);
+                stays && holds(state, job)
+            }
             // Where it was last something may be left of it, as its files.
             Phase::Finished(_) => also_over && entry.rule == AffinityRule::Together,
             Phase::Pending => false,
@@ -332,8 +362,8 @@ mod tests {
     use alloc::vec;
     use muster_planner::Budget;
     use muster_types::{
-        AcceleratorRequest, Accelerators, ClusterId, HolderId, JobContract, JobDraft, Leadership, LogTime,
-        Parameters, ReplicaId, RequestId, Submission, TaskGroup, WorkerRequest,
+        AcceleratorRequest, Accelerators, ClusterId, HolderId, JobContract, JobDraft, Leadership, Parameters,
+        ReplicaId, RequestId, Submission, TaskGroup, WorkerRequest,
     };
 
     use crate::{BootstrapConfig, Command, Speculation, handle, schedule};

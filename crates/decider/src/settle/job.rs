@@ -4,7 +4,7 @@ use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
-use muster_journal::{Decision, Outcome, StopCause};
+use muster_journal::{Decision, Outcome, StopCause, WorkerSlot};
 use muster_state::{DependencyState, Free, JobRow, Phase, Placement, PromiseRow, RankState, State, fit};
 use muster_types::{ArrayId, JobId, LogTime, NodeId};
 
@@ -183,10 +183,14 @@ fn after_promise(state: &State, job: JobId, promise: &PromiseRow, now: LogTime) 
     let policy = &state.policy().policy;
     let mut closures = bookings::closures(state, spec, now);
     closures.retain(|closure| closure.lasts_at(now));
-    // Others may have come since it was promised, or gone.
+    // Others may have come since it was promised, or gone. Those that are being stopped are still to leave, as it may be for this.
     let affinity = affinity::resolve(state, job, spec);
+    let keeps_away =
+        |slot: &WorkerSlot| state.node(slot.node).is_some_and(|node| affinity.excludes(&node.spec));
+    let is_kept_away = promise.slots.iter().any(keeps_away);
+    let behind_stops = is_kept_away.then(|| affinity::resolve_behind_stops(state, job, spec, now));
     let mut left: BTreeMap<NodeId, Free> = BTreeMap::new();
-    let mut is_free = true;
+    let mut is_free = !is_kept_away;
     for (rank, slot) in promise.slots.iter().enumerate() {
         let node = state.node(slot.node)?;
         let is_usable = node.restricted.unusable.is_disjoint(slot.devices);
@@ -196,7 +200,8 @@ fn after_promise(state: &State, job: JobId, promise: &PromiseRow, now: LogTime) 
         let is_usable = is_usable && fit::allows(&node.spec, spec, policy);
         let is_usable = is_usable && !windows::is_closed(policy, &spec.tenant, &node.spec, now);
         let is_booked = bookings::covers(state, &closures, &node.spec);
-        let is_usable = is_usable && !is_booked && !affinity.excludes(&node.spec);
+        let is_excluded = behind_stops.as_ref().is_some_and(|others| others.excludes(&node.spec));
+        let is_usable = is_usable && !is_booked && !is_excluded;
         if !node.is_placeable() || node.incarnation != slot.incarnation || !is_usable {
             return Some(Decision::PromiseDropped { job });
         }

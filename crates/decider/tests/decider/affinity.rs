@@ -8,7 +8,7 @@ use muster_decider::{Answer, Command, Speculation, explain_briefly, handle, sche
 use muster_journal::{Decision, RankUpdate, Round, WorkerSlot};
 use muster_planner::{Budget, WaitReason};
 use muster_state::{JobRow, Phase, State};
-use muster_types::policy::{PolicyDraft, TenantPolicy};
+use muster_types::policy::{PolicyDraft, Quota, TenantPolicy};
 use muster_types::{
     Affinity, AffinityLevel, AffinityRule, AffinityTarget, ExitStatus, JobContract, JobId, JobMetadata,
     JobSpec, LabelSelector, LogTime, NodeId, PriorityTier, Refusal, Requester, Submission,
@@ -201,6 +201,68 @@ fn a_job_that_is_kept_away_holds_up_none_with_other_labels() {
     assert!(nodes_of(state, kept[0]).is_empty());
     let (reason, text) = explain_briefly(state, speculation.now(), kept[0]).expect("it waits");
     assert_eq!(reason, WaitReason::Affinity, "{text}");
+}
+
+/// What the only worker of a job says.
+fn report(speculation: &mut Speculation, job: JobId, update: RankUpdate) {
+    let placement = speculation.state().job(job).and_then(|row| row.placement.clone()).expect("it is placed");
+    let slot = &placement.slots[0];
+    let report = Command::Report {
+        node: slot.node,
+        incarnation: slot.incarnation,
+        job,
+        token: placement.token,
+        updates: vec![(0, update)],
+    };
+    handle(speculation, &report).expect("its node is there");
+}
+
+#[test]
+fn a_promise_waits_until_those_have_left_that_it_has_to_be_apart_from() {
+    let (mut speculation, mut replica) = founded_as(BOOTSTRAP);
+    let mut draft = PolicyDraft::default();
+    draft.preemption.minimum_run_ms = 0;
+    let quota = Quota {
+        kind: name("h100"),
+        region: None,
+        nominal_milli: 4_000,
+        borrowing_limit_milli: Some(0),
+        lending_limit_milli: Some(0),
+    };
+    let vision = TenantPolicy { quotas: vec![quota], ..TenantPolicy::default() };
+    draft.tenants.insert(name("vision"), vision);
+    let command = Command::SetPolicy {
+        request: request(1 << 100),
+        by: Requester::default(),
+        policy: Box::new(with_all_rights(draft).check().expect("a policy")),
+        expected_version: None,
+    };
+    handle(&mut speculation, &command).expect("it is taken");
+    register(&mut speculation, "n1");
+    let whole_host = |tier: PriorityTier, app: Option<&str>, affinity| {
+        let mut submission = submission("vision", app, affinity);
+        let mut draft = submission.spec.clone().into_draft();
+        draft.groups = vec![group("main", 1, Some(accelerators("h100", 4)))];
+        draft.tier = tier;
+        submission.spec = draft.check().unwrap();
+        submission
+    };
+    let low =
+        submit(&mut speculation, 1, vec![whole_host(PriorityTier::Free, Some("web"), Vec::new())]).unwrap();
+    pass(&mut speculation);
+    report(&mut speculation, low[0], RankUpdate::Running);
+    let apart = vec![to(app("web"), AffinityRule::Apart)];
+    let high = submit(&mut speculation, 2, vec![whole_host(PriorityTier::Critical, None, apart)]).unwrap();
+    // The quota of the tenant is in use: that is what the other one is stopped for.
+    pass(&mut speculation);
+    let state = speculation.state();
+    assert!(matches!(state.job(low[0]).unwrap().phase, Phase::Stopping(_)));
+    assert!(state.job(high[0]).unwrap().promise.is_some(), "the place is kept for it meanwhile");
+    pass(&mut speculation);
+    assert!(speculation.state().job(high[0]).unwrap().promise.is_some());
+    report(&mut speculation, low[0], RankUpdate::Exited(ExitStatus::Signal(15)));
+    assert!(!nodes_of(speculation.state(), high[0]).is_empty());
+    commit(&mut speculation, &mut replica);
 }
 
 /// One random world: jobs of three tenants that are to be together and apart, hosts that are lost and come back, preemption.
