@@ -18,7 +18,7 @@ use crate::rules::bookings::is_open_to;
 use crate::rules::planned::{choices, planned_spec, with_spares};
 use crate::rules::terms::{QuotaPart, with_terms, with_terms_of};
 use crate::settle::array::fill_arrays;
-use crate::settle::job::advance_arrays;
+use crate::settle::job::{advance_arrays, has_its_promise};
 use crate::speculation::Speculation;
 
 /// How a pass over the queue ended.
@@ -63,12 +63,13 @@ pub fn schedule(speculation: &mut Speculation, budget: &mut Budget) -> Pass {
     Pass::Complete { placed }
 }
 
-/// Jobs whose promised places others have to leave first that may have nothing there: when these are over nobody else looks.
+/// Jobs that have what they are promised, and wait for others near it to be over: nobody else looks at them when these are.
 fn leave_promised_near_others(speculation: &mut Speculation) {
     let state = speculation.state();
     let is_near =
         |job: &JobId| state.has_apart() || state.spec(*job).is_some_and(|spec| !spec.affinity.is_empty());
-    let promised: Vec<JobId> = state.promised().filter(is_near).collect();
+    let promised = state.promised().filter(is_near).filter(|job| has_its_promise(state, *job));
+    let promised: Vec<JobId> = promised.collect();
     speculation.leave_unsettled(promised);
 }
 

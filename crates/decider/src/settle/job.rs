@@ -216,6 +216,24 @@ fn after_promise(state: &State, job: JobId, promise: &PromiseRow, now: LogTime) 
     is_free.then(|| Decision::GangPlaced { job, workers: promise.slots.clone() })
 }
 
+/// Whether all that is promised to a job is free. If it is not placed, it waits for others to leave where nothing of theirs is
+/// promised to it.
+pub(crate) fn has_its_promise(state: &State, job: JobId) -> bool {
+    let Some((row, spec)) = state.job(job).zip(state.spec(job)) else { return false };
+    let Some(promise) = row.promise.as_deref() else { return false };
+    let mut left: BTreeMap<NodeId, Free> = BTreeMap::new();
+    promise.slots.iter().enumerate().all(|(rank, slot)| {
+        let group = spec.group_of_slot(rank as u32, promise.slots.len());
+        let Some((node, group)) = state.node(slot.node).zip(group) else { return false };
+        let free = left.entry(slot.node).or_insert_with(|| node.free.clone());
+        let is_free = free.admits(&group.request, slot.devices);
+        if is_free {
+            free.take(&group.request, slot.devices);
+        }
+        is_free
+    })
+}
+
 fn succeeded(rank: &RankState) -> bool {
     matches!(rank, RankState::Exited(exit) if exit.is_success())
 }
