@@ -203,16 +203,16 @@ fn a_job_that_is_kept_away_holds_up_none_with_other_labels() {
     assert_eq!(reason, WaitReason::Affinity, "{text}");
 }
 
-/// What the only worker of a job says.
-fn report(speculation: &mut Speculation, job: JobId, update: RankUpdate) {
+/// What a job's worker on a node says.
+fn report(speculation: &mut Speculation, job: JobId, on: NodeId, update: RankUpdate) {
     let placement = speculation.state().job(job).and_then(|row| row.placement.clone()).expect("it is placed");
-    let slot = &placement.slots[0];
+    let rank = placement.slots.iter().position(|slot| slot.node == on).expect("it has a worker there");
     let report = Command::Report {
-        node: slot.node,
-        incarnation: slot.incarnation,
+        node: on,
+        incarnation: placement.slots[rank].incarnation,
         job,
         token: placement.token,
-        updates: vec![(0, update)],
+        updates: vec![(rank as u32, update)],
     };
     handle(speculation, &report).expect("its node is there");
 }
@@ -225,7 +225,7 @@ fn a_promise_waits_until_those_have_left_that_it_has_to_be_apart_from() {
     let quota = Quota {
         kind: name("h100"),
         region: None,
-        nominal_milli: 4_000,
+        nominal_milli: 8_000,
         borrowing_limit_milli: Some(0),
         lending_limit_milli: Some(0),
     };
@@ -238,30 +238,42 @@ fn a_promise_waits_until_those_have_left_that_it_has_to_be_apart_from() {
         expected_version: None,
     };
     handle(&mut speculation, &command).expect("it is taken");
+    // Both hosts of a rack.
     register(&mut speculation, "n1");
-    let whole_host = |tier: PriorityTier, app: Option<&str>, affinity| {
+    register(&mut speculation, "n2");
+    let hosts = |workers: u32, tier: PriorityTier, app: Option<&str>, affinity| {
         let mut submission = submission("vision", app, affinity);
         let mut draft = submission.spec.clone().into_draft();
-        draft.groups = vec![group("main", 1, Some(accelerators("h100", 4)))];
+        draft.groups = vec![group("main", workers, Some(accelerators("h100", 4)))];
         draft.tier = tier;
         submission.spec = draft.check().unwrap();
         submission
     };
-    let low =
-        submit(&mut speculation, 1, vec![whole_host(PriorityTier::Free, Some("web"), Vec::new())]).unwrap();
+    let low = hosts(2, PriorityTier::Free, Some("web"), Vec::new());
+    let low = submit(&mut speculation, 1, vec![low]).unwrap()[0];
     pass(&mut speculation);
-    report(&mut speculation, low[0], RankUpdate::Running);
-    let apart = vec![to(app("web"), AffinityRule::Apart)];
-    let high = submit(&mut speculation, 2, vec![whole_host(PriorityTier::Critical, None, apart)]).unwrap();
+    for node in nodes_of(speculation.state(), low) {
+        report(&mut speculation, low, node, RankUpdate::Running);
+    }
+    let apart = Affinity { level: AffinityLevel::Rack, ..to(app("web"), AffinityRule::Apart) };
+    let high = hosts(1, PriorityTier::Critical, None, vec![apart]);
+    let high = submit(&mut speculation, 2, vec![high]).unwrap()[0];
     // The quota of the tenant is in use: that is what the other one is stopped for.
     pass(&mut speculation);
-    let state = speculation.state();
-    assert!(matches!(state.job(low[0]).unwrap().phase, Phase::Stopping(_)));
-    assert!(state.job(high[0]).unwrap().promise.is_some(), "the place is kept for it meanwhile");
+    let promised = |speculation: &Speculation| {
+        let promise = speculation.state().job(high).and_then(|row| row.promise.clone());
+        promise.map(|promise| promise.slots[0].node)
+    };
+    assert!(matches!(speculation.state().job(low).unwrap().phase, Phase::Stopping(_)));
+    let own = promised(&speculation).expect("the place is kept for it meanwhile");
+    // The rest of the other one leaves the rack where nothing is promised.
+    report(&mut speculation, low, own, RankUpdate::Exited(ExitStatus::Signal(15)));
     pass(&mut speculation);
-    assert!(speculation.state().job(high[0]).unwrap().promise.is_some());
-    report(&mut speculation, low[0], RankUpdate::Exited(ExitStatus::Signal(15)));
-    assert!(!nodes_of(speculation.state(), high[0]).is_empty());
+    assert_eq!(promised(&speculation), Some(own));
+    let rest = nodes_of(speculation.state(), low).into_iter().find(|node| *node != own).unwrap();
+    report(&mut speculation, low, rest, RankUpdate::Exited(ExitStatus::Signal(15)));
+    pass(&mut speculation);
+    assert_eq!(nodes_of(speculation.state(), high), BTreeSet::from([own]));
     commit(&mut speculation, &mut replica);
 }
 
