@@ -1,7 +1,7 @@
 //! Nodes that may be taken away: how often they were, and what jobs take as a fallback.
 //!
-//! An interruption is the loss of a node that nobody here had asked for: its session ran out, and no operator had drained it or taken
-//! it out of placement. Where another holder takes over its name, it counts only if its provider had announced an end of
+//! An interruption is the loss of a node that nobody here had asked for: its session ran out, and it was not drained, cordoned, in
+//! quarantine or being repaired. Where another holder takes over its name, it counts only if its provider had announced an end of
 //! the host: else the agent was begun anew. A recovery of the cluster is no interruption.
 
 use alloc::format;
@@ -13,7 +13,7 @@ use muster_types::{JobId, LogTime, NodeId};
 
 use crate::effect::Effect;
 use crate::guard_error::{GuardError, require};
-use crate::rows::{CAPACITY_DAYS, CapacityKey, CapacityRow};
+use crate::rows::{CAPACITY_DAYS, CapacityKey, CapacityRow, RestrictionRow};
 use crate::state::State;
 use crate::verify::BrokenInvariant;
 
@@ -100,7 +100,10 @@ impl State {
     pub(crate) fn count_interruption(&mut self, node: NodeId, cause: NodeLostCause) {
         let Some(row) = self.nodes.get(&node) else { return };
         let restriction = self.restrictions.get(&node);
-        let is_planned = row.cordoned || restriction.is_some_and(|row| row.drain.is_some());
+        // A repair may reboot the node.
+        let is_withdrawn =
+            |row: &RestrictionRow| row.drain.is_some() || row.quarantine.is_some() || row.repair.is_some();
+        let is_planned = row.cordoned || restriction.is_some_and(is_withdrawn);
         let is_announced = restriction.is_some_and(|row| row.health.maintenance_at.is_some());
         let is_one = match cause {
             NodeLostCause::LeaseExpired => !is_planned,

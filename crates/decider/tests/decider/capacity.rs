@@ -228,12 +228,17 @@ fn losses_are_counted_against_the_time_of_nodes() {
     let by = Requester::default();
     handle(&mut speculation, &Command::SetCordon { request: request(2), by, node, cordoned: true }).unwrap();
     lose(&mut speculation, "spot-1");
+    // And this one was kept away from work, so that somebody could look at it.
+    let (by, node) = (Requester::default(), speculation.state().node_named(&name("spot-2")).unwrap());
+    let reason = Some("it is looked at".to_owned());
+    handle(&mut speculation, &Command::SetQuarantine { request: request(3), by, node, reason }).unwrap();
+    lose(&mut speculation, "spot-2");
     step(&mut speculation, &mut replica);
     let seen = replica.interruptions(&key, start.plus_ms(5 * DAY_MS));
     assert_eq!((seen.seen, seen.node_ms), (1, 20 * DAY_MS));
     assert!(seen.node_ms >= CAPACITY_SEEN_MS_MIN && seen.is_measured);
     assert_eq!(seen.per_day_milli, Some(50), "one in twenty days of nodes");
-    // Two go on; what is more than two weeks ago is forgotten.
+    // One goes on; what is more than two weeks ago is forgotten.
     let later = replica.interruptions(&key, start.plus_ms(40 * DAY_MS));
     assert_eq!(later.seen, 0);
     assert!(later.node_ms <= 28 * DAY_MS);
