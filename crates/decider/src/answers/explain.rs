@@ -284,7 +284,7 @@ fn fallback_note(state: &State, job: Option<JobId>, spec: &JobSpec) -> String {
         _ if fallback.is_open => format!("; as its fallback says, {purchases} is allowed as well by now"),
         Some(at) => format!("; from {at} on {purchases} is allowed as well, if it still waits then"),
         None => format!(
-            "; {purchases} is allowed as well once it has waited for {} from when it could first be placed on",
+            "; {purchases} is allowed as well once it has waited for {} from when it could be placed on",
             Span(fallback.after_ms)
         ),
     }
