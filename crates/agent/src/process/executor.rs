@@ -218,6 +218,7 @@ impl ProcessExecutor {
         } else {
             PathBuf::from(&placement.working_directory)
         };
+        environment.extend(contract::submit_directory(placement, worker, &working_directory));
         environment.extend(isolation.variables(&placement.tenant, &task.work(), &worker.environment));
         // With its own `/tmp` it needs none, and a directory that the job names for that is the job's.
         let has_its_own =
