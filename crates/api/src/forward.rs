@@ -63,7 +63,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// And how long a node's stream may: about as long as an election takes. A replica that is cut off from the others
 /// would keep it for as long as it is, while the lease that it is to renew runs out; its agent has others to ask.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(1);
-/// Kept of a caller's time for the way back of a refusal.
+/// The part of a caller's time that is reserved for sending it a refusal.
 const ANSWER_RESERVE_MAX: Duration = Duration::from_millis(100);
 
 /// Where a write is carried out.

@@ -414,9 +414,9 @@ impl<G: Environment> Engine<G> {
         answer.await.unwrap_or_else(|_| Err(stopping()))
     }
 
-    /// A worker of a node says that it has done a step, and how long its own work took, without waiting for the
-    /// others of its gang. Whether a rank has become slow by it, or keeps up again, is recorded in the log. What a
-    /// node says of ranks that are not on it counts nothing.
+    /// Takes a worker's report that it has finished a step, with the time that its own work took, without waiting for
+    /// others of its gang. If this makes a rank slow, or one that was slow keeps up again, the log records it. Reports
+    /// about ranks that are not on the node are ignored.
     pub async fn note_step(
         &self,
         node: NodeId,

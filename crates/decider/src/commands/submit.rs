@@ -478,7 +478,7 @@ pub(super) fn submit_as(
 /// What a request is known by, as bytes.
 fn request_bytes(submitted: &[Submission], specs: &[&JobSpec]) -> Result<Vec<u8>, Refusal> {
     let mut bytes = canonical(specs);
-    // Jobs that say nothing of how they are run add nothing.
+    // A default contract adds nothing, so a request with it is the same whether the contract was written out or not.
     if submitted.iter().any(|job| !job.contract.is_default()) {
         let contracts: Vec<&JobContract> = submitted.iter().map(|job| &job.contract).collect();
         bytes.extend(canonical(&contracts));
