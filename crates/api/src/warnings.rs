@@ -428,7 +428,7 @@ mod tests {
     #[test]
     fn waiting_for_leases_of_an_earlier_generation_is_a_warning() {
         let members: Vec<Member> = (1..=3).map(|id| member(id, true, Some(1))).collect();
-        let reports = members.iter().map(|member| (member.replica, report(1))).collect();
+        let reports: BTreeMap<_, _> = members.iter().map(|m| (m.replica, report(1))).collect();
         let facts = LocalFacts { recovers_as: Some(2), ..LocalFacts::default() };
         assert_eq!(codes_with(&status(members), &reports, &facts), ["CLUSTER_RECOVERING"]);
     }
