@@ -55,8 +55,8 @@ impl Kinds {
         Kinds(self.0 | more.0)
     }
 
-    /// Whether this principal is among them. Where nobody shows a certificate, everybody may everything:
-    /// such a listener is one machine's own.
+    /// Whether this principal is among them. On a listener without certificates everybody has all
+    /// permissions: it is for one machine.
     pub(crate) fn include(self, principal: &Principal) -> bool {
         let kind = match principal {
             Principal::Plaintext => return true,

@@ -176,9 +176,11 @@ impl BookingService for Bookings {
         let (name, spec) = asked(&message.name, message.spec, now).map_err(invalid)?;
         let view =
             self.router.fresh(account, (message.read.as_ref(), Consistency::Linearizable), deadline).await?;
-        let _turn = self.router.costly(account).await.map_err(|refusal| to_status(&refusal))?;
-        let plan = engine.plan_booking(&view, (acts_for, name), spec).await;
-        let plan = plan.map_err(|refusal| to_status(&refusal))?;
+        let work = {
+            let (engine, view) = (engine.clone(), (*view).clone());
+            async move { engine.plan_booking(&view, (acts_for, name), spec).await }
+        };
+        let plan = self.router.in_turn(account, work).await.map_err(|refusal| to_status(&refusal))?;
         Ok(Response::new(planned(engine, &view, &plan)))
     }
 

@@ -284,7 +284,7 @@ impl State {
         self.check_admitted(spec)?;
         require(spec.is_within_agent_bounds(), GuardError::Limit)?;
         let Some(id) = self.node_named(&spec.name) else {
-            // Ids are never given again, so that they run out in the end: after four thousand millions.
+            // Ids are never used again, so they are exhausted after 2^32 registrations.
             let has_room = (self.nodes.len() as u64) < u64::from(limits::NODES_MAX);
             return require(has_room && self.meta.nodes_registered < u32::MAX, GuardError::Limit);
         };
