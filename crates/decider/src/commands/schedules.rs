@@ -427,6 +427,17 @@ fn suspend(speculation: &mut Speculation, key: &ScheduleKey, why: &str) -> Answe
     Answer::Done { at }
 }
 
+/// Suspends the schedules of an owner whose token or certificate is taken back at this moment, and says why. They are not resumed
+/// with it: who resumes or updates one may have its jobs now.
+pub(super) fn suspend_those_of(speculation: &mut Speculation, is_owner: impl Fn(&str) -> bool, why: &str) {
+    let schedules = speculation.state().schedules();
+    let of_owner = schedules.filter(|(_, row)| row.suspension.is_none() && is_owner(&row.by.name));
+    let keys: Vec<ScheduleKey> = of_owner.map(|(key, _)| key.clone()).collect();
+    for key in &keys {
+        suspend(speculation, key, why);
+    }
+}
+
 fn record_run(
     speculation: &mut Speculation,
     key: &ScheduleKey,
