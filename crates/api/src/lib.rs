@@ -34,6 +34,7 @@ mod controls;
 #[cfg(test)]
 mod controls_tests;
 mod decisions;
+mod denied;
 mod drill_service;
 mod drills;
 mod exec;
@@ -98,6 +99,7 @@ mod work_times;
 pub use access::may_call;
 pub use config::ApiConfig;
 pub use decisions::DecisionObserver;
+pub use denied::{DeniedCallLog, DeniedCalls, DeniedPage, DeniedQuery};
 pub use guard::CallLimits;
 pub use log_service::RemoteHistory;
 pub use pages::serve_pages;
