@@ -71,6 +71,8 @@ mod regions;
 mod render;
 mod rendered;
 #[cfg(test)]
+mod role_object_tests;
+#[cfg(test)]
 mod role_tests;
 #[cfg(test)]
 mod sample;
