@@ -304,7 +304,7 @@ async fn a_flood_of_one_takes_nothing_from_the_others() {
     .await;
 }
 
-/// A tenant may have any number of certificates, and tokens besides: what they have open is counted together as well.
+/// A tenant may have any number of certificates and of tokens: what they have open is counted together as well.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_callers_of_one_tenant_take_nothing_from_the_others() {
     let calls = CallLimits { streams_max: 2, tenant_streams_max: 3, ..CallLimits::DEFAULT };

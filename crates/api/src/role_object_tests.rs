@@ -378,7 +378,7 @@ async fn name_a_type(world: &World) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_role_and_quota_of_its_own_of_others_and_not_there() {
+async fn every_role_and_quota_of_its_tenant_of_others_and_not_there() {
     let (world, key) = world().await;
     let channel = anonymous(&world).await;
     name_a_type(&world).await;
@@ -423,7 +423,7 @@ async fn every_role_and_quota_of_its_own_of_others_and_not_there() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_role_and_tokens_of_its_own_tenant_of_others_and_not_there() {
+async fn every_role_and_tokens_of_its_tenant_of_others_and_not_there() {
     let (world, key) = world().await;
     let channel = anonymous(&world).await;
     let mut number = 1_000;

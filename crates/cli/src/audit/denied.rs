@@ -1,6 +1,6 @@
 //! `muster audit --denied`: calls that were denied, from every replica or from files that they wrote.
 //!
-//! **Invariant:** a replica that could not be asked, and lines that were left out, are said; what is shown is in the order of time.
+//! **Invariant:** the output names a replica that could not be asked and lines that were left out; what is shown is in the order of time.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -104,7 +104,7 @@ impl DeniedLine {
 const HEADER: &str = "TIME                      REPLICA  CALLER                            ADDRESS          CALL                                          CODE                  COUNT  REASON";
 
 /// What became of asking one replica.
-struct Asked {
+struct ReplicaAnswer {
     replica: u64,
     address: String,
     answer: Result<admin::ListDeniedCallsResponse, AttemptError>,
@@ -129,14 +129,14 @@ pub(super) async fn ask(global: &Global, console: &Console, args: &AuditArgs) ->
         asking.spawn(async move {
             let address = replica.client_endpoint;
             let answer = client.list_denied_calls_of(&address, request).await;
-            Asked { replica: replica.id, address, answer }
+            ReplicaAnswer { replica: replica.id, address, answer }
         });
     }
     let mut all = Vec::new();
     while let Some(asked) = asking.join_next().await {
         all.extend(asked.ok());
     }
-    all.sort_by_key(|asked: &Asked| asked.replica);
+    all.sort_by_key(|asked: &ReplicaAnswer| asked.replica);
     if matches!(console.format, Format::Table | Format::Wide) {
         console.line(HEADER)?;
     }
@@ -150,9 +150,9 @@ pub(super) async fn ask(global: &Global, console: &Console, args: &AuditArgs) ->
 
 /// The lines of all replicas in the order of time, what has to be said of those that are not there, and whether every replica has
 /// answered.
-fn merged(all: Vec<Asked>) -> (Vec<DeniedLine>, Vec<String>, bool) {
+fn merged(all: Vec<ReplicaAnswer>) -> (Vec<DeniedLine>, Vec<String>, bool) {
     let (mut lines, mut notes, mut is_whole) = (Vec::new(), Vec::new(), true);
-    for Asked { replica, address, answer } in all {
+    for ReplicaAnswer { replica, address, answer } in all {
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_replicas_say_is_merged_by_time_and_what_is_missing_is_said() {
+    fn what_replicas_say_is_merged_by_time_and_what_is_missing_is_named() {
         let calls = |second: u64, caller: &str| admin::DeniedCalls {
             first_time: Some(timestamp(1_700_000_000_000 + second * 1_000)),
             caller: caller.to_owned(),
@@ -286,7 +286,7 @@ mod tests {
         let answer = |replica_id, calls, is_cut| {
             Ok(admin::ListDeniedCallsResponse { replica_id, calls, is_cut, unread_lines: 0 })
         };
-        let asked = |replica, answer| Asked { replica, address: format!("muster-{replica}:7400"), answer };
+        let asked = |replica, answer| ReplicaAnswer { replica, address: format!("muster-{replica}:7400"), answer };
         let one = asked(1, answer(1, vec![calls(1, "a"), calls(5, "b")], false));
         let two = asked(2, answer(2, vec![calls(1, "c"), calls(3, "d")], true));
         let lost = asked(3, Err(AttemptError::Timeout { endpoint: "muster-3:7400".to_owned() }));

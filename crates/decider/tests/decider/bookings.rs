@@ -266,7 +266,7 @@ fn set_quotas(speculation: &mut Speculation, tenants: &[(&str, Option<&str>, u64
 }
 
 #[test]
-fn a_booking_above_a_quota_that_shrank_stays_is_said_and_grows_by_nothing() {
+fn a_booking_above_a_quota_that_shrank_stays_is_shown_and_grows_by_nothing() {
     let (mut speculation, _) = fleet();
     let mut two = BookingOrder { acts_for: Some(name("vision")), ..order(&speculation, 1) };
     two.spec.shape = hosts(2);

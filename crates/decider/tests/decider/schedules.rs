@@ -328,7 +328,7 @@ fn a_certificate_that_is_revoked_suspends_what_its_holder_has_set() {
     pass_minutes((&mut speculation, &mut state), 1);
     carry_out(&mut speculation);
     assert_eq!(row(&speculation).submitted, 0);
-    // An operator takes it over; the revocation of before is none of its own.
+    // An operator takes it over; what was revoked earlier was another's.
     let mut taken = ScheduleOrder { is_new: false, ..order(60, "nightly", OverlapRule::Allow) };
     taken.by = Requester { name: "admin/root".into(), is_operator: true };
     taken.acts_for = None;

@@ -113,10 +113,10 @@ impl DeniedCallLog for AuditFiles {
             let mut found = VecDeque::new();
             newest_of(file, metadata.len(), &mut bytes_left, |calls| {
                 match calls {
-                    Found::Unread => page.unread = page.unread.saturating_add(1),
-                    Found::Skipped => page.is_cut = true,
-                    Found::Calls(calls) if !is_asked_for(&calls, query) => {}
-                    Found::Calls(calls) => {
+                    FilePart::Unread => page.unread = page.unread.saturating_add(1),
+                    FilePart::Skipped => page.is_cut = true,
+                    FilePart::Calls(calls) if !is_asked_for(&calls, query) => {}
+                    FilePart::Calls(calls) => {
                         if found.len() == lines_left {
                             found.pop_front();
                             page.is_cut = true;
@@ -134,7 +134,7 @@ impl DeniedCallLog for AuditFiles {
 }
 
 /// What a file has, piece by piece.
-enum Found {
+enum FilePart {
     Calls(DeniedCalls),
     /// A line that is none of a replica.
     Unread,
@@ -147,14 +147,14 @@ fn newest_of(
     mut file: File,
     length: u64,
     bytes_left: &mut u64,
-    mut each: impl FnMut(Found),
+    mut each: impl FnMut(FilePart),
 ) -> io::Result<()> {
     let taken = length.min(*bytes_left);
     *bytes_left -= taken;
     let mut is_partial = taken < length;
     if is_partial {
         file.seek(SeekFrom::Start(length - taken))?;
-        each(Found::Skipped);
+        each(FilePart::Skipped);
     }
     // What is written from now on is left to the next reading.
     let mut reader = BufReader::new(file.take(taken));
@@ -170,7 +170,7 @@ fn newest_of(
         if is_cut || text.is_empty() {
             continue;
         }
-        each(serde_json::from_slice::<Line>(text).map_or(Found::Unread, |line| Found::Calls(line.calls())));
+        each(serde_json::from_slice::<Line>(text).map_or(FilePart::Unread, |line| FilePart::Calls(line.calls())));
     }
 }
 
@@ -258,9 +258,9 @@ mod tests {
         let mut left = length - 1;
         let (mut counts, mut skipped) = (Vec::new(), 0);
         newest_of(File::open(&path).unwrap(), length, &mut left, |found| match found {
-            Found::Calls(calls) => counts.push(calls.count),
-            Found::Skipped => skipped += 1,
-            Found::Unread => panic!("all are lines"),
+            FilePart::Calls(calls) => counts.push(calls.count),
+            FilePart::Skipped => skipped += 1,
+            FilePart::Unread => panic!("all are lines"),
         })
         .unwrap();
         assert_eq!((counts, skipped, left), (vec![8, 9], 1, 0));
