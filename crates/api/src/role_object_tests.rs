@@ -236,8 +236,9 @@ async fn have_schedules(world: &World) {
         if world.engine.view().schedule(&schedule.key).is_some() {
             continue;
         }
+        let (acts_for, role) = (None, None);
         let order =
-            ScheduleOrder { request: request(), by: operator(), acts_for: None, schedule, is_new: true };
+            ScheduleOrder { request: request(), by: operator(), acts_for, role, schedule, is_new: true };
         world.engine.execute(Command::SetSchedule(Box::new(order))).await.expect("it is made");
     }
 }

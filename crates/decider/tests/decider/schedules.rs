@@ -9,7 +9,7 @@ use muster_journal::Decision;
 use muster_state::{GuardError, ScheduleRow, State};
 use muster_types::policy::{OwnRole, PolicyDraft, TenantPolicy, Verb};
 use muster_types::{
-    CertificateSerial, JobId, LogIndex, LogTime, Name, NextRun, OverlapRule, Refusal, RefusalCode, Requester, Revocation,
+    CertificateSerial, JobId, LogIndex, LogTime, Name, NextRun, OverlapRule, OwnerRole, Refusal, RefusalCode, Requester, Revocation,
     Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate, Submission, TokenGrant, TokenId, TokenRole, limits,
 };
 
@@ -51,6 +51,7 @@ fn order(n: u128, text: &str, overlap: OverlapRule) -> ScheduleOrder {
         request: request(n),
         by: Requester { name: "tenant/research/ada".into(), is_operator: false },
         acts_for: Some(name(TENANT)),
+        role: None,
         schedule: Schedule {
             key: key(text),
             cron: "* * * * *".parse().unwrap(),
@@ -295,6 +296,35 @@ fn rights_are_looked_at_when_a_moment_comes() {
     pass_minutes((&mut speculation, &mut state), 1);
     carry_out(&mut speculation);
     assert!(reason(&speculation, "hourly").contains("does not list tenant research"));
+}
+
+#[test]
+fn a_role_of_the_policy_that_submits_no_more_suspends_what_a_person_with_it_has_set() {
+    let (mut speculation, mut state) = cluster();
+    set_role(&mut speculation, 60, &[Verb::Read, Verb::Submit]);
+    let mut signed_in = order(1, "nightly", OverlapRule::Allow);
+    signed_in.by.name = "tenant/research/ada+oidc/corp".into();
+    signed_in.role = Some(OwnerRole { name: name("ci"), part_of: TokenRole::Submitter });
+    set(&mut speculation, signed_in).unwrap();
+    carry_out(&mut speculation);
+    pass_minutes((&mut speculation, &mut state), 1);
+    carry_out(&mut speculation);
+    assert_eq!(row(&speculation).submitted, 1);
+    // With the verb gone, and with the whole role.
+    for (n, take_away) in [(61, true), (63, false)] {
+        if take_away {
+            set_role(&mut speculation, n, &[Verb::Read]);
+        } else {
+            set_policy(&mut speculation, n, &[TENANT]);
+        }
+        pass_minutes((&mut speculation, &mut state), 1);
+        carry_out(&mut speculation);
+        let suspension = row(&speculation).suspension.as_ref().expect("it is suspended");
+        assert!(suspension.reason.contains("role ci of its owner lacks the verb submit"), "{suspension:?}");
+        assert_eq!(row(&speculation).submitted, 1);
+        control(&mut speculation, n + 1, ScheduleAction::Resume).unwrap();
+        carry_out(&mut speculation);
+    }
 }
 
 #[test]
