@@ -111,6 +111,7 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.admin.v1beta1.ClusterAdminService/ChangeVoters", Class::Call, ADMIN),
     rule("/muster.admin.v1beta1.ClusterAdminService/CreateBackup", Class::Stream, ADMIN),
     rule("/muster.admin.v1beta1.ClusterAdminService/CreateToken", Class::Call, GRANTERS),
+    rule("/muster.admin.v1beta1.ClusterAdminService/ListDeniedCalls", Class::Call, ADMIN),
     rule("/muster.admin.v1beta1.ClusterAdminService/ListNotifications", Class::Call, ADMIN),
     rule("/muster.admin.v1beta1.ClusterAdminService/ListRevokedCertificates", Class::Call, ADMIN),
     rule("/muster.admin.v1beta1.ClusterAdminService/ListTokens", Class::Call, GRANTERS),

@@ -5,7 +5,9 @@ use muster_engine::Engine;
 use muster_state::State;
 use muster_traces::header::TRACE_PARENT;
 use muster_transport::{Expect, Principal, Role, Security};
-use muster_types::{Consistency, JobId, LogIndex, Name, Refusal, RefusalCode, ReplicaId, TraceParent};
+use muster_types::{
+    Consistency, JobId, LogIndex, Name, OwnerRole, Refusal, RefusalCode, ReplicaId, TraceParent,
+};
 use muster_wire::status::to_status;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -200,6 +202,13 @@ impl Caller {
             Principal::Plaintext | Principal::Anonymous => String::new(),
             Principal::Named(_) | Principal::Token(_) => self.principal.to_string(),
         }
+    }
+
+    /// The role of the policy that it has, as it is kept with what it sets; none where it has all of a built-in one.
+    pub(crate) fn owner_role(&self) -> Option<OwnerRole> {
+        let Principal::Token(holder) = &self.principal else { return None };
+        let name = Name::new(holder.own_role?.as_str())?;
+        Some(OwnerRole { name, part_of: holder.role })
     }
 
     /// Whose jobs it is shown whole.

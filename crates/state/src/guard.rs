@@ -211,7 +211,7 @@ impl State {
             Decision::BookingEnded { name, cause } => self.check_booking_ended(name, *cause),
             Decision::BookingMoved { name, nodes } => self.check_booking_moved(name, nodes),
             Decision::FallbackOpened { job } => self.check_fallback_opened(*job),
-            Decision::ScheduleSet { request, by, acts_for: _, schedule, is_new } => {
+            Decision::ScheduleSet { request, by, acts_for: _, role: _, schedule, is_new } => {
                 self.check_schedule_set((*request, by), schedule, *is_new)
             }
             Decision::ScheduleDeleted { request, by, schedule } => {
