@@ -309,7 +309,8 @@ impl Controls {
                 let before = self.schedules.remove(&schedule.key).filter(|_| !is_new);
                 let (last, is_suspended) =
                     before.map_or((None, false), |before| (before.last, before.is_suspended));
-                self.schedules.insert(schedule.key.clone(), ScheduleTimes { by: by.clone(), last, is_suspended });
+                let times = ScheduleTimes { by: by.clone(), last, is_suspended };
+                self.schedules.insert(schedule.key.clone(), times);
             }
             Decision::ScheduleDeleted { schedule, .. } => _ = self.schedules.remove(schedule),
             Decision::ScheduleSuspensionSet { schedule, reason, .. } => {
