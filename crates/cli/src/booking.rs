@@ -499,7 +499,8 @@ mod tests {
     fn a_local_time_goes_with_days_of_the_week_alone() {
         let usual = ["create", "day", "--tenant", "vision", "--hosts", "2", "--for", "8h", "--times", "20"];
         let checked = |more: &[&str]| {
-            let line = Line::try_parse_from([&usual[..], more].concat()).map_err(|error| error.to_string())?;
+            let line =
+                Line::try_parse_from([&usual[..], more].concat()).map_err(|error| error.to_string())?;
             line.args.check().map_err(|failure| failure.headline().to_owned())?;
             Ok::<_, String>(line.args.rule().map(|rule| (rule.weekdays, rule.time, rule.zone)))
         };
