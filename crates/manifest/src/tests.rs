@@ -261,7 +261,7 @@ fn segments_within_segments_are_read_and_mistakes_name_the_field() {
 
 #[test]
 fn where_other_jobs_are_is_read() {
-    let mut manifest = one(&job(
+    let manifest = one(&job(
         "  command: [run]\n  affinity:\n    - {to: job-3f0, level: host, rule: together, required: true}\n    \
          - {to: array-3f0, level: rack, rule: together, weight: 20}\n    \
          - {jobs: \"app=cache,stage in (a,b)\", level: region, rule: apart, required: true}\n",
