@@ -154,7 +154,7 @@ impl Controls {
         match decision {
             Decision::BookingOpened { name } => {
                 let window = self.bookings.get(name).and_then(|booked| {
-                    let times = booked.spec.times;
+                    let times = &booked.spec.times;
                     times.next_at(now).and_then(|number| times.window(number))
                 });
                 let has_come = window.is_some_and(|window| window.from <= now);

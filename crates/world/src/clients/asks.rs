@@ -197,12 +197,7 @@ fn booking(client: &Client, now: LogTime) -> BookingOrder {
             jobs: Vec::new(),
             is_shared: chance(600),
             shape: if chance(700) { chosen } else { named },
-            times: BookingTimes {
-                start: start.unwrap_or(now),
-                length_ms: MINUTE_MS,
-                every_days: 0,
-                windows: 1,
-            },
+            times: BookingTimes::once(start.unwrap_or(now), MINUTE_MS),
             notice_ms: below(4 * SECOND_MS),
             clearing,
             reason: String::new(),
