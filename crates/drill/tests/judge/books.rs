@@ -4,8 +4,8 @@ use muster_drill::judge::LogBooks;
 use muster_journal::{Decision, Estimate, NodeLostCause, RequestKey, SubmittedPart, WorkerSlot};
 use muster_types::policy::{PolicyDraft, Quota, QuotaGrant, TenantPolicy};
 use muster_types::{
-    ArraySpec, ClusterId, DeviceSet, FencingToken, HolderId, JobId, LogIndex, LogTime, Name, NodeId,
-    Parameters, RequestId, Requester,
+    ArrayId, ArraySpec, ClusterId, Control, DeviceSet, FencingToken, HolderId, JobId, LogIndex, LogTime, Name,
+    NodeId, Parameters, RequestId, Requester,
 };
 use std::sync::Arc;
 
@@ -83,6 +83,27 @@ impl Log {
         let specs = vec![Arc::new(job(&name, tenant, Some(h100(devices))))];
         self.is_sound(Decision::JobsSubmitted { request, by, specs, estimates: vec![Estimate::default()] });
         JobId::derive_in(self.generation, LogIndex(self.last), 0)
+    }
+
+    /// Submits an array of jobs of one worker.
+    fn submit_array(&mut self, size: u32) -> ArrayId {
+        let array = SubmittedPart {
+            spec: Arc::new(job("sweep", "lab", Some(h100(1)))),
+            contract: None,
+            metadata: None,
+            array: Some(ArraySpec::of_size(size)),
+            estimate: Estimate::default(),
+        };
+        let (request, by) = (self.key(), Requester::default());
+        self.is_sound(Decision::ArraysSubmitted { request, by, parts: vec![array] });
+        ArrayId(JobId::derive_in(self.generation, LogIndex(self.last), 0).0)
+    }
+
+    /// Holds or releases an array.
+    fn control(&mut self, control: Control, array: ArrayId, is_operator: bool) {
+        let (request, by) = (self.key(), Requester { name: "lab/ada".into(), is_operator });
+        let (arrays, jobs) = (vec![array], Vec::new());
+        self.is_sound(Decision::ArraysControlled { request, by, control, arrays, jobs });
     }
 
     /// What it breaks that a job begins there.
@@ -184,16 +205,7 @@ fn a_spare_that_was_lost_is_not_charged_where_a_gang_goes_on() {
 fn devices_are_counted_for_jobs_behind_a_recovery_as_for_those_before_it() {
     let mut log = Log::of_hosts(1);
     let first = log.submit("lab", 1);
-    let spec = Arc::new(job("sweep", "lab", Some(h100(1))));
-    let array = SubmittedPart {
-        spec,
-        contract: None,
-        metadata: None,
-        array: Some(ArraySpec::of_size(5_000)),
-        estimate: Estimate::default(),
-    };
-    let (request, by) = (log.key(), Requester::default());
-    log.is_sound(Decision::ArraysSubmitted { request, by, parts: vec![array] });
+    log.submit_array(5_000);
     log.is_sound(Decision::ClusterRecovered { generation: 2 });
     log.generation = 2;
     log.register(1, 7);
@@ -204,4 +216,20 @@ fn devices_are_counted_for_jobs_behind_a_recovery_as_for_those_before_it() {
     let third = log.submit("lab", 1);
     let found = log.place(third, vec![in_second_session(0b10)]);
     assert!(found.iter().any(|text| text.starts_with("LEASED_TWICE")), "{found:?}");
+}
+
+/// Members that are not created have no hold each: that of their array keeps them from being jobs.
+#[test]
+fn members_of_an_array_are_not_created_while_anybody_holds_it() {
+    let mut log = Log::of_hosts(1);
+    let array = log.submit_array(10);
+    let created = || Decision::ArrayMembersCreated { array, count: 1 };
+    log.is_sound(created());
+    log.control(Control::Hold, array, false);
+    log.control(Control::Hold, array, true);
+    log.control(Control::Release, array, true);
+    let found = log.record(created());
+    assert!(found.iter().any(|text| text.starts_with("STARTED_HELD")), "{found:?}");
+    log.control(Control::Release, array, false);
+    log.is_sound(created());
 }
