@@ -1,4 +1,4 @@
-//! The books of the judge by themselves: what the product does without a record of its own is not held against it.
+//! The books of the judge by themselves: what the product does and does not record is not held against it.
 
 use muster_drill::judge::LogBooks;
 use muster_journal::{Decision, Estimate, NodeLostCause, RequestKey, SubmittedPart, WorkerSlot};
