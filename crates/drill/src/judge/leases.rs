@@ -154,9 +154,10 @@ impl Leases {
                 let hosts = workers.iter().filter_map(|slot| self.hosts.get(&slot.node));
                 let nodes = hosts.map(|host| &host.spec.name).collect();
                 let start = Start { job: *job, spec: self.spec(*job).map(|spec| &**spec), workers, nodes };
-                let grants = in_force(&self.grants);
-                found.extend(self.controls.broken_by_start(&start, &self.stated, grants, log_time));
+                // What was promised to it was charged then, with the grants of that time.
                 let is_charged = self.gangs.get(job).is_some_and(|gang| gang.promise.is_some());
+                let grants = in_force(&self.grants).filter(|_| !is_charged);
+                found.extend(self.controls.broken_by_start(&start, &self.stated, grants, log_time));
                 let over = if is_charged { None } else { self.exceeded_by(&[], &[(*job, workers)]) };
                 for (rule, text) in found.into_iter().chain(over.map(|text| (Rule::QuotaExceeded, text))) {
                     findings.say(rule, || format!("record {index} places {job}: {text}"));

@@ -1,7 +1,10 @@
 //! The books of the judge by themselves: what the product does and does not record is not held against it.
 
 use muster_drill::judge::LogBooks;
-use muster_journal::{Decision, Estimate, NodeLostCause, RequestKey, SubmittedPart, WorkerSlot};
+use muster_journal::{
+    CapacityHold, Decision, Estimate, NodeLostCause, RearrangeCause, RequestKey, Stop, SubmittedPart,
+    WorkerSlot,
+};
 use muster_types::policy::{PolicyDraft, Quota, QuotaGrant, TenantPolicy};
 use muster_types::{
     ArrayId, ArraySpec, ClusterId, Control, DeviceSet, FencingToken, HolderId, JobId, LogIndex, LogTime, Name,
@@ -11,12 +14,17 @@ use std::sync::Arc;
 
 use crate::support::{h100, job, node};
 
+/// When every grant is over.
+const UNTIL_MS: u64 = 1_000_000;
+
 /// A log that is written one record at a time.
 #[derive(Default)]
 struct Log {
     books: LogBooks,
     generation: u32,
     last: u64,
+    /// Log time in addition to a millisecond for each record.
+    passed_ms: u64,
 }
 
 impl Log {
@@ -40,7 +48,7 @@ impl Log {
     /// What a record breaks.
     fn record(&mut self, decision: Decision) -> Vec<String> {
         self.last += 1;
-        self.books.record(LogIndex(self.last), LogTime(self.last), &decision, true)
+        self.books.record(LogIndex(self.last), LogTime(self.last + self.passed_ms), &decision, true)
     }
 
     fn is_sound(&mut self, decision: Decision) {
@@ -118,7 +126,7 @@ fn of_quota(tenant: &'static str, devices: u64) -> Box<QuotaGrant> {
         kind: Name::literal("h100"),
         region: None,
         amount_milli: devices * 1_000,
-        until: LogTime(1_000_000),
+        until: LogTime(UNTIL_MS),
         reason: "a deadline".into(),
     })
 }
@@ -232,4 +240,25 @@ fn members_of_an_array_are_not_created_while_anybody_holds_it() {
     assert!(found.iter().any(|text| text.starts_with("STARTED_HELD")), "{found:?}");
     log.control(Control::Release, array, false);
     log.is_sound(created());
+}
+
+/// A leader that stood still takes what agents report before it looks for what time has brought about.
+#[test]
+fn a_gang_starts_in_what_was_promised_to_it_also_behind_the_end_of_a_grant() {
+    let mut log = Log::of_hosts(1);
+    log.set_policy(&[("lab", None, 4)]);
+    log.grant("lab", 4);
+    let (stopped, promised) = (log.submit("lab", 1), log.submit("lab", 1));
+    assert_eq!(log.place(stopped, vec![slot(0, 0b1)]), Vec::<String>::new());
+    let token = FencingToken { generation: 1, log_index: LogIndex(log.last) };
+    let cause = RearrangeCause::Preempted { by: promised };
+    let stops = vec![Stop { job: stopped, token, cause }];
+    let promises = vec![CapacityHold { job: promised, workers: vec![slot(0, 0b10)] }];
+    log.is_sound(Decision::Rearranged { stops, promises });
+    log.passed_ms = UNTIL_MS;
+    let other = log.submit("lab", 1);
+    log.passed_ms += 6_000;
+    assert_eq!(log.place(promised, vec![slot(0, 0b10)]), Vec::<String>::new());
+    let found = log.place(other, vec![slot(0, 0b100)]);
+    assert!(found.iter().any(|text| text.starts_with("GRANT_OUTLIVED")), "{found:?}");
 }
