@@ -255,6 +255,8 @@ struct BookingView {
     creator: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     reason: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    above_quota: String,
 }
 
 impl From<v1::Booking> for BookingView {
@@ -277,6 +279,7 @@ impl From<v1::Booking> for BookingView {
             nodes: booking.nodes,
             creator: booking.creator,
             reason: spec.reason,
+            above_quota: booking.above_quota,
         }
     }
 }
@@ -397,7 +400,7 @@ async fn list(client: &Client, console: &Console) -> Result<(), Failure> {
             console.bytes(lines.as_bytes())
         }
         Format::Table | Format::Wide | Format::Html => {
-            let header = vec!["NAME", "TENANT", "STATE", "FROM", "UNTIL", "LEFT", "NODES", "OTHERS"];
+            let header = vec!["NAME", "TENANT", "STATE", "FROM", "UNTIL", "LEFT", "NODES", "OTHERS", "QUOTA"];
             let mut grid = Grid::new(header);
             for booking in items {
                 grid.row(vec![
@@ -409,6 +412,7 @@ async fn list(client: &Client, console: &Console) -> Result<(), Failure> {
                     booking.windows_left.to_string(),
                     booking.nodes.len().to_string(),
                     booking.others.to_owned(),
+                    (if booking.above_quota.is_empty() { "-" } else { "above" }).to_owned(),
                 ]);
             }
             console.table(&grid)
@@ -454,7 +458,7 @@ fn shown(view: &BookingView) -> Vec<(&'static str, String)> {
         ("nodes", view.nodes.join(" ")),
     ];
     pairs.extend(view.notice.clone().map(|notice| ("notice", notice)));
-    let texts = [("made by", &view.creator), ("reason", &view.reason)];
+    let texts = [("made by", &view.creator), ("reason", &view.reason), ("quota", &view.above_quota)];
     pairs.extend(
         texts.into_iter().filter(|(_, text)| !text.is_empty()).map(|(name, text)| (name, text.clone())),
     );

@@ -815,11 +815,15 @@ fn what_is_no_job_is_said() {
             "line 1: apiVersion: must be muster.dev/v1, got \"v1\"",
         ),
         ("kind: Job\napiVersion: muster.dev/v1\n", "spec: must be given"),
-        ("- a\n- b\n", "line 1: expected mapping"),
+        ("- a\n- b\n", "line 1: must be a mapping (`name: value`), and not a list or a single value"),
         ("a: [", "line 1"),
         ("kind: Job\nkind: Job\n", "line 2: kind: is given twice"),
     ] {
         assert!(problems(text)[0].contains(part), "{text:?}: {:?}", problems(text));
+    }
+    for nothing in ["~", ""] {
+        let text = job(&format!("  command: [a]\n  environment:\n    A: {nothing}\n    B: x\n"));
+        assert!(problems(&text)[0].contains("must have a value; "), "{:?}", problems(&text));
     }
     let both = job("  groups: [{command: [a]}]\n  workers: 3\n");
     assert_eq!(

@@ -12,7 +12,7 @@ use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use muster_journal::{CapacityHold, Decision, RearrangeCause, Stop, WorkerSlot};
 use muster_planner::{Budget, Plan, Verdict, needs_one_host, plan};
-use muster_policy::{headroom, lost_device_ms, minimum_run_ends, resumes};
+use muster_policy::{headroom, lost_milli_ms, minimum_run_ends, resumes};
 use muster_state::{Forecast, JobRow, NominalCover, PreemptionReason, State};
 use muster_types::{JobId, JobSpec, LogTime, Name, limits};
 
@@ -447,7 +447,7 @@ impl Claimant<'_> {
         let mut promises = alloc::vec![CapacityHold { job: self.job, workers: plan.workers.clone() }];
         let mut lost: u64 = 0;
         for job in stopped.iter().copied() {
-            lost = lost.saturating_add(lost_device_ms(self.state, job, self.now));
+            lost = lost.saturating_add(lost_milli_ms(self.state, job, self.now));
             let (Some(spec), Some(row)) = (self.state.spec(job), self.state.job(job)) else {
                 return Err(Fault::Gang(job));
             };
