@@ -96,9 +96,9 @@ fn fields(call: &str) -> Vec<&str> {
 
 #[test]
 fn fields_of_a_line_are_found() {
-    let text = "tracing::warn!(%job, log_index = %answer.at(a, b), term, \"it (is, said\", );";
+    let text = "tracing::warn!(%job, log_index = %answer.at(a, b), term, \"it (was, read\", );";
     assert_eq!(lines(text).len(), 1);
-    assert_eq!(fields(lines(text)[0]), ["job", "log_index", "term", "\"it (is, said\""]);
+    assert_eq!(fields(lines(text)[0]), ["job", "log_index", "term", "\"it (was, read\""]);
     assert_eq!(fields(lines("tracing::info!(%job, node_id)")[0]), ["job", "node_id"]);
 }
 

@@ -32,12 +32,7 @@ use crate::access_tests::{World, guarded, host, of_tenant, short, submission};
 /// A moment that is not reached while a test runs: the year 2100.
 const NEVER_MS: u64 = 4_102_444_800_000;
 /// Decisions that no call here leads to: there is no newer format, and nothing runs, because no agent is here.
-const UNTRIED: [&str; 4] = [
-    "exec_opened",
-    "format_raised",
-    "job_requeue_requested",
-    "port_forward_opened",
-];
+const UNTRIED: [&str; 4] = ["exec_opened", "format_raised", "job_requeue_requested", "port_forward_opened"];
 
 /// Ids of requests, each used once.
 #[derive(Default)]

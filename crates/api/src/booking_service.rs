@@ -204,8 +204,7 @@ impl BookingService for Bookings {
         let view = self.router.fresh(caller.account(), asked, deadline).await?;
         let excesses = BookingExcesses::of(&view);
         let booking = view.booking(&name);
-        let booking =
-            booking.map(|booking| shown((&view, &excesses), caller.visibility(), &name, booking));
+        let booking = booking.map(|booking| shown((&view, &excesses), caller.visibility(), &name, booking));
         if booking.is_none() {
             let refusal = Refusal::new(RefusalCode::BookingNotFound, format!("there is no booking {name}"));
             return Err(to_status(&refusal.with("booking", &name)));

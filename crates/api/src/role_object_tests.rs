@@ -212,7 +212,10 @@ async fn every_role_and_more_that_is_done_with_jobs() {
             }
             if which != ABSENT {
                 let jobs = submission(objects.tenants[which], 0).job.into_iter().collect();
-                ask!("SubmitJobs", v1::SubmitJobsRequest { request_id: next_id(), jobs, validate_only: true });
+                ask!(
+                    "SubmitJobs",
+                    v1::SubmitJobsRequest { request_id: next_id(), jobs, validate_only: true }
+                );
             }
         }
     }
@@ -232,7 +235,8 @@ fn schedule(tenant: &str, schedule: &str) -> v1::Schedule {
 /// Both tenants have one of these from now on.
 async fn have_schedules(world: &World) {
     for tenant in ["vision", "speech"] {
-        let schedule = schedule_from_proto("schedule", Some(schedule(tenant, "nightly"))).expect("it is good");
+        let schedule =
+            schedule_from_proto("schedule", Some(schedule(tenant, "nightly"))).expect("it is good");
         if world.engine.view().schedule(&schedule.key).is_some() {
             continue;
         }
@@ -272,20 +276,14 @@ async fn every_role_and_schedules_that_are_its_own_of_others_and_not_there() {
             let get = v1::GetScheduleRequest { tenant: tenant(), name: name(), read: None };
             ask!("GetSchedule", unseen, get);
             let reason = "a test".to_owned();
-            let suspend = v1::SuspendScheduleRequest {
-                request_id: next_id(),
-                tenant: tenant(),
-                name: name(),
-                reason,
-            };
+            let suspend =
+                v1::SuspendScheduleRequest { request_id: next_id(), tenant: tenant(), name: name(), reason };
             ask!("SuspendSchedule", unseen, suspend);
-            let resume =
-                v1::ResumeScheduleRequest { request_id: next_id(), tenant: tenant(), name: name() };
+            let resume = v1::ResumeScheduleRequest { request_id: next_id(), tenant: tenant(), name: name() };
             ask!("ResumeSchedule", unseen, resume);
             let run = v1::RunScheduleRequest { request_id: next_id(), tenant: tenant(), name: name() };
             ask!("RunSchedule", unseen, run);
-            let delete =
-                v1::DeleteScheduleRequest { request_id: next_id(), tenant: tenant(), name: name() };
+            let delete = v1::DeleteScheduleRequest { request_id: next_id(), tenant: tenant(), name: name() };
             ask!("DeleteSchedule", unseen, delete);
         }
     }
@@ -337,8 +335,7 @@ async fn every_role_and_bookings_that_are_its_own_of_others_and_not_there() {
                 let (new, spec) = (|| "another".to_owned(), || Some(booking(tenant, node)));
                 let plan = v1::PlanBookingRequest { name: new(), spec: spec(), read: None };
                 ask!("PlanBooking", &[RefusalCode::PermissionDenied], plan);
-                let create =
-                    v1::CreateBookingRequest { request_id: next_id(), name: new(), spec: spec() };
+                let create = v1::CreateBookingRequest { request_id: next_id(), name: new(), spec: spec() };
                 ask!("CreateBooking", &[RefusalCode::PermissionDenied], create);
             }
             let delete = v1::DeleteBookingRequest { request_id: next_id(), name: named.to_owned() };
@@ -410,10 +407,11 @@ async fn every_role_and_quota_of_its_tenant_of_others_and_not_there() {
                 };
                 ask!("GrantQuota", denied, give);
                 let wanted = quota_grant_from_proto("grant", Some(&grant(tenant))).expect("it is good");
-                let order =
-                    QuotaOrder { request: request(), by: operator(), acts_for: None, grant: wanted };
+                let order = QuotaOrder { request: request(), by: operator(), acts_for: None, grant: wanted };
                 let made = world.engine.execute(Command::RequestQuota(Box::new(order))).await;
-                let Answer::Done { at } = made.expect("it is recorded") else { panic!("it is no submission") };
+                let Answer::Done { at } = made.expect("it is recorded") else {
+                    panic!("it is no submission")
+                };
                 id = at.0;
             }
             let reason = "a test".to_owned();

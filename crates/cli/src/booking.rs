@@ -202,21 +202,36 @@ impl CreateArgs {
         }
     }
 
-    /// The rule of windows with a local time. What is missing of it the cluster says.
-    fn rule(&self) -> Option<v1::BookingRule> {
-        let weekdays = match self.every {
-            Some(Recurrence::Weekdays(weekdays)) => weekdays.to_string(),
-            Some(Recurrence::Days(_)) | None if self.at.is_none() => return None,
-            Some(Recurrence::Days(_)) | None => String::new(),
+    /// Days of the week go with a local time, and whole days without one.
+    fn check(&self) -> Result<(), Failure> {
+        let (text, next) = match (self.every, &self.at) {
+            (Some(Recurrence::Weekdays(_)), None) => (
+                "--every with days of the week goes with --at",
+                "name the local time at which windows begin, as in --at 09:00 --zone Europe/Berlin",
+            ),
+            (Some(Recurrence::Days(_)), Some(_)) => (
+                "--at goes with days of the week, and --every names days of 24 hours",
+                "name days of the week, as in --every daily, or leave out --at",
+            ),
+            _ => return Ok(()),
         };
+        Err(Failure::usage(text).with_next(next))
+    }
+
+    /// The rule of windows with a local time.
+    fn rule(&self) -> Option<v1::BookingRule> {
+        let Some(Recurrence::Weekdays(weekdays)) = self.every else { return None };
         let time = self.at.clone().unwrap_or_default();
         let zone = self.zone.clone().unwrap_or_else(|| "UTC".to_owned());
-        Some(v1::BookingRule { weekdays, time, zone })
+        Some(v1::BookingRule { weekdays: weekdays.to_string(), time, zone })
     }
 }
 
 /// Carries out a command about bookings.
 pub async fn run(global: &Global, console: &Console, command: BookingCommand) -> Result<Exit, Failure> {
+    if let BookingCommand::Create(args) = &command {
+        args.check()?;
+    }
     let client = global.client().await?;
     match command {
         BookingCommand::Create(args) if args.dry_run => plan(&client, console, &args).await?,
@@ -475,6 +490,36 @@ async fn delete(client: &Client, console: &Console, name: String) -> Result<(), 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
+
+    /// Options as a command line gives them.
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: CreateArgs,
+    }
+
+    #[test]
+    fn a_local_time_goes_with_days_of_the_week_alone() {
+        let usual = ["create", "day", "--tenant", "vision", "--hosts", "2", "--for", "8h", "--times", "20"];
+        let checked = |more: &[&str]| {
+            let line =
+                Line::try_parse_from([&usual[..], more].concat()).map_err(|error| error.to_string())?;
+            line.args.check().map_err(|failure| failure.headline().to_owned())?;
+            Ok::<_, String>(line.args.rule().map(|rule| (rule.weekdays, rule.time, rule.zone)))
+        };
+        let rule = |zone: &str| Some(("mon-fri".to_owned(), "09:00".to_owned(), zone.to_owned()));
+        assert_eq!(checked(&["--every", "mon-fri", "--at", "09:00"]), Ok(rule("UTC")));
+        let zone = ["--every", "mon-fri", "--at", "09:00", "--zone", "Europe/Berlin"];
+        assert_eq!(checked(&zone), Ok(rule("Europe/Berlin")));
+        assert_eq!(checked(&["--every", "1d"]), Ok(None));
+        for wrong in [&["--every", "mon-fri"][..], &["--every", "1d", "--at", "09:00"]] {
+            let refused = checked(wrong).expect_err("one of them is missing or too much");
+            assert!(refused.contains("--at"), "{refused}");
+        }
+        assert!(checked(&["--every", "mon-fri", "--zone", "UTC"]).is_err());
+        assert!(checked(&["--at", "09:00"]).is_err());
+    }
 
     #[test]
     fn days_are_whole() {

@@ -549,7 +549,10 @@ mod tests {
         connections.refuse(number).await;
         let answer = told.recv().await.expect("it is told");
         assert_eq!(answer.connection, 9_999);
-        assert!(matches!(answer.content, Some(Content::Closed(ref why)) if why.contains("128")), "{answer:?}");
+        assert!(
+            matches!(answer.content, Some(Content::Closed(ref why)) if why.contains("128")),
+            "{answer:?}"
+        );
         // The caller may have sent more before it heard of that.
         assert!(matches!(connections.take(piece(9_999, Content::Data(vec![7]))), Arrival::Done));
         assert!(matches!(connections.take(piece(5, Content::Data(vec![7]))), Arrival::Done));

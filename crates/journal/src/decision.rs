@@ -14,8 +14,8 @@ use muster_types::{
     Approval, ArrayId, ArraySpec, Artifacts, BookingEnd, BookingSpec, CertificateSerial, ClusterId, Control,
     DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, JobContract,
     JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeAdmission, NodeId, NodeOverrides, NodeSpec,
-    OwnerRole, Parameters, QueueKey, ReplicaId, RequestId, Requester, Revocation, Schedule, ScheduleKey, ScheduleRun,
-    TokenGrant, TokenId,
+    OwnerRole, Parameters, QueueKey, ReplicaId, RequestId, Requester, Revocation, Schedule, ScheduleKey,
+    ScheduleRun, TokenGrant, TokenId,
 };
 use serde::{Deserialize, Serialize};
 

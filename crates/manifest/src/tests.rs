@@ -280,7 +280,7 @@ fn where_other_jobs_are_is_read() {
     );
     for (entry, problem) in [
         (
-            "{to: job-3f0, level: room, rule: apart, required: true}",
+            "{to: job-3f0, level: row, rule: apart, required: true}",
             "line 7: spec.affinity[0].level: must be one of",
         ),
         (

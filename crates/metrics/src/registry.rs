@@ -332,7 +332,13 @@ mod tests {
             peer_lag_entries: Some(vec![("2".to_owned(), 7)]),
             tenants: vec![tenant],
             used: vec![UsedFacts { milli: 2_500, ..UsedFacts::default() }],
-            pools: vec![PoolFacts { total: 16, free_milli: 5_500, idle: 5, hourly_micro_dollars: Some(2_500_000), ..PoolFacts::default() }],
+            pools: vec![PoolFacts {
+                total: 16,
+                free_milli: 5_500,
+                idle: 5,
+                hourly_micro_dollars: Some(2_500_000),
+                ..PoolFacts::default()
+            }],
             storage_free_bytes: Some(1 << 40),
             stalled_ms: Some(0),
             snapshot_age_ms: Some(60_000),

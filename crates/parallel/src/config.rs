@@ -77,8 +77,8 @@ pub fn parse(text: &str) -> Result<Model, PlanError> {
     if text.len() > CONFIG_BYTES_MAX {
         return Err(PlanError::NotAConfig(format!("it is longer than {CONFIG_BYTES_MAX} bytes")));
     }
-    let whole = muster_json::object(text.as_bytes())
-        .map_err(|fault| PlanError::NotAConfig(fault.to_string()))?;
+    let whole =
+        muster_json::object(text.as_bytes()).map_err(|fault| PlanError::NotAConfig(fault.to_string()))?;
     // Models that also see or hear keep what decodes text one level down.
     let map = match whole.get("text_config") {
         Some(Value::Object(inner)) if inner.contains_key("model_type") => inner,

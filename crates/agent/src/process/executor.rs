@@ -872,8 +872,6 @@ impl Executor for ProcessExecutor {
         let stream = blocking(move || ports::connect(&task, port)).await?;
         let stream = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
         let stream = stream.map_err(|e| e.to_string())?;
-        // What people type must not wait for more of it.
-        let _ = stream.set_nodelay(true);
         Ok(Box::new(stream))
     }
 

@@ -157,16 +157,23 @@ fn merged(all: Vec<ReplicaAnswer>) -> (Vec<DeniedLine>, Vec<String>, bool) {
             Ok(answer) => answer,
             Err(error) => {
                 let why = with_causes(&error);
-                notes.push(format!("replica {replica} at {address} could not be asked: {why}; its calls are missing"));
+                notes.push(format!(
+                    "replica {replica} at {address} could not be asked: {why}; its calls are missing"
+                ));
                 is_whole = false;
                 continue;
             }
         };
         if answer.is_cut {
-            notes.push(format!("replica {replica} has more, which are older; narrow it with --since and --until"));
+            notes.push(format!(
+                "replica {replica} has more, which are older; narrow it with --since and --until"
+            ));
         }
         if answer.unread_lines > 0 {
-            notes.push(format!("replica {replica}: {} lines cannot be read and are left out", answer.unread_lines));
+            notes.push(format!(
+                "replica {replica}: {} lines cannot be read and are left out",
+                answer.unread_lines
+            ));
         }
         lines.extend(answer.calls.into_iter().map(|calls| {
             let first_ms = muster_wire::time::unix_ms(calls.first_time);
@@ -286,7 +293,8 @@ mod tests {
         let answer = |replica_id, calls, is_cut| {
             Ok(admin::ListDeniedCallsResponse { replica_id, calls, is_cut, unread_lines: 0 })
         };
-        let asked = |replica, answer| ReplicaAnswer { replica, address: format!("muster-{replica}:7400"), answer };
+        let asked =
+            |replica, answer| ReplicaAnswer { replica, address: format!("muster-{replica}:7400"), answer };
         let one = asked(1, answer(1, vec![calls(1, "a"), calls(5, "b")], false));
         let two = asked(2, answer(2, vec![calls(1, "c"), calls(3, "d")], true));
         let lost = asked(3, Err(AttemptError::Timeout { endpoint: "muster-3:7400".to_owned() }));

@@ -133,7 +133,11 @@ pub async fn follow(
 
 /// The command that goes on with those that are left of some jobs; none are named where every job is followed.
 fn goes_on_with(open: &[String]) -> String {
-    if open.is_empty() { "muster job watch".to_owned() } else { format!("muster job wait {}", open.join(" ")) }
+    if open.is_empty() {
+        "muster job watch".to_owned()
+    } else {
+        format!("muster job wait {}", open.join(" "))
+    }
 }
 
 /// Members of arrays that have ended without having been created: a watch is told of the jobs that there are, and an array

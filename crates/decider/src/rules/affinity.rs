@@ -86,7 +86,7 @@ pub(crate) fn resolve<'a>(state: &'a State, job: JobId, spec: &'a JobSpec) -> Re
     resolved
 }
 
-/// Jobs that hold devices and have to be apart from this one, at most so many of each tenant.
+/// Jobs that hold devices and have to be apart from this one, at most [`limits::AFFINITY_JOBS_MAX`] of each tenant.
 fn kept_away<'a>(
     state: &'a State,
     (job, spec): (JobId, &JobSpec),

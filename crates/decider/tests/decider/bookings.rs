@@ -281,7 +281,10 @@ fn a_booking_above_a_quota_that_shrank_stays_is_shown_and_grows_by_nothing() {
     assert_eq!(excess(&speculation), None);
     set_quotas(&mut speculation, &[("vision", None, 8), ("video", Some("vision"), 0)]);
     let said = excess(&speculation).expect("16 devices are more than 8");
-    assert!(said.contains("tenant vision") && said.contains("16 devices") && said.ends_with("is 8"), "{said}");
+    assert!(
+        said.contains("tenant vision") && said.contains("16 devices") && said.ends_with("is 8"),
+        "{said}"
+    );
     let mut one = BookingOrder { acts_for: Some(name("video")), ..order(&speculation, 2) };
     one.spec.tenant = name("video");
     one.spec.shape = hosts(1);
@@ -296,7 +299,8 @@ fn a_policy_that_takes_away_what_is_booked_is_warned_of() {
     create(&mut speculation, two).expect("its quota is 16 devices");
     let warned = |devices: u64| {
         let mut draft = policy(&["vision", "video", "speech"]);
-        draft.tenants.get_mut(&name("vision")).expect("it is listed").quotas[0].nominal_milli = devices * 1_000;
+        draft.tenants.get_mut(&name("vision")).expect("it is listed").quotas[0].nominal_milli =
+            devices * 1_000;
         let warnings = policy_warnings(speculation.state(), &draft.check().expect("a policy"));
         warnings.listed.iter().any(|warning| warning.code.as_str() == "BOOKINGS_ABOVE_QUOTA")
     };

@@ -9,8 +9,9 @@ use muster_journal::Decision;
 use muster_state::{GuardError, ScheduleRow, State};
 use muster_types::policy::{OwnRole, PolicyDraft, TenantPolicy, Verb};
 use muster_types::{
-    CertificateSerial, JobId, LogIndex, LogTime, Name, NextRun, OverlapRule, OwnerRole, Refusal, RefusalCode, Requester, Revocation,
-    Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate, Submission, TokenGrant, TokenId, TokenRole, limits,
+    CertificateSerial, JobId, LogIndex, LogTime, Name, NextRun, OverlapRule, OwnerRole, Refusal, RefusalCode,
+    Requester, Revocation, Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate, Submission, TokenGrant,
+    TokenId, TokenRole, limits,
 };
 
 use crate::random::Random;

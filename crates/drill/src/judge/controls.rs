@@ -34,7 +34,7 @@ struct Booked {
     is_open: bool,
 }
 
-struct Moments {
+struct ScheduleTimes {
     by: Requester,
     last: Option<LogTime>,
     is_suspended: bool,
@@ -48,7 +48,7 @@ pub(super) struct Controls {
     array_holds: BTreeMap<ArrayId, Hold>,
     cancelled: BTreeSet<JobId>,
     bookings: BTreeMap<Name, Booked>,
-    schedules: BTreeMap<ScheduleKey, Moments>,
+    schedules: BTreeMap<ScheduleKey, ScheduleTimes>,
     /// Tokens that were not revoked, with when they expire; and those that were.
     tokens: BTreeMap<TokenId, LogTime>,
     revoked: BTreeSet<TokenId>,
@@ -321,7 +321,8 @@ impl Controls {
                 let before = self.schedules.remove(&schedule.key).filter(|_| !is_new);
                 let (last, is_suspended) =
                     before.map_or((None, false), |before| (before.last, before.is_suspended));
-                self.schedules.insert(schedule.key.clone(), Moments { by: by.clone(), last, is_suspended });
+                let times = ScheduleTimes { by: by.clone(), last, is_suspended };
+                self.schedules.insert(schedule.key.clone(), times);
             }
             Decision::ScheduleDeleted { schedule, .. } => _ = self.schedules.remove(schedule),
             Decision::ScheduleSuspensionSet { schedule, reason, .. } => {

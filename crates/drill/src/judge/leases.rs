@@ -195,7 +195,7 @@ impl Leases {
         JobId::derive_in(self.generation, LogIndex(index + self.ahead), 0)
     }
 
-    /// What the worker in this place of so many takes.
+    /// What the worker in this place of a gang of this size takes.
     fn wanted(&self, job: JobId, (place, workers): (usize, usize), devices: DeviceSet) -> Option<Held> {
         let group = self.spec(job)?.group_of_slot(u32::try_from(place).ok()?, workers)?;
         let request = &group.request;

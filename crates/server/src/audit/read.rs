@@ -81,8 +81,10 @@ fn is_asked_for(calls: &DeniedCalls, query: &DeniedQuery) -> bool {
     // The name without the token or the issuer that spoke for it.
     let name = user_of(&calls.caller);
     let wanted = query.caller.as_str();
-    let is_by =
-        wanted.is_empty() || calls.caller == wanted || name == wanted || name.rsplit('/').next() == Some(wanted);
+    let is_by = wanted.is_empty()
+        || calls.caller == wanted
+        || name == wanted
+        || name.rsplit('/').next() == Some(wanted);
     let is_for =
         query.reason.is_empty() || calls.code == query.reason || calls.reason.contains(&query.reason);
     !is_early && !is_late && is_by && is_for
@@ -111,18 +113,16 @@ impl DeniedCallLog for AuditFiles {
                 break;
             }
             let mut found = VecDeque::new();
-            newest_of(file, metadata.len(), &mut bytes_left, |calls| {
-                match calls {
-                    FilePart::Unread => page.unread = page.unread.saturating_add(1),
-                    FilePart::Skipped => page.is_cut = true,
-                    FilePart::Calls(calls) if !is_asked_for(&calls, query) => {}
-                    FilePart::Calls(calls) => {
-                        if found.len() == lines_left {
-                            found.pop_front();
-                            page.is_cut = true;
-                        }
-                        found.push_back(calls);
+            newest_of(file, metadata.len(), &mut bytes_left, |calls| match calls {
+                FilePart::Unread => page.unread = page.unread.saturating_add(1),
+                FilePart::Skipped => page.is_cut = true,
+                FilePart::Calls(calls) if !is_asked_for(&calls, query) => {}
+                FilePart::Calls(calls) => {
+                    if found.len() == lines_left {
+                        found.pop_front();
+                        page.is_cut = true;
                     }
+                    found.push_back(calls);
                 }
             })?;
             found.append(&mut newer);
@@ -170,7 +170,10 @@ fn newest_of(
         if is_cut || text.is_empty() {
             continue;
         }
-        each(serde_json::from_slice::<Line>(text).map_or(FilePart::Unread, |line| FilePart::Calls(line.calls())));
+        each(
+            serde_json::from_slice::<Line>(text)
+                .map_or(FilePart::Unread, |line| FilePart::Calls(line.calls())),
+        );
     }
 }
 
@@ -182,7 +185,8 @@ mod tests {
     const SECOND_MS: u64 = 1_795_766_400_000;
 
     fn line(number: u64, caller: &str, code: &str) -> String {
-        let time = jiff::Timestamp::from_millisecond(i64::try_from(SECOND_MS + number * 1_000).unwrap()).unwrap();
+        let time =
+            jiff::Timestamp::from_millisecond(i64::try_from(SECOND_MS + number * 1_000).unwrap()).unwrap();
         serde_json::json!({
             "time": time.to_string(), "lastTime": time.to_string(), "replica": 1, "caller": caller, "address": "192.0.2.7",
             "call": "S/Cancel", "code": code, "reason": format!("not yours {number}"), "count": number,
@@ -196,7 +200,8 @@ mod tests {
         for (number, first) in [(2, 1), (1, 4), (0, 7)] {
             let mut text = String::new();
             for number in first..first + 3 {
-                let caller = if number % 2 == 0 { "tenant/vision/ada" } else { "tenant/speech/eve+token/00c0ffee" };
+                let caller =
+                    if number % 2 == 0 { "tenant/vision/ada" } else { "tenant/speech/eve+token/00c0ffee" };
                 let code = if number == 5 { "UNAUTHENTICATED" } else { "PERMISSION_DENIED" };
                 writeln!(text, "{}", line(number, caller, code)).unwrap();
             }
@@ -230,7 +235,8 @@ mod tests {
             let query = DeniedQuery { caller: who.to_owned(), ..all.clone() };
             assert_eq!(found(&files, &query).0, [1, 3, 5, 7, 9], "{who}");
         }
-        for (reason, expected) in [("UNAUTHENTICATED", vec![5]), ("not yours 6", vec![6]), ("DENIED", vec![])] {
+        for (reason, expected) in [("UNAUTHENTICATED", vec![5]), ("not yours 6", vec![6]), ("DENIED", vec![])]
+        {
             let query = DeniedQuery { reason: reason.to_owned(), ..all.clone() };
             assert_eq!(found(&files, &query).0, expected, "{reason}");
         }
@@ -247,7 +253,10 @@ mod tests {
         let page = files.find(&DeniedQuery { limit: 100, ..DeniedQuery::default() }).unwrap();
         assert_eq!((page.calls.len(), page.unread), (6, 2));
         let none = AuditFiles::new(&dir.path().join("none"), AuditConfig::default());
-        assert_eq!(none.find(&DeniedQuery { limit: 1, ..DeniedQuery::default() }).unwrap(), DeniedPage::default());
+        assert_eq!(
+            none.find(&DeniedQuery { limit: 1, ..DeniedQuery::default() }).unwrap(),
+            DeniedPage::default()
+        );
     }
 
     #[test]

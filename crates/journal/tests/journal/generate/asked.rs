@@ -182,9 +182,8 @@ pub(super) fn schedules() -> impl Strategy<Value = Decision> {
         },
     );
     let part_of = prop::sample::select(muster_types::TokenRole::ALL.to_vec());
-    let role = option::of(
-        (name(), part_of).prop_map(|(name, part_of)| muster_types::OwnerRole { name, part_of }),
-    );
+    let role =
+        option::of((name(), part_of).prop_map(|(name, part_of)| muster_types::OwnerRole { name, part_of }));
     prop_oneof![
         (request(), requester(), option::of(name()), role, schedule, any::<bool>()).prop_map(
             |(request, by, acts_for, role, schedule, is_new)| Decision::ScheduleSet {
