@@ -430,6 +430,8 @@ pub(super) async fn serve(
     let Ok(_place) = files.connections.try_acquire() else {
         return Err("a share has too many connections to the store".to_owned());
     };
+    // A question is short, and pieces are all alike.
+    stream.reader.limit_frames(1 + PIECE_BYTES);
     let runtime = Handle::current();
     loop {
         let asked = tokio::time::timeout(IDLE_MAX, stream.reader.read()).await;

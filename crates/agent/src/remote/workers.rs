@@ -331,7 +331,8 @@ impl<S: Scheduler> Workers<S> {
                     // The receiver is gone only while the agent shuts down.
                     let _ = self.share.events.send(running).await;
                 }
-                Frame::Message(ToAgent::Ended { rank, status, artifacts, .. }) => {
+                // A rank that is none of the share's, or that has ended, costs no look at the store and no memory.
+                Frame::Message(ToAgent::Ended { rank, status, artifacts, .. }) if self.open.contains(&rank) => {
                     self.outputs.end(rank);
                     let status = self.keep(rank, status, artifacts).await;
                     ended = Some((rank, status));
