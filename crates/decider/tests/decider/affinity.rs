@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use muster_decider::{Answer, Command, Speculation, explain_briefly, handle, schedule, tick};
+use muster_decider::{Answer, Command, Pass, Speculation, explain_briefly, handle, schedule, tick};
 use muster_journal::{Decision, RankUpdate, Round, WorkerSlot};
 use muster_planner::{Budget, WaitReason};
 use muster_state::{JobRow, Phase, State};
@@ -144,6 +144,30 @@ fn jobs_of_other_tenants_are_not_found_and_not_gone_to() {
     let (reason, text) = explain_briefly(state, speculation.now(), lonely[0]).expect("it waits");
     assert_eq!(reason, WaitReason::Affinity, "{text}");
     assert_eq!(nodes_of(state, lonely[0]), BTreeSet::new());
+}
+
+#[test]
+fn a_round_looks_at_the_many_others_of_few_jobs() {
+    let (mut speculation, _) = fleet();
+    let running = (0..20).map(|_| submission("vision", Some("web"), Vec::new())).collect();
+    submit(&mut speculation, 1, running).unwrap();
+    pass(&mut speculation);
+    // Each looks at twenty jobs for each of five entries.
+    let near = |level| Affinity { level, weight: Some(1), ..to(app("web"), AffinityRule::Together) };
+    let entries: Vec<Affinity> = LEVELS.into_iter().map(near).collect();
+    let others = (0..3).map(|_| submission("vision", None, entries.clone())).collect();
+    let ids = submit(&mut speculation, 2, others).unwrap();
+    let mut placed = Vec::new();
+    for _ in 0..20 {
+        let (Pass::Complete { placed: now } | Pass::Interrupted { placed: now }) =
+            schedule(&mut speculation, &mut Budget::new(1_500));
+        placed.push(now);
+        if placed.iter().sum::<u32>() == 3 {
+            break;
+        }
+    }
+    assert!(placed.iter().all(|now| *now <= 1), "no round looks for two of them: {placed:?}");
+    assert!(ids.iter().all(|job| !nodes_of(speculation.state(), *job).is_empty()), "{placed:?}");
 }
 
 #[test]
