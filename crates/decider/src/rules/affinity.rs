@@ -26,7 +26,7 @@ use muster_types::{
 pub(crate) struct Resolved<'a> {
     /// What the planner has to heed.
     pub(crate) terms: Vec<AffinityTerm<'a>>,
-    /// Jobs that were looked at.
+    /// Jobs that were looked at, and entries of those that keep this one away.
     pub(crate) looked_at: u64,
     /// The first entry that no place can meet, because nothing runs that it is about.
     pub(crate) waits_for: Option<&'a Affinity>,
@@ -101,6 +101,8 @@ fn kept_away<'a>(
         for other in state.apart_of(tenant).take(limits::AFFINITY_JOBS_MAX).filter(|other| *other != job) {
             resolved.looked_at += 1;
             let Some((row, theirs)) = state.job(other).zip(state.spec(other)) else { continue };
+            // Each entry may have another selector, which is read and compared.
+            resolved.looked_at += theirs.affinity.len() as u64;
             let entries = theirs.affinity.iter().filter(|entry| entry.is_required());
             for entry in entries.filter(|entry| entry.rule == AffinityRule::Apart) {
                 let is_meant = match &entry.target {

@@ -157,10 +157,29 @@ fn a_round_looks_at_the_many_others_of_few_jobs() {
     let entries: Vec<Affinity> = LEVELS.into_iter().map(near).collect();
     let others = (0..3).map(|_| submission("vision", None, entries.clone())).collect();
     let ids = submit(&mut speculation, 2, others).unwrap();
+    check_that_each_takes_a_round(&mut speculation, &ids);
+}
+
+#[test]
+fn a_round_looks_at_the_many_jobs_that_keep_few_jobs_away() {
+    let (mut speculation, _) = fleet();
+    let away = |n: u32| to(app(&format!("other-{n}")), AffinityRule::Apart);
+    let entries: Vec<Affinity> = (0..8).map(away).collect();
+    let running = (0..20).map(|_| submission("vision", Some("web"), entries.clone())).collect();
+    submit(&mut speculation, 1, running).unwrap();
+    pass(&mut speculation);
+    // They are below its tenant, and ask for nothing.
+    let others = (0..3).map(|_| submission("video", None, Vec::new())).collect();
+    let ids = submit(&mut speculation, 2, others).unwrap();
+    check_that_each_takes_a_round(&mut speculation, &ids);
+}
+
+/// Jobs of which each needs more than half of a budget to look at others: no round has two of them, and each has its turn.
+fn check_that_each_takes_a_round(speculation: &mut Speculation, ids: &[JobId]) {
     let mut placed = Vec::new();
     for _ in 0..20 {
         let (Pass::Complete { placed: now } | Pass::Interrupted { placed: now }) =
-            schedule(&mut speculation, &mut Budget::new(1_500));
+            schedule(speculation, &mut Budget::new(1_500));
         placed.push(now);
         if placed.iter().sum::<u32>() == 3 {
             break;
