@@ -334,7 +334,7 @@ impl<S: Scheduler> Workers<S> {
                 // A rank that is none of the share's, or that has ended, costs no look at the store and no memory.
                 Frame::Message(ToAgent::Ended { rank, status, artifacts, .. }) if self.open.contains(&rank) => {
                     self.outputs.end(rank);
-                    let status = self.keep(rank, status, artifacts).await;
+                    let status = self.keep(rank, believed(status), artifacts).await;
                     ended = Some((rank, status));
                 }
                 Frame::Message(_) => {}
@@ -380,6 +380,23 @@ impl<S: Scheduler> Workers<S> {
                 let _ = inbox.send(ToShare::Noted { id, refused: outcome.err() }).await;
             }
         });
+    }
+}
+
+/// An end as a runner may tell it. It is somebody else's process: no text is longer than that of an end on this host, and what is at
+/// fault is not the node.
+fn believed(said: ExitStatus) -> ExitStatus {
+    match said {
+        ExitStatus::LaunchFailed(why) => ExitStatus::LaunchFailed(detail(&why)),
+        ExitStatus::BackendLost(why) | ExitStatus::NodeFault(why) | ExitStatus::PreflightFailed(why) => {
+            ExitStatus::BackendLost(detail(&why))
+        }
+        ExitStatus::Code(_)
+        | ExitStatus::Signal(_)
+        | ExitStatus::LeaseExpired
+        | ExitStatus::Vanished
+        | ExitStatus::NotStarted
+        | ExitStatus::OutOfMemory => said,
     }
 }
 
@@ -503,5 +520,18 @@ mod tests {
         }
         let kept: Vec<(u32, u32)> = workers.artifacts.iter().map(|(rank, kept)| (*rank, kept.files)).collect();
         assert_eq!((kept, workers.heard), (vec![(1, 1)], 8));
+    }
+
+    #[tokio::test]
+    async fn what_a_runner_says_of_an_end_is_bounded_and_accuses_no_node() {
+        let scratch = tempfile::tempdir().unwrap();
+        std::fs::create_dir(scratch.path().join("tasks")).unwrap();
+        // A text of megabytes would end the session of its node each time that it is reported.
+        let (mut workers, _told, _outgoing) = workers(scratch.path());
+        let long = "x".repeat(8 << 20);
+        let status = ExitStatus::NodeFault(long.clone());
+        let end = ToAgent::Ended { number: 1, rank: 1, status, artifacts: None };
+        let told = workers.take(1, Frame::Message(end)).await;
+        assert_eq!(told, Some((1, ExitStatus::BackendLost(detail(&long)))));
     }
 }
