@@ -174,6 +174,23 @@ fn a_round_looks_at_the_many_jobs_that_keep_few_jobs_away() {
     check_that_each_takes_a_round(&mut speculation, &ids);
 }
 
+#[test]
+fn a_round_looks_at_the_many_workers_that_few_jobs_go_to() {
+    let (mut speculation, _) = fleet();
+    let mut large = job_draft("large", vec![group("main", 240, None)]);
+    large.tenant = name("vision");
+    let large = Submission::new(large.check().expect("a job"), JobContract::default());
+    submit(&mut speculation, 1, vec![Submission { metadata: labelled(Some("web")), ..large }]).unwrap();
+    pass(&mut speculation);
+    let near = |level| Affinity { level, weight: Some(1), ..to(app("web"), AffinityRule::Together) };
+    let away = |level| Affinity { level, weight: Some(1), ..to(app("web"), AffinityRule::Apart) };
+    let entries: Vec<Affinity> =
+        LEVELS.into_iter().map(near).chain(LEVELS.into_iter().take(3).map(away)).collect();
+    let others = (0..3).map(|_| submission("vision", None, entries.clone())).collect();
+    let ids = submit(&mut speculation, 2, others).unwrap();
+    check_that_each_takes_a_round(&mut speculation, &ids);
+}
+
 /// Jobs of which each needs more than half of a budget to look at others: no round has two of them, and each has its turn.
 fn check_that_each_takes_a_round(speculation: &mut Speculation, ids: &[JobId]) {
     let mut placed = Vec::new();
