@@ -277,8 +277,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> PinnedWriter<S> {
     /// When it is too long, or the connection breaks.
     pub async fn write(&mut self, frame: &[u8]) -> Result<(), PinnedError> {
         let length = u32::try_from(frame.len()).ok().filter(|_| frame.len() <= FRAME_BYTES_MAX);
-        let length =
-            length.ok_or(PinnedError::Long { bytes: frame.len(), bytes_max: FRAME_BYTES_MAX })?;
+        let length = length.ok_or(PinnedError::Long { bytes: frame.len(), bytes_max: FRAME_BYTES_MAX })?;
         self.to.write_all(&length.to_le_bytes()).await?;
         self.to.write_all(frame).await?;
         self.to.flush().await?;

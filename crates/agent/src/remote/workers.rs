@@ -332,7 +332,9 @@ impl<S: Scheduler> Workers<S> {
                     let _ = self.share.events.send(running).await;
                 }
                 // A rank that is none of the share's, or that has ended, costs no look at the store and no memory.
-                Frame::Message(ToAgent::Ended { rank, status, artifacts, .. }) if self.open.contains(&rank) => {
+                Frame::Message(ToAgent::Ended { rank, status, artifacts, .. })
+                    if self.open.contains(&rank) =>
+                {
                     self.outputs.end(rank);
                     let status = self.keep(rank, believed(status), artifacts).await;
                     ended = Some((rank, status));
@@ -518,7 +520,8 @@ mod tests {
         for (number, rank) in (3..).zip([1, 1, 2, 3, 4, u32::MAX]) {
             assert_eq!(workers.take(1, ended(number, rank)).await, None, "rank {rank}");
         }
-        let kept: Vec<(u32, u32)> = workers.artifacts.iter().map(|(rank, kept)| (*rank, kept.files)).collect();
+        let kept: Vec<(u32, u32)> =
+            workers.artifacts.iter().map(|(rank, kept)| (*rank, kept.files)).collect();
         assert_eq!((kept, workers.heard), (vec![(1, 1)], 8));
     }
 
