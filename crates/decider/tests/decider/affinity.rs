@@ -191,6 +191,62 @@ fn a_round_looks_at_the_many_workers_that_few_jobs_go_to() {
     check_that_each_takes_a_round(&mut speculation, &ids);
 }
 
+/// What a pass spends on a job with these entries, for which another one is stopped.
+fn spent_on(entries: Vec<Affinity>) -> u64 {
+    let (mut speculation, mut replica) = fleet();
+    let low = |devices| {
+        let mut draft = job_draft("low", vec![group("main", 1, devices)]);
+        (draft.tenant, draft.tier) = (name("vision"), PriorityTier::Free);
+        let job = Submission::new(draft.check().expect("a job"), JobContract::default());
+        Submission { metadata: labelled(Some("web")), ..job }
+    };
+    let with_device = (0..24).map(|_| low(Some(accelerators("h100", 1))));
+    let without = (0..WITHOUT_DEVICES).map(|_| low(None));
+    let running = submit(&mut speculation, 1, with_device.chain(without).collect()).unwrap();
+    commit(&mut speculation, &mut replica);
+    // A round has no place for all of them.
+    while let Pass::Interrupted { .. } = schedule(&mut speculation, &mut Budget::new(1_000_000)) {
+        commit(&mut speculation, &mut replica);
+    }
+    commit(&mut speculation, &mut replica);
+    for job in running {
+        let placement = replica.job(job).and_then(|row| row.placement.clone()).expect("it is placed");
+        let (node, incarnation) = (placement.slots[0].node, placement.slots[0].incarnation);
+        let updates = vec![(0, RankUpdate::Running)];
+        let report = Command::Report { node, incarnation, job, token: placement.token, updates };
+        handle(&mut speculation, &report).expect("it is taken");
+    }
+    commit(&mut speculation, &mut replica);
+    let mut claimant = submission("vision", None, entries);
+    let mut draft = claimant.spec.into_draft();
+    draft.tier = PriorityTier::Production;
+    claimant.spec = draft.check().expect("a job");
+    submit(&mut speculation, 2, vec![claimant]).unwrap();
+    let mut budget = Budget::new(1_000_000);
+    schedule(&mut speculation, &mut budget);
+    let state = speculation.state();
+    let is_stopping = |job: &JobId| matches!(state.job(*job).expect("a job").phase, Phase::Stopping(_));
+    assert_eq!(state.active().filter(is_stopping).count(), 1);
+    1_000_000 - budget.left()
+}
+
+/// Jobs that are looked at, and that nobody would stop for a device.
+const WITHOUT_DEVICES: u64 = 300;
+
+#[test]
+fn each_look_at_other_jobs_in_a_search_for_gangs_to_stop_is_paid_for() {
+    let near = |level| Affinity { level, weight: Some(1), ..to(app("web"), AffinityRule::Together) };
+    let entries: Vec<Affinity> = LEVELS.into_iter().map(near).collect();
+    let others = 24 + WITHOUT_DEVICES;
+    let look = LEVELS.len() as u64 * (others + others / 16);
+    let (with, without) = (spent_on(entries), spent_on(Vec::new()));
+    // Eight are paid for at the beginning of its turn. Two more: for the search, and for the place that it frees, where one runs less.
+    assert!(
+        with >= without + 9 * look + look / 2,
+        "{with} with entries, {without} without, {look} for each look"
+    );
+}
+
 /// Jobs of which each needs more than half of a budget to look at others: no round has two of them, and each has its turn.
 fn check_that_each_takes_a_round(speculation: &mut Speculation, ids: &[JobId]) {
     let mut placed = Vec::new();
