@@ -7,6 +7,7 @@
 use alloc::format;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::Bound;
 use muster_journal::{Estimate, NodeLostCause};
 use muster_types::{JobId, LogTime, NodeId};
 
@@ -69,6 +70,11 @@ impl State {
     /// Jobs in the pending queue with a fallback that they do not take yet, by the earliest time at which they might.
     pub fn closed_fallbacks(&self) -> impl Iterator<Item = (LogTime, JobId)> {
         self.indexes.fallbacks.iter().copied()
+    }
+
+    /// The same behind one of them.
+    pub fn closed_fallbacks_behind(&self, place: (LogTime, JobId)) -> impl Iterator<Item = (LogTime, JobId)> {
+        self.indexes.fallbacks.range((Bound::Excluded(place), Bound::Unbounded)).copied()
     }
 
     pub(crate) fn check_fallback_opened(&self, job: JobId) -> Result<(), GuardError> {

@@ -21,7 +21,7 @@ use crate::memory::searches::{Claim, Look};
 use crate::passes::claimant::{Claimant, Means, Spent};
 use crate::passes::ways::Ways;
 use crate::rules::planned::planned_spec;
-use crate::rules::terms::with_terms;
+use crate::rules::terms::with_paid_terms;
 use crate::settle::job::settle;
 use crate::speculation::Speculation;
 
@@ -414,7 +414,8 @@ impl Claimant<'_> {
             return (needed, plan);
         }
         let mut at = needed.len();
-        while at > 0 && needed.len() > 1 {
+        // Without a budget no plan is found, and each costs a look at the jobs that the claimant has to heed.
+        while at > 0 && needed.len() > 1 && !budget.is_spent() {
             at -= 1;
             let mut without = Forecast::new(self.state);
             for (other, job) in needed.iter().enumerate() {
@@ -495,7 +496,8 @@ impl Claimant<'_> {
             return None;
         }
         let holds = self.future.holds_for(self.state, &spec.tenant);
-        let verdict = with_terms(forecast, self.now, (job, &spec, row), &holds, |terms| {
+        let asker = (job, &*spec, row);
+        let verdict = with_paid_terms(forecast, self.now, asker, &holds, budget, |terms, budget| {
             plan(forecast, &spec, terms, budget)
         });
         match verdict {
