@@ -7,8 +7,8 @@ use muster_journal::{
 };
 use muster_types::policy::{PolicyDraft, Quota, QuotaGrant, TenantPolicy};
 use muster_types::{
-    ArrayId, ArraySpec, ClusterId, Control, DeviceSet, FencingToken, HolderId, JobId, LogIndex, LogTime, Name,
-    NodeId, Parameters, RequestId, Requester,
+    ArrayId, ArraySpec, ClusterId, Control, DeviceSet, FencingToken, HolderId, JobId, LogIndex, LogTime,
+    Name, NodeId, Parameters, RequestId, Requester,
 };
 use std::sync::Arc;
 
