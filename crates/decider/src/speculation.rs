@@ -121,12 +121,12 @@ pub struct Speculation {
     valuation: RefCell<Valuation>,
     /// How far the hosts of open windows have been looked at.
     sweep: Sweep,
+    /// The last job whose fallback a tick has looked at, where it could not look at all of them.
+    fallback_place: Option<(LogTime, JobId)>,
     /// When bookings were last looked at.
     booking_looks: BookingLooks,
     /// How far jobs whose time has come have been looked at.
     starts: Starts,
-    /// The last job with a closed fallback that was looked at, where others behind it are still to be.
-    fallbacks_from: (LogTime, JobId),
     unheard: Unheard,
     /// How long log time has been steady; none where log time is the only clock.
     steady: Option<Steady>,
@@ -178,9 +178,9 @@ impl Speculation {
             refresh: Refresh::of(&state, now.max(state.log_time())),
             valuation: RefCell::default(),
             sweep: Sweep::default(),
+            fallback_place: None,
             booking_looks: BookingLooks::default(),
             starts: Starts::default(),
-            fallbacks_from: (LogTime(0), JobId(0)),
             unheard: Unheard::default(),
             steady: None,
             heard: BTreeSet::new(),
@@ -517,6 +517,15 @@ impl Speculation {
         self.requests.take(&self.state, self.now, tenants)
     }
 
+    /// The last job whose fallback a tick has looked at, where it could not look at all of them.
+    pub(crate) fn fallback_place(&self) -> Option<(LogTime, JobId)> {
+        self.fallback_place
+    }
+
+    pub(crate) fn set_fallback_place(&mut self, place: Option<(LogTime, JobId)>) {
+        self.fallback_place = place;
+    }
+
     /// How far the hosts of open windows have been looked at.
     pub(crate) fn sweep(&self) -> &Sweep {
         &self.sweep
@@ -542,15 +551,6 @@ impl Speculation {
 
     pub(crate) fn set_starts(&mut self, starts: Starts) {
         self.starts = starts;
-    }
-
-    /// Where the next look at closed fallbacks begins: behind this one.
-    pub(crate) fn fallbacks_from(&self) -> (LogTime, JobId) {
-        self.fallbacks_from
-    }
-
-    pub(crate) fn set_fallbacks_from(&mut self, place: (LogTime, JobId)) {
-        self.fallbacks_from = place;
     }
 
     /// Whether there are jobs or arrays whose time had come by the last tick and that it did not look at, because it had done

@@ -384,6 +384,7 @@ pub async fn run(args: ServerArgs, version: &str, shutdown: CancellationToken) -
     }
     let shared = muster_api::Shared::new(engine.clone(), config.api, security.clone())
         .recording(recorder)
+        .reading_denied(Arc::new(audit::AuditFiles::new(&config.data_dir, config.audit)))
         .signing_in(issuers);
     let recording = {
         let (engine, place) = (engine.clone(), (config.data_dir.clone(), config.replica_id));

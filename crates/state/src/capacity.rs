@@ -2,7 +2,7 @@
 //!
 //! An interruption is the loss of a node that nobody here had asked for: its session ran out, and it was not drained, cordoned, in
 //! quarantine or being repaired. Where another holder takes over its name, it counts only if its provider had announced an end of
-//! the host: else the agent was begun anew. A recovery of the cluster is no interruption.
+//! the host: else the agent was started again. A recovery of the cluster is no interruption.
 
 use alloc::format;
 use alloc::vec;

@@ -251,7 +251,7 @@ mod tests {
         Some((first, ExportTraceServiceRequest::decode(body.as_slice()).expect("it is a request of OTLP")))
     }
 
-    /// A collector that gives these answers in turn, and 200 after them; its address and what it is sent.
+    /// A collector that gives these answers one after another, and 200 after them; its address and what it is sent.
     async fn collector(answers: &'static [u16]) -> (String, Requests) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
         let address = listener.local_addr().expect("bound");

@@ -279,16 +279,16 @@ mod tests {
 
     /// Keeps what it is given.
     #[derive(Clone, Debug, Default)]
-    struct Kept(Arc<Mutex<Vec<SpanData>>>);
+    struct Recorded(Arc<Mutex<Vec<SpanData>>>);
 
-    impl SpanExporter for Kept {
+    impl SpanExporter for Recorded {
         async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
             self.0.lock().extend(batch);
             Ok(())
         }
     }
 
-    impl Kept {
+    impl Recorded {
         /// The only span that this tracer has made.
         async fn only(&self, tracer: &Tracer) -> SpanData {
             assert!(tracer.end(LIMIT).await);
@@ -298,8 +298,8 @@ mod tests {
         }
     }
 
-    fn recording(ratio: &str) -> (Tracer, Kept) {
-        let kept = Kept::default();
+    fn recording(ratio: &str) -> (Tracer, Recorded) {
+        let kept = Recorded::default();
         let queue = SpanQueue::new(kept.clone());
         (Tracer::new(ratio.parse().expect("it is a ratio"), "0.1.0", queue), kept)
     }

@@ -18,15 +18,20 @@ use muster_planner::AffinityTerm;
 use muster_state::{JobRow, Phase, State};
 use muster_types::{
     Affinity, AffinityDomain, AffinityLevel, AffinityRule, AffinityTarget, ArrayId, JobId, JobSpec,
-    LabelSelector, LogTime, Name, NodeDraft, limits,
+    LabelSelector, LogTime, Name, NodeDraft, NodeId, limits,
 };
+
+/// Workers of the jobs of one entry that are looked at: members of an array that are over may have had any number together.
+const WORKERS_MAX: u64 = 200_000;
+/// So many workers take about as long as one job: of each only the number of its node is looked at.
+const WORKERS_PER_LOOK: u64 = 16;
 
 /// What the entries of a job come to in a state.
 #[derive(Debug, Default)]
 pub(crate) struct Resolved<'a> {
     /// What the planner has to heed.
     pub(crate) terms: Vec<AffinityTerm<'a>>,
-    /// Jobs and tenants that were looked at.
+    /// Jobs and tenants that were looked at, and entries of jobs that keep this one away.
     pub(crate) looked_at: u64,
     /// The first entry that no place can meet, because nothing runs that it is about.
     pub(crate) waits_for: Option<&'a Affinity>,
@@ -35,10 +40,12 @@ pub(crate) struct Resolved<'a> {
 }
 
 /// The jobs that an entry selects, and where they are.
-struct Others<'a> {
-    domains: BTreeSet<AffinityDomain<'a>>,
+#[derive(Default)]
+struct Others {
+    nodes: BTreeSet<NodeId>,
     jobs: u64,
     looked_at: u64,
+    workers: u64,
     is_cut: bool,
     /// The time at which those do not count that are being stopped; none where they do.
     behind_stops: Option<LogTime>,
@@ -46,12 +53,12 @@ struct Others<'a> {
 
 /// What jobs keep another one away from, on one level.
 #[derive(Default)]
-struct KeptBy<'a> {
+struct KeptBy {
     /// The first of them that is of the same tenant: jobs of those above it are none of its business.
     first: Option<JobId>,
     /// Whether one of them does because of the labels of the other.
     by_labels: bool,
-    domains: BTreeSet<AffinityDomain<'a>>,
+    nodes: BTreeSet<NodeId>,
 }
 
 /// What the entries of a job come to, and those of jobs that keep it away.
@@ -83,7 +90,7 @@ fn resolve_at<'a>(
     let tenants = tenants_below(state, spec, &mut resolved.looked_at);
     for entry in &spec.affinity {
         let others = others(state, (job, spec), &tenants, (entry, behind_stops));
-        resolved.looked_at += others.looked_at;
+        resolved.looked_at += others.looked_at + others.workers / WORKERS_PER_LOOK;
         if others.jobs == 0 && entry.rule == AffinityRule::Together && entry.is_required() {
             if entry.selector().is_some_and(|selector| selector.matches(labels)) {
                 // The first of its kind.
@@ -100,7 +107,7 @@ fn resolve_at<'a>(
             level: entry.level,
             rule: entry.rule,
             weight: entry.weight,
-            domains: others.domains,
+            domains: domains_at(state, &others.nodes, entry.level),
         });
     }
     kept_away(state, (job, spec), (labels, behind_stops), &mut resolved);
@@ -113,7 +120,7 @@ fn is_leaving(state: &State, job: JobId, now: Option<LogTime>) -> bool {
     now.zip(state.stopped_by(job)).is_some_and(|(now, killed)| now < killed.plus_ms(allowed_ms))
 }
 
-/// Jobs that hold devices and have to be apart from this one, at most so many of each tenant.
+/// Jobs that hold devices and have to be apart from this one, at most [`limits::AFFINITY_JOBS_MAX`] of each tenant.
 fn kept_away<'a>(
     state: &'a State,
     (job, spec): (JobId, &JobSpec),
@@ -122,13 +129,15 @@ fn kept_away<'a>(
 ) {
     let counts = |other: &JobId| *other != job && !is_leaving(state, *other, behind_stops);
     let policy = &state.policy().policy;
-    let mut by_level: BTreeMap<AffinityLevel, KeptBy<'a>> = BTreeMap::new();
+    let mut by_level: BTreeMap<AffinityLevel, KeptBy> = BTreeMap::new();
     // Jobs that serve the same have the same selector: each is read once.
     let mut known: BTreeMap<&str, bool> = BTreeMap::new();
     for tenant in policy.ancestry(&spec.tenant) {
         for other in state.apart_of(tenant).take(limits::AFFINITY_JOBS_MAX).filter(counts) {
             resolved.looked_at += 1;
             let Some((row, theirs)) = state.job(other).zip(state.spec(other)) else { continue };
+            // Each entry may have another selector, which is read and compared.
+            resolved.looked_at += theirs.affinity.len() as u64;
             let entries = theirs.affinity.iter().filter(|entry| entry.is_required());
             for entry in entries.filter(|entry| entry.rule == AffinityRule::Apart) {
                 let is_meant = match &entry.target {
@@ -141,12 +150,15 @@ fn kept_away<'a>(
                     let kept = by_level.entry(entry.level).or_default();
                     kept.first = kept.first.or(Some(other).filter(|_| theirs.tenant == spec.tenant));
                     kept.by_labels |= matches!(entry.target, AffinityTarget::Labels(_));
-                    kept.domains.extend(domains_of(state, other, row, entry.level));
+                    let mut workers = 0u64;
+                    kept.nodes.extend(nodes_of(state, other, row).inspect(|_| workers += 1));
+                    resolved.looked_at += workers / WORKERS_PER_LOOK;
                 }
             }
         }
     }
-    for (level, KeptBy { first, by_labels, domains }) in by_level {
+    for (level, KeptBy { first, by_labels, nodes }) in by_level {
+        let domains = domains_at(state, &nodes, level);
         // Jobs that serve the same ask for it themselves.
         let is_asked = resolved.terms.iter().any(|term| {
             let is_alike = term.is_required() && term.rule == AffinityRule::Apart && term.level == level;
@@ -190,13 +202,13 @@ fn tenants_below<'a>(state: &'a State, spec: &JobSpec, looked_at: &mut u64) -> V
 }
 
 /// `tenants` are those of [`tenants_below`].
-fn others<'a>(
-    state: &'a State,
+fn others(
+    state: &State,
     (job, spec): (JobId, &JobSpec),
     tenants: &[&Name],
     (entry, behind_stops): (&Affinity, Option<LogTime>),
-) -> Others<'a> {
-    let mut found = Others { domains: BTreeSet::new(), jobs: 0, looked_at: 0, is_cut: false, behind_stops };
+) -> Others {
+    let mut found = Others { behind_stops, ..Others::default() };
     match &entry.target {
         AffinityTarget::Job(other) => {
             found.looked_at += 1;
@@ -233,11 +245,11 @@ impl Resolved<'_> {
     }
 }
 
-impl<'a> Others<'a> {
+impl Others {
     /// Looks at the jobs of these tenants that hold devices, have an id of a range, and are selected.
     fn look_through(
         &mut self,
-        state: &'a State,
+        state: &State,
         (job, tenants): (JobId, &[&Name]),
         (first, last): (JobId, JobId),
         entry: &Affinity,
@@ -245,7 +257,7 @@ impl<'a> Others<'a> {
     ) {
         for tenant in tenants {
             for other in state.active_of(tenant, first..=last).filter(|other| *other != job) {
-                if self.looked_at >= limits::AFFINITY_JOBS_MAX as u64 {
+                if self.looked_at >= limits::AFFINITY_JOBS_MAX as u64 || self.workers >= WORKERS_MAX {
                     self.is_cut = true;
                     return;
                 }
@@ -261,7 +273,7 @@ impl<'a> Others<'a> {
     }
 
     /// Counts a job and where it is. One that is being stopped is there, and nobody goes to where it is.
-    fn add(&mut self, state: &'a State, job: JobId, entry: &Affinity, also_over: bool) {
+    fn add(&mut self, state: &State, job: JobId, entry: &Affinity, also_over: bool) {
         let Some(row) = state.job(job) else { return };
         let is_there = match row.phase {
             Phase::Starting | Phase::Running => holds(state, job),
@@ -276,10 +288,18 @@ impl<'a> Others<'a> {
         if !is_there {
             return;
         }
-        let before = self.domains.len();
-        self.domains.extend(domains_of(state, job, row, entry.level));
+        for node in nodes_of(state, job, row) {
+            if self.workers >= WORKERS_MAX {
+                self.is_cut = true;
+                break;
+            }
+            self.workers += 1;
+            if !self.nodes.contains(&node) && state.node(node).is_some() {
+                self.nodes.insert(node);
+            }
+        }
         // One whose nodes are all gone is nowhere.
-        self.jobs += u64::from(self.domains.len() > before || !self.domains.is_empty());
+        self.jobs += u64::from(!self.nodes.is_empty());
     }
 }
 
@@ -294,18 +314,21 @@ fn is_within(state: &State, tenant: &Name, job: JobId) -> bool {
     state.tenant_of(job).is_some_and(|of| policy.ancestry(of).any(|above| above == tenant))
 }
 
-/// The domains of a level in which the workers of a job lie, or lay last.
-fn domains_of<'a>(
+/// The domains of a level in which these nodes lie.
+fn domains_at<'a>(
     state: &'a State,
-    job: JobId,
-    row: &'a JobRow,
+    nodes: &BTreeSet<NodeId>,
     level: AffinityLevel,
-) -> impl Iterator<Item = AffinityDomain<'a>> {
+) -> BTreeSet<AffinityDomain<'a>> {
+    nodes.iter().filter_map(|node| Some(level.domain(&state.node(*node)?.spec))).collect()
+}
+
+/// The nodes of the workers of a job, or of those that it had last; each as often as it has workers there.
+fn nodes_of(state: &State, job: JobId, row: &JobRow) -> impl Iterator<Item = NodeId> {
     let placement = row.placement.as_ref().or(row.previous.as_ref());
     let slots = placement.map_or(&[][..], |placement| &placement.slots[..]);
     let spares = if row.placement.is_some() { state.spares(job) } else { &[] };
-    let nodes = slots.iter().chain(spares).map(|slot| slot.node);
-    nodes.filter_map(move |node| Some(level.domain(&state.node(node)?.spec)))
+    slots.iter().chain(spares).map(|slot| slot.node)
 }
 
 /// Why a job waits for another one to run, whatever is free.

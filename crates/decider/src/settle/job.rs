@@ -4,12 +4,12 @@ use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
-use muster_journal::{Decision, Outcome, StopCause, WorkerSlot};
+use muster_journal::{Decision, Outcome, StopCause};
 use muster_state::{DependencyState, Free, JobRow, Phase, Placement, PromiseRow, RankState, State, fit};
 use muster_types::{ArrayId, JobId, LogTime, NodeId};
 
 use crate::round::ROUND_BYTES_SOFT;
-use crate::rules::affinity;
+use crate::rules::affinity::{self, Resolved};
 use crate::rules::bookings;
 use crate::rules::deadline::{self, finished_late};
 use crate::rules::windows;
@@ -183,14 +183,8 @@ fn after_promise(state: &State, job: JobId, promise: &PromiseRow, now: LogTime) 
     let policy = &state.policy().policy;
     let mut closures = bookings::closures(state, spec, now);
     closures.retain(|closure| closure.lasts_at(now));
-    // Others may have come since it was promised, or gone. Those that are being stopped are still to leave, as it may be for this.
-    let affinity = affinity::resolve(state, job, spec);
-    let keeps_away =
-        |slot: &WorkerSlot| state.node(slot.node).is_some_and(|node| affinity.excludes(&node.spec));
-    let is_kept_away = promise.slots.iter().any(keeps_away);
-    let behind_stops = is_kept_away.then(|| affinity::resolve_behind_stops(state, job, spec, now));
     let mut left: BTreeMap<NodeId, Free> = BTreeMap::new();
-    let mut is_free = !is_kept_away;
+    let mut is_free = true;
     for (rank, slot) in promise.slots.iter().enumerate() {
         let node = state.node(slot.node)?;
         let is_usable = node.restricted.unusable.is_disjoint(slot.devices);
@@ -200,8 +194,7 @@ fn after_promise(state: &State, job: JobId, promise: &PromiseRow, now: LogTime) 
         let is_usable = is_usable && fit::allows(&node.spec, spec, policy);
         let is_usable = is_usable && !windows::is_closed(policy, &spec.tenant, &node.spec, now);
         let is_booked = bookings::covers(state, &closures, &node.spec);
-        let is_excluded = behind_stops.as_ref().is_some_and(|others| others.excludes(&node.spec));
-        let is_usable = is_usable && !is_booked && !is_excluded;
+        let is_usable = is_usable && !is_booked;
         if !node.is_placeable() || node.incarnation != slot.incarnation || !is_usable {
             return Some(Decision::PromiseDropped { job });
         }
@@ -213,7 +206,21 @@ fn after_promise(state: &State, job: JobId, promise: &PromiseRow, now: LogTime) 
             is_free = false;
         }
     }
-    is_free.then(|| Decision::GangPlaced { job, workers: promise.slots.clone() })
+    if !is_free {
+        return None;
+    }
+    // Others may have come since it was promised, or gone. These are looked at once, now that it would start: each report of a
+    // worker on these nodes comes by here.
+    let is_excluded = |others: &Resolved<'_>| {
+        let is_there = |node: NodeId| state.node(node).is_none_or(|row| others.excludes(&row.spec));
+        promise.slots.iter().any(|slot| is_there(slot.node))
+    };
+    if is_excluded(&affinity::resolve(state, job, spec)) {
+        // Others that are being stopped are still to leave, as it may be for this.
+        let is_lost = is_excluded(&affinity::resolve_behind_stops(state, job, spec, now));
+        return is_lost.then_some(Decision::PromiseDropped { job });
+    }
+    Some(Decision::GangPlaced { job, workers: promise.slots.clone() })
 }
 
 /// Whether all that is promised to a job is free. If it is not placed, it waits for others to leave where nothing of theirs is

@@ -8,7 +8,7 @@ use crate::speculation::Speculation;
 
 /// Jobs whose fallback is opened in one tick.
 const OPENED_PER_TICK: usize = 1_000;
-/// Jobs that are looked at in one tick: those that waited for others first, or wait again, are known too early.
+/// Jobs that are looked at in one tick: those that waited for others first are known too early.
 const LOOKED_AT_PER_TICK: usize = 50_000;
 
 /// Opens what is due. A job in the pending queue is looked for again with its next pass, because it asks for something else then.
@@ -16,26 +16,31 @@ pub(super) fn open(speculation: &mut Speculation) {
     open_some(speculation, LOOKED_AT_PER_TICK);
 }
 
-/// The same with a bound on the jobs that are looked at. Where it cuts, the next tick goes on: jobs that are known too early do not
-/// keep those behind them from their fallbacks.
+/// The same with a bound of the jobs that are looked at. The next tick goes on behind them: very many that are known too early
+/// must not keep all others waiting.
 fn open_some(speculation: &mut Speculation, looked_at_max: usize) {
     let (state, now) = (speculation.state(), speculation.now());
-    let (mut last, mut is_cut) = (speculation.fallbacks_from(), false);
-    let mut due: Vec<Decision> = Vec::new();
-    let known = state.closed_fallbacks_behind(last).take_while(|(at, _)| *at <= now);
-    for (looked_at, place) in known.enumerate() {
+    let last = speculation.fallback_place();
+    let is_known = |(at, _): &(LogTime, JobId)| *at <= now;
+    let behind = last.into_iter().flat_map(|last| state.closed_fallbacks_behind(last)).take_while(is_known);
+    let up_to = state.closed_fallbacks().take_while(is_known);
+    let up_to = up_to.take_while(|place| last.is_none_or(|last| *place <= last));
+    let (mut due, mut looked_at) = (Vec::new(), 0);
+    // The last one that was looked at; none once all of them were.
+    let (mut place, mut is_cut) = (None, false);
+    for (at, job) in behind.chain(up_to) {
         if looked_at == looked_at_max || due.len() == OPENED_PER_TICK {
             is_cut = true;
             break;
         }
-        last = place;
-        let decision = Decision::FallbackOpened { job: place.1 };
-        let is_due = state.fallback_due(place.1).is_some_and(|at| at <= now);
-        if is_due && state.check(&decision).is_ok() {
+        looked_at += 1;
+        place = Some((at, job));
+        let decision = Decision::FallbackOpened { job };
+        if state.fallback_due(job).is_some_and(|at| at <= now) && state.check(&decision).is_ok() {
             due.push(decision);
         }
     }
-    speculation.set_fallbacks_from(if is_cut { last } else { (LogTime(0), JobId(0)) });
+    speculation.set_fallback_place(place.filter(|_| is_cut));
     for decision in due {
         speculation.push(decision);
     }
@@ -45,98 +50,73 @@ fn open_some(speculation: &mut Speculation, looked_at_max: usize) {
 mod tests {
     use super::*;
     use alloc::boxed::Box;
-    use alloc::collections::{BTreeMap, BTreeSet};
     use alloc::string::ToString;
     use alloc::vec;
     use muster_state::State;
     use muster_types::policy::PurchaseKind;
     use muster_types::{
-        AcceleratorRequest, Accelerators, CapacityFallback, CapacityRules, ClusterId, Control, HolderId,
-        JobContract, JobDraft, Leadership, Name, NodeDraft, Parameters, ReplicaId, RequestId, Submission,
-        TaskGroup, WorkerRequest,
+        CapacityFallback, CapacityRules, ClusterId, Dependency, DependencyRule, JobDraft, Leadership, Name,
+        Parameters, PurchaseSet, ReplicaId, RequestId, Submission, TaskGroup, WorkerRequest,
     };
 
-    use crate::{Answer, BootstrapConfig, Command, handle};
+    use crate::{Answer, BootstrapConfig, Command, handle, tick};
 
-    const SECOND_MS: u64 = 1_000;
+    const HOUR_MS: u64 = 3_600_000;
 
-    /// A host that was bought on demand.
-    fn fleet() -> Speculation {
-        let bootstrap = BootstrapConfig::new(ClusterId(1), Parameters::DEFAULT);
-        let leadership = Leadership { term: 1, replica: ReplicaId(1) };
-        let mut speculation = Speculation::begin(State::default(), leadership, LogTime(1), bootstrap);
-        let purchase = PurchaseKind::OnDemand.as_str().to_string();
-        let node = NodeDraft {
-            name: Name::literal("n1"),
-            region: Name::literal("eu"),
-            cluster: Name::literal("c1"),
-            block: Name::literal("b"),
-            rack: Name::literal("r"),
-            address: "n1".to_string(),
-            accelerators: Some(Accelerators { kind: Name::literal("h100"), count: 8 }),
-            cpu_milli: 64_000,
-            memory_bytes: 1 << 40,
-            labels: BTreeMap::from([(Name::literal("purchase"), purchase)]),
-            taints: BTreeSet::new(),
-            pod: None,
-        };
-        let spec = node.check().expect("a host");
-        let register = Command::Register { spec, holder: HolderId(1), other_session_is_over: false };
-        handle(&mut speculation, &register).expect("it is new");
-        speculation
-    }
-
-    /// A job for spot nodes, and for nodes on demand after ten seconds.
-    fn submit(speculation: &mut Speculation, request: u128) -> JobId {
-        let has = Accelerators { kind: Name::literal("h100"), count: 1 };
-        let worker = WorkerRequest {
-            accelerators: Some(AcceleratorRequest::from(has)),
-            cpu_milli: 1_000,
-            memory_bytes: 1 << 20,
-        };
-        let group = TaskGroup::new(Name::literal("main"), 1, vec!["work".to_string()], worker);
-        let rules = CapacityRules {
-            purchases: [PurchaseKind::Spot].into_iter().collect(),
+    /// A job that takes more after an hour, and waits for others first.
+    fn submit(speculation: &mut Speculation, request: u128, others: &[JobId]) -> JobId {
+        let name = |text| Name::new(text).expect("a name");
+        let asks = WorkerRequest { accelerators: None, cpu_milli: 1_000, memory_bytes: 1 };
+        let group = TaskGroup::new(name("main"), 1, vec!["run".to_string()], asks);
+        let mut draft = JobDraft::new(name("job"), name("team"), vec![group]);
+        let set = |kind: PurchaseKind| -> PurchaseSet { [kind].into_iter().collect() };
+        draft.capacity = Some(Box::new(CapacityRules {
+            purchases: set(PurchaseKind::Spot),
             fallback: Some(CapacityFallback {
-                purchases: [PurchaseKind::OnDemand].into_iter().collect(),
-                after_ms: 10 * SECOND_MS,
+                purchases: set(PurchaseKind::OnDemand),
+                after_ms: HOUR_MS,
                 is_open: false,
             }),
             interruptions_milli_max: None,
-        };
-        let draft = JobDraft {
-            capacity: Some(Box::new(rules)),
-            ..JobDraft::new(Name::literal("work"), Name::literal("team"), vec![group])
-        };
-        let jobs = [Submission::new(draft.check().expect("a job"), JobContract::default())].into();
-        match handle(speculation, &Command::submit(RequestId(request), jobs)) {
-            Ok(Answer::Submitted { jobs, .. }) => jobs[0],
+        }));
+        let dependency = |job: &JobId| Dependency::new(*job, DependencyRule::Finished);
+        draft.dependencies = others.iter().map(dependency).collect();
+        let jobs = Submission::plain([draft.check().expect("a job")]);
+        match handle(speculation, &Command::submit(RequestId(request), jobs)).expect("it is taken") {
+            Answer::Submitted { jobs, .. } => jobs[0],
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
-    fn a_job_that_is_known_too_early_does_not_keep_others_from_their_fallback() {
-        let mut speculation = fleet();
-        let (early, due) = (submit(&mut speculation, 1), submit(&mut speculation, 2));
-        let is_open = |speculation: &Speculation, job: JobId| {
-            let spec = speculation.state().spec(job).expect("it is there");
-            spec.capacity.as_deref().is_some_and(|asked| asked.closed_fallback().is_none())
+    fn many_that_are_known_too_early_do_not_keep_others_waiting() {
+        let bootstrap = BootstrapConfig::new(ClusterId(1), Parameters::DEFAULT);
+        let leadership = Leadership { term: 1, replica: ReplicaId(1) };
+        let mut speculation = Speculation::begin(State::default(), leadership, LogTime(1), bootstrap);
+        let to = |speculation: &mut Speculation, time| {
+            speculation.take_round();
+            speculation.set_now(LogTime(time));
         };
-        // It has not waited for capacity while its owner held it, and is known as if it had.
-        let hold = Command::control(RequestId(3), Control::Hold, early);
-        handle(&mut speculation, &hold).expect("it waits");
-        speculation.set_now(LogTime(60 * SECOND_MS));
-        let release = Command::control(RequestId(4), Control::Release, early);
-        handle(&mut speculation, &release).expect("it is held");
-        assert_eq!(speculation.state().fallback_due(early), Some(LogTime(70 * SECOND_MS)));
-        open_some(&mut speculation, 1);
-        assert!(!is_open(&speculation, due), "the other one was looked at");
-        open_some(&mut speculation, 1);
-        assert!(is_open(&speculation, due));
-        // From the first again.
-        speculation.set_now(LogTime(70 * SECOND_MS));
-        open_some(&mut speculation, 1);
-        assert!(is_open(&speculation, early));
+        let first = submit(&mut speculation, 1, &[]);
+        let early: Vec<JobId> = (2..7).map(|request| submit(&mut speculation, request, &[first])).collect();
+        to(&mut speculation, HOUR_MS);
+        let waits = submit(&mut speculation, 7, &[]);
+        // The others wait for their capacity from here on, and were submitted long before.
+        to(&mut speculation, HOUR_MS + HOUR_MS / 2);
+        handle(&mut speculation, &Command::cancel(RequestId(8), first)).expect("it is taken");
+        tick(&mut speculation);
+        assert_eq!(speculation.state().closed_fallbacks().count(), 6);
+        to(&mut speculation, 2 * HOUR_MS);
+        for _ in 0..3 {
+            open_some(&mut speculation, 2);
+        }
+        assert_eq!(speculation.state().fallback_due(waits), None, "it takes more now");
+        assert!(early.iter().all(|job| speculation.state().fallback_due(*job).is_some()));
+        // And all of them once they are due.
+        to(&mut speculation, 3 * HOUR_MS);
+        for _ in 0..4 {
+            open_some(&mut speculation, 2);
+        }
+        assert_eq!(speculation.state().closed_fallbacks().count(), 0);
     }
 }

@@ -388,6 +388,7 @@ fn schedule(sample: &Sample, by: &str) -> Option<(ScheduleKey, LogTime, Vec<Deci
         request: key(6),
         by: Requester { name: by.into(), is_operator: true },
         acts_for: None,
+        role: None,
         schedule: Box::new(asked),
         is_new: true,
     };

@@ -241,7 +241,14 @@ fn schedule(client: &Client, state: &State) -> Option<ScheduleOrder> {
         starting_deadline_ms: MINUTE_MS,
         runs_max: 5,
     };
-    Some(ScheduleOrder { request: client.request_of_control(), by: owner(state), acts_for, schedule, is_new })
+    Some(ScheduleOrder {
+        request: client.request_of_control(),
+        by: owner(state),
+        acts_for,
+        role: None,
+        schedule,
+        is_new,
+    })
 }
 
 fn control_schedule(client: &Client, state: &State) -> Command {
