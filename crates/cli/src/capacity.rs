@@ -20,8 +20,8 @@ Examples:
 
 How a node was bought is what its label purchase says: owned, on_demand, spot or reserved; nodes without it have no purchase here. Free
 devices are those that are wholly free on nodes in service. Interruptions are counted for each node and day, over the last 14 days: an
-interruption is the loss of a node that nobody had drained or cordoned. Below ten days of nodes the rate is the policy's
-(interruptionRates), and without one nothing is shown. A job asks for purchases with capacity in its file.")]
+interruption is the loss of a node that was in service: not drained, cordoned, in quarantine or being repaired. Below ten days of nodes
+the rate is the policy's (interruptionRates), and without one nothing is shown. A job asks for purchases with capacity in its file.")]
     List,
 }
 

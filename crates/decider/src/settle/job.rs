@@ -212,8 +212,8 @@ fn after_promise(state: &State, job: JobId, promise: &PromiseRow, now: LogTime) 
     // Others may have come since it was promised, or gone. These are looked at once, now that it would start: each report of a
     // worker on these nodes comes by here.
     let is_excluded = |others: &Resolved<'_>| {
-        let is_there = |node: NodeId| state.node(node).is_none_or(|row| others.excludes(&row.spec));
-        promise.slots.iter().any(|slot| is_there(slot.node))
+        let is_closed = |node: NodeId| state.node(node).is_none_or(|row| others.excludes(&row.spec));
+        promise.slots.iter().any(|slot| is_closed(slot.node))
     };
     if is_excluded(&affinity::resolve(state, job, spec)) {
         // Others that are being stopped are still to leave, as it may be for this.
