@@ -186,7 +186,13 @@ fn decision(random: &mut Random, state: &State) -> Decision {
         }
         2..8 => {
             let wants = random.once_in(2).then(|| accelerators("h100", 1 + random.below(8) as u16));
-            let mut draft = job_draft("job", vec![group("main", 1 + random.below(3) as u32, wants)]);
+            let mut groups = vec![group("main", 1 + random.below(3) as u32, wants)];
+            if random.once_in(8) {
+                // Both shrink together, where they have more than one worker.
+                groups.push(group("rest", 1 + random.below(2) as u32, None));
+                groups.iter_mut().for_each(|group| group.workers_min = 1);
+            }
+            let mut draft = job_draft("job", groups);
             draft.run_time_limit_ms = random.once_in(2).then_some(5_000);
             draft.capacity = random.once_in(8).then(|| Box::new(spot_first()));
             let specs = vec![draft.check().expect("a job"); random.below(3) as usize];
