@@ -356,11 +356,6 @@ impl<'a, 'b> Attempt<'a, 'b> {
         !self.spec.needs_container_runtime() || muster_types::container::has_runtime(&row.spec)
     }
 
-    /// Whether a window is closed to the gang on a node before its end, or a booking or another job keeps the node from it.
-    pub(crate) fn is_closed(&self, row: &NodeRow) -> bool {
-        self.closed.iter().any(|closed| closed.covers(&row.spec))
-    }
-
     /// Whether a window is closed to the gang on a node before its end, or a booking keeps the node from it.
     pub(crate) fn is_in_window(&self, row: &NodeRow) -> bool {
         self.closed.cover_without_others(self.state, &row.spec)

@@ -6,7 +6,7 @@ use crate::support::*;
 use muster_planner::{
     AffinityTerm, Budget, CapacityTimeline, Holds, Plan, Terms, Verdict, WaitReason, explain, plan,
 };
-use muster_types::{AffinityLevel, AffinityRule, JobSpec, NodeDraft, NodeId};
+use muster_types::{AffinityLevel, AffinityRule, JobSpec, Level, NodeDraft, NodeId, TopologyRule};
 
 /// Two racks of two hosts.
 fn fleet() -> (Fleet, Vec<NodeId>) {
@@ -87,4 +87,37 @@ fn wishes_are_met_where_they_can_be_and_the_lightest_are_given_up_first() {
     // A gang without wishes has no such term.
     let plain = planned(&fleet, &spec, &[]).expect("it fits");
     assert!(plain.score.parts.iter().all(|part| part.name != "affinity"));
+}
+
+#[test]
+fn a_gang_that_is_smaller_than_counters_allow_has_its_wishes_met() {
+    let (fleet, nodes) = fleet();
+    let mut draft = job_draft(vec![group("main", 10, None)]);
+    // One fits on a host, and so two in a rack, whatever the number that is asked for.
+    (draft.groups[0].workers_min, draft.groups[0].request.cpu_milli) = (1, 40_000);
+    draft.topology = TopologyRule { required: Some(Level::Rack), ..TopologyRule::default() };
+    let spec = draft.check().unwrap();
+    for rack in [&nodes[..2], &nodes[2..]] {
+        let plan = planned(&fleet, &spec, &[term(&fleet, &rack[..1], RACK, Some(1))]).expect("it fits");
+        assert_eq!(nodes_of(&plan), rack);
+    }
+    // It is not smaller for a wish.
+    let plan = planned(&fleet, &spec, &[term(&fleet, &nodes[2..3], HOST, Some(100))]).expect("it fits");
+    assert_eq!(plan.workers.len(), 2);
+}
+
+#[test]
+fn a_wish_that_is_too_much_work_keeps_no_gang_from_starting() {
+    let mut fleet = Fleet::new();
+    let nodes: Vec<NodeId> = (10..74).map(|n| fleet.add_node(node_draft(&format!("n{n}")))).collect();
+    let spec = job_draft(vec![group("main", 1, None)]).check().unwrap();
+    let holds = Holds::new();
+    let wishes = [term(&fleet, &nodes[63..], HOST, Some(100))];
+    let terms = Terms { affinity: &wishes, ..fleet.terms(&holds, &spec) };
+    let on = |visits| match plan(&fleet.state, &spec, &terms, &mut Budget::new(visits)) {
+        Verdict::Fits(plan) => Some(nodes_of(&plan)),
+        Verdict::Waits | Verdict::OutOfBudget => None,
+    };
+    assert_eq!(on(1_000), Some(vec![nodes[63]]));
+    assert!(on(40).is_some_and(|on| on != [nodes[63]]), "without the wish there is enough for it");
 }
