@@ -310,6 +310,18 @@ impl Future {
     /// Takes the gang's own reservation out: it is its turn. What becomes of it says [`Future::reserve`] or
     /// [`Future::placed`]; without a word of them it stays as it was.
     pub(crate) fn turn_of(&mut self, state: &State, job: JobId, within_nominal: bool, budget: &mut Budget) {
+        self.begin_turn(state, job, within_nominal, budget);
+        self.take_over(state, job, budget);
+        self.take_out(job);
+    }
+
+    /// The same for a gang whose like do not wait for it: what is kept for them stays theirs.
+    pub(crate) fn turn_alone(&mut self, state: &State, job: JobId, within_nominal: bool, budget: &mut Budget) {
+        self.begin_turn(state, job, within_nominal, budget);
+        self.take_out(job);
+    }
+
+    fn begin_turn(&mut self, state: &State, job: JobId, within_nominal: bool, budget: &mut Budget) {
         if self.lent.set_turn(job, within_nominal) {
             self.holds = None;
         }
@@ -318,8 +330,6 @@ impl Future {
         self.put_back();
         self.take_up(state, budget);
         self.had_turn.insert(job);
-        self.take_over(state, job, budget);
-        self.take_out(job);
     }
 
     /// Hands what is kept for a gang that has had no turn to a gang before it of the same tenant that asks for the same

@@ -203,6 +203,39 @@ fn a_job_that_is_kept_away_holds_up_none_with_other_labels() {
     assert_eq!(reason, WaitReason::Affinity, "{text}");
 }
 
+#[test]
+fn nobody_is_asked_in_vain_for_jobs_with_other_labels() {
+    let (mut speculation, _) = fleet();
+    let in_eu = |tier, app: Option<&str>, affinity| {
+        let mut submission = submission("vision", app, affinity);
+        let mut draft = submission.spec.clone().into_draft();
+        draft.groups[0].request.accelerators = Some(accelerators("h100", 4).into());
+        (draft.tier, draft.regions) = (tier, vec![name("eu")]);
+        submission.spec = draft.check().unwrap();
+        submission
+    };
+    let apart = Affinity { level: AffinityLevel::Region, ..to(app("web"), AffinityRule::Apart) };
+    submit(&mut speculation, 1, vec![in_eu(PriorityTier::Critical, None, vec![apart])]).unwrap();
+    pass(&mut speculation);
+    let low = (0..4).map(|_| in_eu(PriorityTier::Free, None, Vec::new())).collect();
+    submit(&mut speculation, 2, low).unwrap();
+    pass(&mut speculation);
+    assert_eq!(speculation.state().active_count(), 5, "every host there has a gang");
+    for job in speculation.state().active().collect::<Vec<_>>() {
+        let placement = speculation.state().job(job).unwrap().placement.clone().unwrap();
+        let slot = placement.slots[0].clone();
+        let updates = vec![(0, RankUpdate::Running)];
+        let (node, incarnation, token) = (slot.node, slot.incarnation, placement.token);
+        handle(&mut speculation, &Command::Report { node, incarnation, job, token, updates }).unwrap();
+    }
+    // The first of them is kept away from everywhere, so nobody stops for it; the other asks for the same.
+    let kept = submit(&mut speculation, 3, vec![in_eu(PriorityTier::Standard, Some("web"), Vec::new())]);
+    let behind = submit(&mut speculation, 4, vec![in_eu(PriorityTier::Standard, None, Vec::new())]);
+    pass(&mut speculation);
+    let is_promised = |job: JobId| speculation.state().job(job).is_some_and(|row| row.promise.is_some());
+    assert!(!is_promised(kept.unwrap()[0]) && is_promised(behind.unwrap()[0]));
+}
+
 /// One random world: jobs of three tenants that are to be together and apart, hosts that are lost and come back, preemption.
 struct World {
     random: Random,
