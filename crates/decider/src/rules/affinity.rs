@@ -264,18 +264,28 @@ fn domains_of<'a>(
 pub(crate) fn why_it_waits(state: &State, job: JobId, spec: &JobSpec) -> Option<String> {
     let resolved = resolve(state, job, spec);
     let entry = resolved.waits_for?;
+    // What will not come about is no reason to go on waiting.
+    let leave_out = "cancel the job, and submit it without that entry";
     let text = match &entry.target {
         AffinityTarget::Job(other) if is_within(state, &spec.tenant, *other) => {
-            format!("it has to be {entry}, and {other} is nowhere now; it starts once that runs")
+            match state.job(*other).map(|row| &row.phase) {
+                Some(Phase::Finished(_)) => format!(
+                    "it has to be {entry}, and {other} is over and was on no node that is still there; {leave_out}"
+                ),
+                _ => format!("it has to be {entry}, and {other} is nowhere now; it starts once that runs"),
+            }
         }
         AffinityTarget::Job(other) => {
-            format!(
-                "it has to be {entry}, and {other} is not there any more; cancel the job, and submit it without that entry"
-            )
+            format!("it has to be {entry}, and {other} is not there any more; {leave_out}")
         }
-        AffinityTarget::Array(array) => {
-            format!("it has to be {entry}, and no member of {array} has run yet; it starts once one does")
-        }
+        AffinityTarget::Array(array) => match state.array(*array) {
+            Some(row) if row.finished_at.is_none() => {
+                format!("it has to be {entry}, and no member of {array} has run yet; it starts once one does")
+            }
+            _ => format!(
+                "it has to be {entry}, and {array} is over and was on no node that is still there; {leave_out}"
+            ),
+        },
         AffinityTarget::Named(_) | AffinityTarget::Labels(_) => {
             format!("it has to be {entry}, and none runs now that its tenant has; it starts once one does")
         }

@@ -204,6 +204,23 @@ fn a_job_that_is_kept_away_holds_up_none_with_other_labels() {
 }
 
 #[test]
+fn a_job_that_waits_for_one_that_never_ran_is_told_that_it_waits_in_vain() {
+    let (mut speculation, _) = fleet();
+    let cache = submit(&mut speculation, 1, vec![submission("vision", None, Vec::new())]).unwrap()[0];
+    let near = vec![to(AffinityTarget::Job(cache), AffinityRule::Together)];
+    let reader = submit(&mut speculation, 2, vec![submission("vision", None, near)]).unwrap()[0];
+    let why = |speculation: &Speculation| {
+        let known = explain_briefly(speculation.state(), speculation.now(), reader);
+        known.map(|(_, text)| text).expect("it waits")
+    };
+    assert!(why(&speculation).ends_with("it starts once that runs"), "{}", why(&speculation));
+    handle(&mut speculation, &Command::cancel(request(3), cache)).expect("it is taken");
+    pass(&mut speculation);
+    let text = why(&speculation);
+    assert!(text.ends_with("cancel the job, and submit it without that entry"), "{text}");
+}
+
+#[test]
 fn nobody_is_asked_in_vain_for_jobs_with_other_labels() {
     let (mut speculation, _) = fleet();
     let in_eu = |tier, app: Option<&str>, affinity| {
@@ -223,7 +240,7 @@ fn nobody_is_asked_in_vain_for_jobs_with_other_labels() {
     assert_eq!(speculation.state().active_count(), 5, "every host there has a gang");
     for job in speculation.state().active().collect::<Vec<_>>() {
         let placement = speculation.state().job(job).unwrap().placement.clone().unwrap();
-        let slot = placement.slots[0].clone();
+        let slot = placement.slots[0];
         let updates = vec![(0, RankUpdate::Running)];
         let (node, incarnation, token) = (slot.node, slot.incarnation, placement.token);
         handle(&mut speculation, &Command::Report { node, incarnation, job, token, updates }).unwrap();
