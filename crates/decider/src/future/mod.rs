@@ -236,6 +236,9 @@ impl Future {
     /// Takes up what is remembered, as far as it still concerns anybody.
     pub(crate) fn take_up(&mut self, state: &State, budget: &mut Budget) {
         self.lent.retain(state, self.now);
+        // So much stays for the first turn, wherever the others are that the reservations depend on: else it would find
+        // nothing, pass for pass.
+        let kept = budget.left() / 2;
         for mut reservation in core::mem::take(&mut self.remembered) {
             let job = reservation.job;
             let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
@@ -260,7 +263,7 @@ impl Future {
             }
             // Nor do nodes where the jobs are not any more that it has to be with, or where others have come since.
             let affinity = affinity::resolve(state, job, spec);
-            budget.take(affinity.looked_at);
+            budget.take(affinity.looked_at.min(budget.left().saturating_sub(kept)));
             let is_excluded =
                 |node: &NodeId| state.node(*node).is_some_and(|row| affinity.excludes(&row.spec));
             if reservation.start.nodes.iter().any(|(node, _)| is_excluded(node)) {

@@ -21,12 +21,15 @@ use muster_types::{
     LabelSelector, Name, NodeDraft, limits,
 };
 
+/// Workers of a job, each with its place, that count as one look.
+const PLACES_PER_LOOK: usize = 8;
+
 /// What the entries of a job come to in a state.
 #[derive(Debug, Default)]
 pub(crate) struct Resolved<'a> {
     /// What the planner has to heed.
     pub(crate) terms: Vec<AffinityTerm<'a>>,
-    /// Jobs that were looked at.
+    /// What was looked at: tenants, jobs, and places of their workers.
     pub(crate) looked_at: u64,
     /// The first entry that no place can meet, because nothing runs that it is about.
     pub(crate) waits_for: Option<&'a Affinity>,
@@ -39,6 +42,8 @@ struct Others<'a> {
     domains: BTreeSet<AffinityDomain<'a>>,
     jobs: u64,
     looked_at: u64,
+    /// What was looked at in addition to jobs: tenants, and places of workers.
+    more: u64,
     is_cut: bool,
 }
 
@@ -62,7 +67,7 @@ pub(crate) fn resolve<'a>(state: &'a State, job: JobId, spec: &'a JobSpec) -> Re
     let labels = state.metadata(job).map_or(&none, |metadata| &metadata.labels);
     for entry in &spec.affinity {
         let others = others(state, job, spec, entry);
-        resolved.looked_at += others.looked_at;
+        resolved.looked_at += others.looked_at + others.more;
         if others.jobs == 0 && entry.rule == AffinityRule::Together && entry.is_required() {
             if entry.selector().is_some_and(|selector| selector.matches(labels)) {
                 // The first of its kind.
@@ -113,6 +118,7 @@ fn kept_away<'a>(
                     let kept = by_level.entry(entry.level).or_default();
                     kept.first = kept.first.or(Some(other).filter(|_| theirs.tenant == spec.tenant));
                     kept.by_labels |= matches!(entry.target, AffinityTarget::Labels(_));
+                    resolved.looked_at += looks_at_places(row);
                     kept.domains.extend(domains_of(state, other, row, entry.level));
                 }
             }
@@ -149,7 +155,7 @@ fn names(target: &AffinityTarget, job: JobId, spec: &JobSpec) -> bool {
 }
 
 fn others<'a>(state: &'a State, job: JobId, spec: &JobSpec, entry: &Affinity) -> Others<'a> {
-    let mut found = Others { domains: BTreeSet::new(), jobs: 0, looked_at: 0, is_cut: false };
+    let mut found = Others { domains: BTreeSet::new(), jobs: 0, looked_at: 0, more: 0, is_cut: false };
     match &entry.target {
         AffinityTarget::Job(other) => {
             found.looked_at += 1;
@@ -197,8 +203,11 @@ impl<'a> Others<'a> {
         selector: Option<&LabelSelector>,
     ) {
         let policy = &state.policy().policy;
-        let is_below = |tenant: &&Name| policy.ancestry(tenant).any(|above| *above == spec.tenant);
-        for tenant in state.active_tenants().filter(is_below) {
+        for tenant in state.active_tenants() {
+            self.more += 1;
+            if !policy.ancestry(tenant).any(|above| *above == spec.tenant) {
+                continue;
+            }
             for other in state.active_of(tenant, first..=last).filter(|other| *other != job) {
                 if self.looked_at >= limits::AFFINITY_JOBS_MAX as u64 {
                     self.is_cut = true;
@@ -228,10 +237,10 @@ impl<'a> Others<'a> {
         if !is_there {
             return;
         }
-        let before = self.domains.len();
+        self.more += looks_at_places(row);
         self.domains.extend(domains_of(state, job, row, entry.level));
         // One whose nodes are all gone is nowhere.
-        self.jobs += u64::from(self.domains.len() > before || !self.domains.is_empty());
+        self.jobs += u64::from(!self.domains.is_empty());
     }
 }
 
@@ -244,6 +253,12 @@ fn holds(state: &State, job: JobId) -> bool {
 fn is_within(state: &State, tenant: &Name, job: JobId) -> bool {
     let policy = &state.policy().policy;
     state.tenant_of(job).is_some_and(|of| policy.ancestry(of).any(|above| above == tenant))
+}
+
+/// What it counts to look at the places of all workers of a job.
+fn looks_at_places(row: &JobRow) -> u64 {
+    let placement = row.placement.as_ref().or(row.previous.as_ref());
+    placement.map_or(0, |placement| (placement.slots.len() / PLACES_PER_LOOK) as u64)
 }
 
 /// The domains of a level in which the workers of a job lie, or lay last.
