@@ -121,3 +121,27 @@ fn a_wish_that_is_too_much_work_keeps_no_gang_from_starting() {
     assert_eq!(on(1_000), Some(vec![nodes[63]]));
     assert!(on(40).is_some_and(|on| on != [nodes[63]]), "without the wish there is enough for it");
 }
+
+#[test]
+fn what_other_jobs_rule_out_as_a_whole_is_no_work() {
+    let mut fleet = Fleet::new();
+    let crowd: Vec<NodeId> = (10..74)
+        .map(|n| fleet.add_node(NodeDraft { cluster: name("c0"), ..node_draft(&format!("n{n}")) }))
+        .collect();
+    let there = fleet.add_node(node_draft("n9"));
+    let spec = job_draft(vec![group("main", 1, None)]).check().unwrap();
+    let holds = Holds::new();
+    let on = |affinity: &[AffinityTerm<'_>]| {
+        let terms = Terms { affinity, ..fleet.terms(&holds, &spec) };
+        match plan(&fleet.state, &spec, &terms, &mut Budget::new(40)) {
+            Verdict::Fits(plan) => nodes_of(&plan),
+            verdict => panic!("{verdict:?}"),
+        }
+    };
+    // The others are on one host of many.
+    assert_eq!(on(&[term(&fleet, &crowd[63..], HOST, None)]), crowd[63..]);
+    // They are in the other cluster, or in the whole of this one.
+    assert_eq!(on(&[term(&fleet, &[there], RACK, None)]), [there]);
+    let not_in_cluster = (AffinityLevel::Cluster, AffinityRule::Apart);
+    assert_eq!(on(&[term(&fleet, &crowd[..1], not_in_cluster, None)]), [there]);
+}
