@@ -33,7 +33,7 @@ pub(crate) struct Resolved<'a> {
     pub(crate) looked_at: u64,
     /// The first entry that no place can meet, because nothing runs that it is about.
     pub(crate) waits_for: Option<&'a Affinity>,
-    /// Whether it would be otherwise for a job that asks for the same and has other labels.
+    /// Whether it would be otherwise for a job that asks for the same and has other labels, or that no other job names.
     pub(crate) depends_on_labels: bool,
 }
 
@@ -52,8 +52,6 @@ struct Others<'a> {
 struct KeptBy<'a> {
     /// The first of them that is of the same tenant: jobs of those above it are none of its business.
     first: Option<JobId>,
-    /// Whether one of them does because of the labels of the other.
-    by_labels: bool,
     domains: BTreeSet<AffinityDomain<'a>>,
 }
 
@@ -117,14 +115,13 @@ fn kept_away<'a>(
                 if is_meant {
                     let kept = by_level.entry(entry.level).or_default();
                     kept.first = kept.first.or(Some(other).filter(|_| theirs.tenant == spec.tenant));
-                    kept.by_labels |= matches!(entry.target, AffinityTarget::Labels(_));
                     resolved.looked_at += looks_at_places(row);
                     kept.domains.extend(domains_of(state, other, row, entry.level));
                 }
             }
         }
     }
-    for (level, KeptBy { first, by_labels, domains }) in by_level {
+    for (level, KeptBy { first, domains }) in by_level {
         // Jobs that serve the same ask for it themselves.
         let is_asked = resolved.terms.iter().any(|term| {
             let is_alike = term.is_required() && term.rule == AffinityRule::Apart && term.level == level;
@@ -133,7 +130,8 @@ fn kept_away<'a>(
         if is_asked {
             continue;
         }
-        resolved.depends_on_labels |= by_labels;
+        // By its labels, or by its id.
+        resolved.depends_on_labels = true;
         let text = match first {
             Some(first) => format!("in no {level} of {first} or another job that has to be apart from it"),
             None => format!("in no {level} of jobs above its tenant that have to be apart from it"),

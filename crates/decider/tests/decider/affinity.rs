@@ -279,6 +279,27 @@ fn nobody_is_asked_in_vain_for_jobs_with_other_labels() {
     assert!(!is_promised(kept.unwrap()[0]) && is_promised(behind.unwrap()[0]));
 }
 
+#[test]
+fn a_job_that_another_names_to_be_apart_from_holds_up_none_of_its_like() {
+    let (mut speculation, _) = fleet();
+    let in_eu = |tier, affinity| {
+        let mut submission = submission("vision", None, affinity);
+        let mut draft = submission.spec.clone().into_draft();
+        (draft.tier, draft.regions) = (tier, vec![name("eu")]);
+        submission.spec = draft.check().unwrap();
+        submission
+    };
+    let named = submit(&mut speculation, 1, vec![in_eu(PriorityTier::Standard, Vec::new())]).unwrap()[0];
+    let target = AffinityTarget::Job(named);
+    let apart = Affinity { level: AffinityLevel::Region, ..to(target, AffinityRule::Apart) };
+    let first = submit(&mut speculation, 2, vec![in_eu(PriorityTier::Critical, vec![apart])]).unwrap()[0];
+    let alike = submit(&mut speculation, 3, vec![in_eu(PriorityTier::Standard, Vec::new())]).unwrap()[0];
+    pass(&mut speculation);
+    let state = speculation.state();
+    assert!(!nodes_of(state, first).is_empty() && nodes_of(state, named).is_empty());
+    assert!(!nodes_of(state, alike).is_empty(), "nobody names this one");
+}
+
 /// One random world: jobs of three tenants that are to be together and apart, hosts that are lost and come back, preemption.
 struct World {
     random: Random,
