@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use crate::support::*;
 use muster_planner::{
-    AffinityTerm, Budget, CapacityTimeline, Holds, Plan, Terms, Verdict, WaitReason, explain, plan,
+    AffinityTerm, Budget, CapacityTimeline, Holds, Plan, PreemptionCost, ReliefQuestion, ReliefVerdict, Terms,
+    Verdict, WaitReason, explain, plan, relief,
 };
-use muster_types::{AffinityLevel, AffinityRule, JobSpec, Level, NodeDraft, NodeId, TopologyRule};
+use muster_types::{AffinityLevel, AffinityRule, JobId, JobSpec, Level, NodeDraft, NodeId, TopologyRule};
 
 /// Two racks of two hosts.
 fn fleet() -> (Fleet, Vec<NodeId>) {
@@ -144,4 +145,34 @@ fn what_other_jobs_rule_out_as_a_whole_is_no_work() {
     assert_eq!(on(&[term(&fleet, &[there], RACK, None)]), [there]);
     let not_in_cluster = (AffinityLevel::Cluster, AffinityRule::Apart);
     assert_eq!(on(&[term(&fleet, &crowd[..1], not_in_cluster, None)]), [there]);
+}
+
+#[test]
+fn nobody_is_asked_to_stop_on_hosts_that_other_jobs_rule_out() {
+    let mut fleet = Fleet::new();
+    let nodes: Vec<NodeId> = (10..74).map(|n| fleet.add_node(node_draft(&format!("n{n}")))).collect();
+    let mut draft = job_draft(vec![group("main", 1, None)]);
+    draft.groups[0].request.cpu_milli = 64_000;
+    let spec = draft.check().unwrap();
+    for _ in &nodes {
+        let workers = fleet.plan(&spec).expect("a host is free").workers;
+        fleet.start(&spec, 1_000, workers).expect("it fits");
+    }
+    let holds = Holds::new();
+    let gone = BTreeSet::new();
+    for node in &nodes {
+        let required = [term(&fleet, &[*node], HOST, None)];
+        let terms = Terms { affinity: &required, ..fleet.terms(&holds, &spec) };
+        let question =
+            ReliefQuestion { state: &fleet.state, gone: &gone, spec: &spec, terms: &terms, only: None };
+        let mut harm_of = |_: JobId| Some(PreemptionCost::new(1, 1));
+        // Enough for a look at half of the hosts.
+        match relief(question, &mut harm_of, &mut Budget::new(60)) {
+            ReliefVerdict::Ways(ways) => {
+                let there: Vec<JobId> = fleet.state.gangs_on(*node).collect();
+                assert_eq!((ways.len(), &ways[0].stops), (1, &there));
+            }
+            verdict => panic!("{verdict:?}"),
+        }
+    }
 }
