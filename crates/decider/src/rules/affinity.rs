@@ -5,8 +5,8 @@
 //! order of tenant and id. A job that asks to be together with jobs that it would itself be one of may start as the first of
 //! them.
 //!
-//! Jobs that have to be apart from others keep these away while they hold devices: what an entry forbids holds whichever of
-//! the two starts first. What an entry asks for holds when a job starts, and nobody is stopped because of it.
+//! Jobs that have to be apart from others keep these away while they hold devices or have some promised: what an entry forbids
+//! holds whichever of the two starts first. What an entry asks for holds when a job starts, and nobody is stopped because of it.
 //!
 //! **Invariant:** what is looked at for one entry is bounded, and counted.
 
@@ -89,7 +89,7 @@ pub(crate) fn resolve<'a>(state: &'a State, job: JobId, spec: &'a JobSpec) -> Re
     resolved
 }
 
-/// Jobs that hold devices and have to be apart from this one, at most so many of each tenant.
+/// Jobs that hold devices, or to which some are promised, and that have to be apart from this one, at most so many of each tenant.
 fn kept_away<'a>(
     state: &'a State,
     (job, spec): (JobId, &JobSpec),
@@ -116,7 +116,10 @@ fn kept_away<'a>(
                     let kept = by_level.entry(entry.level).or_default();
                     kept.first = kept.first.or(Some(other).filter(|_| theirs.tenant == spec.tenant));
                     resolved.looked_at += looks_at_places(row);
-                    kept.domains.extend(domains_of(state, other, row, entry.level));
+                    if holds(state, other) {
+                        kept.domains.extend(domains_of(state, other, row, entry.level));
+                    }
+                    kept.domains.extend(promised_domains(state, row, entry.level));
                 }
             }
         }
@@ -127,7 +130,7 @@ fn kept_away<'a>(
             let is_alike = term.is_required() && term.rule == AffinityRule::Apart && term.level == level;
             is_alike && domains.is_subset(&term.domains)
         });
-        if is_asked {
+        if is_asked || domains.is_empty() {
             continue;
         }
         // By its labels, or by its id.
@@ -180,6 +183,9 @@ fn others<'a>(state: &'a State, job: JobId, spec: &JobSpec, entry: &Affinity) ->
             found.look_through(state, (job, spec), (JobId(0), JobId(u64::MAX)), entry, selector.as_ref());
         }
     }
+    if entry.rule == AffinityRule::Apart {
+        found.look_at_promised(state, (job, spec), entry);
+    }
     found
 }
 
@@ -218,6 +224,30 @@ impl<'a> Others<'a> {
                 if is_selected {
                     self.add(state, other, entry, false);
                 }
+            }
+        }
+    }
+
+    /// Looks at jobs to which capacity is promised. Who has to be apart from them does not go to where they will be: of two that
+    /// others are stopped for, one would have them stopped for nothing.
+    fn look_at_promised(&mut self, state: &'a State, (job, spec): (JobId, &JobSpec), entry: &Affinity) {
+        let selector = entry.selector();
+        for other in state.promised().filter(|other| *other != job) {
+            if self.looked_at >= limits::AFFINITY_JOBS_MAX as u64 {
+                self.is_cut = true;
+                return;
+            }
+            self.looked_at += 1;
+            let Some((row, theirs)) = state.job(other).zip(state.spec(other)) else { continue };
+            let is_meant = match &entry.target {
+                AffinityTarget::Labels(_) => selector.as_ref().is_some_and(|selector| {
+                    state.metadata(other).is_some_and(|metadata| selector.matches(&metadata.labels))
+                }),
+                target => names(target, other, theirs),
+            };
+            if is_meant && is_within(state, &spec.tenant, other) {
+                self.more += looks_at_places(row);
+                self.domains.extend(promised_domains(state, row, entry.level));
             }
         }
     }
@@ -271,6 +301,16 @@ fn domains_of<'a>(
     let spares = if row.placement.is_some() { state.spares(job) } else { &[] };
     let nodes = slots.iter().chain(spares).map(|slot| slot.node);
     nodes.filter_map(move |node| Some(level.domain(&state.node(node)?.spec)))
+}
+
+/// The domains of a level in which the workers of a job will lie that capacity is promised to.
+fn promised_domains<'a>(
+    state: &'a State,
+    row: &'a JobRow,
+    level: AffinityLevel,
+) -> impl Iterator<Item = AffinityDomain<'a>> {
+    let slots = row.promise.as_ref().map_or(&[][..], |promise| &promise.slots[..]);
+    slots.iter().filter_map(move |slot| Some(level.domain(&state.node(slot.node)?.spec)))
 }
 
 /// Why a job waits for another one to run, whatever is free.

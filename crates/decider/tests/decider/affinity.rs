@@ -246,6 +246,46 @@ fn places_of_many_workers_are_work_of_the_pass() {
     assert!(spent[1] >= spent[0] + u64::from(WORKERS / 2), "{spent:?}");
 }
 
+/// The first workers of all gangs that hold devices say that they run.
+fn run_all(speculation: &mut Speculation) {
+    for job in speculation.state().active().collect::<Vec<_>>() {
+        let placement = speculation.state().job(job).unwrap().placement.clone().unwrap();
+        let slot = placement.slots[0];
+        let updates = vec![(0, RankUpdate::Running)];
+        let (node, incarnation, token) = (slot.node, slot.incarnation, placement.token);
+        handle(speculation, &Command::Report { node, incarnation, job, token, updates }).unwrap();
+    }
+}
+
+#[test]
+fn nobody_is_stopped_for_two_jobs_of_which_one_can_start() {
+    let (mut speculation, _) = fleet();
+    // One host, with two devices for each.
+    let in_us = |tier, app: Option<&str>, affinity| {
+        let mut submission = submission("vision", app, affinity);
+        let mut draft = submission.spec.clone().into_draft();
+        draft.groups[0].request.accelerators = Some(accelerators("h100", 2).into());
+        (draft.tier, draft.regions) = (tier, vec![name("us")]);
+        submission.spec = draft.check().unwrap();
+        submission
+    };
+    let low = (0..2).map(|_| in_us(PriorityTier::Free, None, Vec::new())).collect();
+    submit(&mut speculation, 1, low).unwrap();
+    pass(&mut speculation);
+    assert_eq!(speculation.state().active_count(), 2);
+    run_all(&mut speculation);
+    let replica =
+        || in_us(PriorityTier::Standard, Some("web"), vec![to(app("web"), AffinityRule::Apart)]);
+    let replicas = submit(&mut speculation, 2, vec![replica(), replica()]).unwrap();
+    pass(&mut speculation);
+    pass(&mut speculation);
+    let state = speculation.state();
+    let promised = replicas.iter().filter(|job| state.job(**job).is_some_and(|row| row.promise.is_some()));
+    assert_eq!(promised.count(), 1);
+    assert_eq!(state.stopping().count(), 1, "only one of them can be there");
+    assert_eq!(state.verify(), Ok(()));
+}
+
 #[test]
 fn nobody_is_asked_in_vain_for_jobs_with_other_labels() {
     let (mut speculation, _) = fleet();
@@ -264,13 +304,7 @@ fn nobody_is_asked_in_vain_for_jobs_with_other_labels() {
     submit(&mut speculation, 2, low).unwrap();
     pass(&mut speculation);
     assert_eq!(speculation.state().active_count(), 5, "every host there has a gang");
-    for job in speculation.state().active().collect::<Vec<_>>() {
-        let placement = speculation.state().job(job).unwrap().placement.clone().unwrap();
-        let slot = placement.slots[0];
-        let updates = vec![(0, RankUpdate::Running)];
-        let (node, incarnation, token) = (slot.node, slot.incarnation, placement.token);
-        handle(&mut speculation, &Command::Report { node, incarnation, job, token, updates }).unwrap();
-    }
+    run_all(&mut speculation);
     // The first of them is kept away from everywhere, so nobody stops for it; the other asks for the same.
     let kept = submit(&mut speculation, 3, vec![in_eu(PriorityTier::Standard, Some("web"), Vec::new())]);
     let behind = submit(&mut speculation, 4, vec![in_eu(PriorityTier::Standard, None, Vec::new())]);
