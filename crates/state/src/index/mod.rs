@@ -256,7 +256,9 @@ impl JobIndexKeys {
                 .as_deref()
                 .and_then(|asked| asked.closed_fallback())
                 .filter(|_| is_in_line)
-                .map(|fallback| row.submitted_at.plus_ms(fallback.after_ms)),
+                .map(|fallback| {
+                    row.submitted_at.max(spec.not_before.unwrap_or_default()).plus_ms(fallback.after_ms)
+                }),
             finished: match &row.phase {
                 Phase::Finished(_) => Some(row.finished_at.unwrap_or_default()),
                 _ => None,
