@@ -59,6 +59,11 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("bincode", &["muster-journal"]),
     ("hyper", &["muster-fetch"]),
     ("ring", &["muster-notify", "muster-oidc"]),
+    ("async-trait", &["muster-traces"]),
+    ("opentelemetry", &["muster-traces"]),
+    ("opentelemetry_sdk", &["muster-traces"]),
+    ("opentelemetry-http", &["muster-traces"]),
+    ("opentelemetry-otlp", &["muster-traces"]),
 ];
 
 const FILE_LINES_MAX: usize = 1000;

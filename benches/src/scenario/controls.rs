@@ -158,15 +158,20 @@ async fn preload(client: &Client, jobs: usize) -> Result<()> {
 /// Lists and previews by label, of jobs that are there and of none.
 async fn selectors(client: &Client, jobs: usize) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
-    for (what, selector) in [("a team in a thousand", "team=t7"), ("no job", "team=nobody")] {
+    let teams = jobs.div_ceil(BATCH).min(TEAMS);
+    let team = format!("a team of {teams}");
+    for (what, selector, is_there) in [(team.as_str(), "team=t0", true), ("no job", "team=nobody", false)] {
         let (mut list, mut preview) = (Latencies::new()?, Latencies::new()?);
         for _ in 0..TIMES {
             let filter = Some(with_label(selector));
             let request = v1::ListJobsRequest { filter: filter.clone(), ..Default::default() };
-            timed(&mut list, client.list_jobs(request)).await?;
-            let selector = Some(v1::JobSelector { filter, ..Default::default() });
-            let request = v1::CancelJobsRequest { selector, validate_only: true, ..Default::default() };
-            timed(&mut preview, client.cancel_jobs(request)).await?;
+            let found = timed(&mut list, client.list_jobs(request)).await?;
+            ensure!(found.jobs.is_empty() != is_there, "{selector} lists {} jobs", found.jobs.len());
+            let filtered = Some(v1::JobSelector { filter, ..Default::default() });
+            let request =
+                v1::CancelJobsRequest { selector: filtered, validate_only: true, ..Default::default() };
+            let found = timed(&mut preview, client.cancel_jobs(request)).await?;
+            ensure!((found.job_count == 0) != is_there, "{selector} would cancel {} jobs", found.job_count);
         }
         for (call, latency) in [("list", &list), ("preview of a cancellation", &preview)] {
             let text = format!("{call}, {what}, {jobs} jobs, p99");
@@ -200,7 +205,7 @@ async fn replayed(cluster: &mut Cluster, leader: usize) -> Result<Figure> {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let is_same = agree.context("the replicas were never at one place of the log")?;
-    let text = "a follower that reads the log again has the same digest (1 is yes)";
+    let text = "a follower that was killed and reads its storage again has the same digest (1 is yes)";
     let figure = Figure::new("replay", text, f64::from(u8::from(is_same)), "");
     Ok(figure.bar(Bar::AtLeast(1.0)).detail(json!({ "caught_up_s": caught_up.as_secs_f64() })))
 }

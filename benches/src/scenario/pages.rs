@@ -46,6 +46,8 @@ const CLIENTS: u32 = 64;
 const SLOW_READER_BYTES: u32 = 4 << 10;
 /// How long changes come while readers take nothing, and how many a second. A replica cuts such a reader after 20 s.
 const STALLED: Duration = Duration::from_secs(60);
+/// How long one stream is read behind that, to see whether it ends.
+const ENDS_WITHIN: Duration = Duration::from_secs(30);
 const CHANGES_PER_S: f64 = 500.0;
 /// Longest wait for one answer, and for all hosts.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -278,6 +280,7 @@ async fn scraped_load(cluster: &Cluster, leader: usize, length: Duration) -> Res
     let connections = Submitter::connections(cluster, 16, &[leader], 1, Via::Stream)?;
     let address = cluster.pages_of(leader);
     let (mut without, mut with) = (Vec::new(), Vec::new());
+    let mut answered = 0u32;
     for _ in 0..PAIRS {
         for is_scraped in [false, true] {
             let what = if is_scraped { "with a scrape each second" } else { "without" };
@@ -287,7 +290,8 @@ async fn scraped_load(cluster: &Cluster, leader: usize, length: Duration) -> Res
                 loop {
                     ticks.tick().await;
                     // One that fails is a result of the scrapes above, not of this load.
-                    let _ = get(address, "/metrics").await;
+                    let answer = get(address, "/metrics").await;
+                    answered += u32::from(answer.is_ok_and(|answer| answer.code == 200));
                 }
             };
             let submitting = load::closed(&load, &connections, CLIENTS);
@@ -305,11 +309,16 @@ async fn scraped_load(cluster: &Cluster, leader: usize, length: Duration) -> Res
     }
     let (without, with) = (crate::figures::median(&without), crate::figures::median(&with));
     let loss = (without - with) / without.max(1.0) * 100.0;
+    let taken = Figure::new("metrics", "what the scrapes take of them", loss, "%")
+        .bar(Bar::AtMost(SCRAPE_PERCENT_MAX))
+        .detail(json!({ "scrapes_answered": answered }));
+    // Without answers nothing was measured.
+    let asked_s = length.as_secs().saturating_mul(PAIRS as u64);
+    let taken = if u64::from(answered) * 2 < asked_s { taken.undone() } else { taken };
     Ok(vec![
         Figure::new("metrics", "submissions without scrapes", without, "per s"),
         Figure::new("metrics", "submissions with a scrape each second", with, "per s"),
-        Figure::new("metrics", "what the scrapes take of them", loss, "%")
-            .bar(Bar::AtMost(SCRAPE_PERCENT_MAX)),
+        taken,
     ])
 }
 
@@ -355,10 +364,13 @@ async fn event_stream(address: SocketAddr) -> Result<Option<TcpStream>> {
     Ok((code_of(&head)? == 200).then_some(stream))
 }
 
-/// Whether a stream has ended behind what is left of it.
+/// Whether a stream has ended behind what is left of it. One that is not cut has news for ever.
 async fn has_ended(mut stream: TcpStream) -> bool {
-    let mut buffer = vec![0; 64 << 10];
+    let (mut buffer, begun) = (vec![0; 64 << 10], Instant::now());
     loop {
+        if begun.elapsed() > ENDS_WITHIN {
+            return false;
+        }
         match tokio::time::timeout(Duration::from_secs(2), stream.read(&mut buffer)).await {
             Ok(Ok(0) | Err(_)) => return true,
             Ok(Ok(_)) => {}
@@ -382,11 +394,13 @@ async fn streams(cluster: &Cluster, leader: usize, asked: u32) -> Result<Vec<Fig
     let taken = open.len();
     let ended = futures::future::join_all(open.into_iter().map(has_ended)).await;
     let cut = ended.into_iter().filter(|ended| *ended).count();
+    let all_cut = Figure::new("events", "readers that took nothing and were cut", cut as f64, "")
+        .bar(Bar::AtLeast(taken as f64));
     Ok(vec![
         Figure::new("events", format!("streams that were taken of {asked} by one reader"), taken as f64, ""),
         Figure::new("events", "memory of an idle stream", grown as f64 / taken.max(1) as f64, "bytes"),
-        Figure::new("events", "readers that took nothing and were cut", cut as f64, "")
-            .bar(Bar::AtLeast(taken as f64)),
+        // None of none is no result.
+        if taken == 0 { all_cut.undone() } else { all_cut },
     ])
 }
 
@@ -396,14 +410,18 @@ pub(crate) async fn run(args: PagesArgs) -> Result<()> {
     let machine = machine::describe_with_disk(cluster.directory())?;
     println!("{}", machine::sentence(&machine));
     let leader = cluster.wait_for_leader().await?;
-    let sessions = hosts(&cluster, leader, args.hosts).await?;
+    let mut sessions = hosts(&cluster, leader, args.hosts).await?;
     let job_id = jobs(&cluster, leader, args.jobs).await?;
     let from = log_index(&cluster, leader).await?;
     let mut figures = pages(cluster.pages_of(leader), &job_id, from).await?;
     let mut rest = scrapes(cluster.pages_of(leader)).await?;
     rest.extend(scraped_load(&cluster, leader, args.common.length()).await?);
-    rest.extend(past(&cluster, leader, (from, args.records)).await?);
+    // One record before what the pages have asked for: a replica keeps the states that were asked for lately.
+    rest.extend(past(&cluster, leader, (from.saturating_sub(1), args.records)).await?);
     rest.extend(streams(&cluster, leader, args.streams).await?);
+    while sessions.try_join_next().is_some() {}
+    let text = format!("hosts of {} that stand at the end", args.hosts);
+    rest.push(Figure::new("pages", text, sessions.len() as f64, "").bar(Bar::AtLeast(f64::from(args.hosts))));
     for figure in &rest {
         println!("{}", figure.line());
     }

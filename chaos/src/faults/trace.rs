@@ -19,7 +19,7 @@ const SAID_LINES_MAX: usize = 100;
 /// What becomes of system calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Injection {
-    /// They begin so much later.
+    /// The calls are delayed.
     Delay {
         /// Names of system calls.
         calls: Vec<String>,

@@ -336,7 +336,7 @@ impl AgentConfig {
         Ok(())
     }
 
-    /// PATH, HOME, LANG and TMPDIR as the agent has them, and the variables that are passed on.
+    /// PATH, HOME, USER, LOGNAME, LANG and TMPDIR as the agent has them, and the variables that are passed on.
     #[must_use]
     pub(crate) fn base_environment(&self) -> BTreeMap<String, String> {
         base_environment(&self.pass_environment)

@@ -118,8 +118,7 @@ pub trait Executor: Send + Sync + 'static {
     /// of each is told as an event; a launch that fails is an end.
     fn start(&self, placement: Arc<Placement>, epoch: u64) -> impl Future<Output = ()> + Send;
 
-    /// Whether its workers run on the host of the agent: only then says a look at this host's network
-    /// something about theirs.
+    /// Whether its workers run on the host of the agent. Only then do measurements of this host's network apply to them.
     fn is_on_this_host(&self) -> bool {
         true
     }

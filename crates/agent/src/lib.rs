@@ -116,7 +116,7 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     let notes = match process::socket::open(&state.socket()) {
         Ok(listener) => Some(listener),
         Err(error) => {
-            tracing::warn!(path = %state.socket().display(), %error, "no notes are taken of workers");
+            tracing::warn!(path = %state.socket().display(), %error, "the socket for workers cannot be opened: checkpoints and steps are not reported");
             None
         }
     };
@@ -202,6 +202,7 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
         () = monitor.serve(pages) => {}
         () = shutdown => tracing::info!("agent stops; its workers go on"),
     }
+    traces::end().await;
     Ok(())
 }
 
@@ -321,6 +322,7 @@ async fn run_for_cluster(config: AgentConfig, shutdown: impl Future<Output = ()>
         () = monitor.serve(pages) => {}
         () = shutdown => tracing::info!("agent stops; what it started goes on"),
     }
+    traces::end().await;
     Ok(())
 }
 

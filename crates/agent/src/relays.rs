@@ -174,6 +174,8 @@ async fn connect_all<E: Executor>(
                     let (executor, connecting) = (Arc::clone(&executor), Arc::clone(&connecting));
                     tasks.spawn(connect(connection, (key, port), executor, connecting));
                 }
+                // A worker that is slow to read keeps places that its caller has forgotten: the stream is not to blame.
+                Arrival::Full(connection) => connections.refuse(connection).await,
                 Arrival::Refused(why) => return Err(why),
             }
         }

@@ -109,12 +109,15 @@ pub(crate) fn broken(key: &str, rule: impl Into<String>) -> ConfigError {
     ConfigError { key: key.to_owned(), rule: rule.into() }
 }
 
-/// PATH, HOME, LANG and TMPDIR as this process has them, and the variables named.
+/// PATH, HOME, USER, LOGNAME, LANG and TMPDIR as this process has them, and the variables named.
 #[must_use]
 pub(crate) fn base_environment(pass: &[String]) -> BTreeMap<String, String> {
     let usual = [
         ("PATH", Some("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")),
         ("HOME", Some("/")),
+        // Programs ask for the name of their user, and the host's list of users is slow or lacks it on some hosts.
+        ("USER", None),
+        ("LOGNAME", None),
         ("LANG", Some("C.UTF-8")),
         ("TMPDIR", None),
     ];

@@ -1,14 +1,16 @@
-//! Spans of the launches of workers, and the task that sends them, where a collector is configured.
+//! Spans of the launches of workers, where a collector is configured.
 //!
 //! **Invariant:** no launch waits for it, and no span has a command or a variable of an environment.
 
 use crate::rules::{Placement, WorkerKey};
-use muster_traces::{Side, Tracer, TracesFile, export, install, names, tracer};
+use muster_traces::{Side, TracesFile, names, tracer};
 use muster_types::TraceParent;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Launches that have not ended and are a part of a trace. Of more, none has a span.
 pub(crate) const LAUNCHES_MAX: usize = 4_096;
+/// How long an agent that stops waits for its collector.
+const END_MAX: Duration = Duration::from_millis(1_000);
 
 /// A launch that is a part of a trace.
 #[derive(Debug)]
@@ -55,18 +57,19 @@ impl TracedLaunch {
 }
 
 /// Has spans recorded and sent from now on, where the configuration names a collector. `instance` is the node, or the cluster whose
-/// nodes this agent stands for. It ends with the runtime.
+/// nodes this agent stands for.
 pub(crate) fn begin(file: &TracesFile, instance: &str) {
     // The configuration was checked.
     let Ok(Some(settings)) = file.check() else { return };
-    let (tracer, queue) = Tracer::new(settings.ratio);
-    if !install(tracer) {
-        return;
-    }
     let resource = vec![
         ("service.name", "muster-agent".to_owned()),
         ("service.version", env!("CARGO_PKG_VERSION").to_owned()),
         ("service.instance.id", instance.to_owned()),
     ];
-    tokio::spawn(export(queue, settings, resource, env!("CARGO_PKG_VERSION")));
+    muster_traces::begin(&settings, resource, env!("CARGO_PKG_VERSION"));
+}
+
+/// The agent stops: sends what has ended.
+pub(crate) async fn end() {
+    muster_traces::end(END_MAX).await;
 }

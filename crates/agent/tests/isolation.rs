@@ -115,7 +115,7 @@ async fn a_worker_has_a_user_of_its_own_and_no_privileges() {
     std::fs::set_permissions(outside.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     let script = format!(
         "echo user $(id -u) groups $(id -G) end; grep -E '^(Cap(Prm|Eff|Bnd|Amb)|NoNewPrivs)' /proc/self/status; \
-         echo home $HOME; pwd; echo mine > file && echo wrote; echo x > /tmp/here && echo tmp; ls {} 2>&1; \
+         echo home $HOME of $USER $LOGNAME end; pwd; echo mine > file && echo wrote; echo x > /tmp/here && echo tmp; ls {} 2>&1; \
          touch /dev/shm/x && echo shm; cat $MUSTER_RANK_MAP > /dev/null && echo map; \
          for path in ../spec ../lock ../running ../control ../output {state}/lease {state}/holder {state}/jobs/log; do \
          head -c 1 $path > /dev/null 2>&1 && echo READ $path; echo x 2> /dev/null > $path && echo WROTE $path; done; \
@@ -136,7 +136,7 @@ async fn a_worker_has_a_user_of_its_own_and_no_privileges() {
         assert!(text.contains(good), "{good}: {text}");
     }
     let work = host.task(JOB, 7, 0).join("work");
-    assert!(text.contains(&format!("home {}", work.display())), "{text}");
+    assert!(text.contains(&format!("home {} of default default end", work.display())), "{text}");
     for bad in ["READ ", "WROTE ", "LISTED", "UMOUNTED", "MOUNTED"] {
         assert!(!text.contains(bad), "{bad}: {text}");
     }

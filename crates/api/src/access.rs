@@ -55,8 +55,8 @@ impl Kinds {
         Kinds(self.0 | more.0)
     }
 
-    /// Whether this principal is among them. Where nobody shows a certificate, everybody may everything:
-    /// such a listener is one machine's own.
+    /// Whether this principal is among them. On a listener without certificates everybody has all
+    /// permissions: it is for one machine.
     pub(crate) fn include(self, principal: &Principal) -> bool {
         let kind = match principal {
             Principal::Plaintext => return true,
@@ -111,6 +111,7 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.admin.v1beta1.ClusterAdminService/ChangeVoters", Class::Call, ADMIN),
     rule("/muster.admin.v1beta1.ClusterAdminService/CreateBackup", Class::Stream, ADMIN),
     rule("/muster.admin.v1beta1.ClusterAdminService/CreateToken", Class::Call, GRANTERS),
+    rule("/muster.admin.v1beta1.ClusterAdminService/ListDeniedCalls", Class::Call, ADMIN),
     rule("/muster.admin.v1beta1.ClusterAdminService/ListNotifications", Class::Call, ADMIN),
     rule("/muster.admin.v1beta1.ClusterAdminService/ListRevokedCertificates", Class::Call, ADMIN),
     rule("/muster.admin.v1beta1.ClusterAdminService/ListTokens", Class::Call, GRANTERS),

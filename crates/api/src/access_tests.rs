@@ -304,6 +304,34 @@ async fn a_flood_of_one_takes_nothing_from_the_others() {
     .await;
 }
 
+/// A tenant may have any number of certificates and of tokens: what they have open is counted together as well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_callers_of_one_tenant_take_nothing_from_the_others() {
+    let calls = CallLimits { streams_max: 2, tenant_streams_max: 3, ..CallLimits::DEFAULT };
+    let world = World::start(ApiConfig { calls, ..ApiConfig::DEFAULT }).await;
+    let watch = async |role: Role| {
+        let mut jobs = JobServiceClient::new(world.channel(role).await);
+        guarded("an answer", jobs.watch_jobs(v1::WatchJobsRequest::default())).await
+    };
+    let first = watch(of_tenant("vision", "ada")).await.expect("there is capacity");
+    let _second = watch(of_tenant("vision", "ada")).await.expect("there is capacity");
+    let _third = watch(of_tenant("vision", "bob")).await.expect("there is capacity");
+    let status = watch(of_tenant("vision", "eve")).await.expect_err("its tenant has three open");
+    let told = Refused::from_status(&status);
+    assert_eq!(told.code, Some(RefusalCode::Overloaded));
+    assert_eq!(told.metadata.get("limit").map(String::as_str), Some("tenant_open_streams"));
+    watch(of_tenant("speech", "eve")).await.expect("another tenant's");
+    watch(Role::Client(short("eve"))).await.expect("of no tenant");
+    // A place is free again when its stream has ended.
+    drop(first);
+    guarded("a place", async {
+        while watch(of_tenant("vision", "eve")).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_too_large_is_refused_in_our_words() {
     let world = World::start(ApiConfig::DEFAULT).await;

@@ -17,6 +17,7 @@ use tonic::{Request, Response, Status};
 
 use crate::admission;
 use crate::controls::requester;
+use crate::denied::{self, DeniedLog};
 use crate::forward::{Caller, Router};
 use crate::notifications;
 use crate::read::{invalid, written};
@@ -38,11 +39,12 @@ const CATCH_UP_MAX: Duration = Duration::from_secs(5);
 pub(crate) struct Admin {
     router: Router,
     backups: Arc<Semaphore>,
+    denied: DeniedLog,
 }
 
 impl Admin {
-    pub(crate) fn new(router: Router) -> Admin {
-        Admin { router, backups: Arc::new(Semaphore::new(BACKUPS_MAX)) }
+    pub(crate) fn new(router: Router, denied: DeniedLog) -> Admin {
+        Admin { router, backups: Arc::new(Semaphore::new(BACKUPS_MAX)), denied }
     }
 }
 
@@ -160,6 +162,18 @@ impl ClusterAdminService for Admin {
         let engine = self.router.engine();
         let local = || async { Ok(notifications::list(engine)) };
         at_leader!(self, caller, message, list_notifications, local)
+    }
+
+    /// This replica's alone: it has no other's.
+    async fn list_denied_calls(
+        &self,
+        request: Request<admin::ListDeniedCallsRequest>,
+    ) -> Result<Response<admin::ListDeniedCallsResponse>, Status> {
+        let account = self.router.caller(&request).account();
+        let query = denied::query(&request.into_inner())?;
+        let (log, replica) = (self.denied.clone(), self.router.engine().info().replica);
+        let make = move || denied::list(&log, replica, &query);
+        self.router.page(account, denied::ANSWER_BYTES_MAX, make).await
     }
 
     async fn create_token(

@@ -104,8 +104,11 @@ pub(crate) async fn job_explained(
     if row.phase != Phase::Pending {
         return Ok(Some(message));
     }
-    let _turn = router.costly(caller.account()).await?;
-    if let Some((reason, sentence)) = router.engine().explain_briefly(view, id).await? {
+    let work = {
+        let (engine, view) = (router.engine().clone(), view.clone());
+        async move { engine.explain_briefly(&view, id).await }
+    };
+    if let Some((reason, sentence)) = router.in_turn(caller.account(), work).await? {
         let status = message.status_mut();
         status.reason = reason.code().to_owned();
         status.message = sentence;

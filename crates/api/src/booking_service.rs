@@ -1,6 +1,6 @@
 //! `muster.v1beta1.BookingService`.
 
-use muster_decider::{BookingOrder, BookingPlan, Command};
+use muster_decider::{BookingExcesses, BookingOrder, BookingPlan, Command};
 use muster_engine::calendar::windows_of;
 use muster_engine::{Engine, Reading};
 use muster_state::State;
@@ -30,8 +30,15 @@ impl Bookings {
 }
 
 /// A booking as it is shown: of another tenant's it is not said who made it, for which user and jobs, and why.
-fn shown(view: &State, visibility: Visibility, name: &Name, booking: &Booking) -> v1::Booking {
+fn shown(
+    (view, excesses): (&State, &BookingExcesses),
+    visibility: Visibility,
+    name: &Name,
+    booking: &Booking,
+) -> v1::Booking {
     let mut message = booking_to_proto(name, booking);
+    // Quotas and booked nodes are shown to everybody.
+    message.above_quota = excesses.with(view, booking).map(ToString::to_string).unwrap_or_default();
     if visibility.sees(view, &booking.spec.tenant) {
         return message;
     }
@@ -46,7 +53,8 @@ fn shown(view: &State, visibility: Visibility, name: &Name, booking: &Booking) -
 
 /// All bookings, by name, as they are shown.
 pub(crate) fn list(view: &Reading, visibility: Visibility) -> Vec<v1::Booking> {
-    view.bookings().map(|(name, booking)| shown(view, visibility, name, booking)).collect()
+    let excesses = BookingExcesses::of(view);
+    view.bookings().map(|(name, booking)| shown((view, &excesses), visibility, name, booking)).collect()
 }
 
 /// Finds the windows of a rule: the log has their moments, so that no replica that reads it needs to know zones.
@@ -123,7 +131,7 @@ fn created(engine: &Engine, visibility: Visibility, name: &str) -> Option<v1::Bo
     let name = Name::new(name)?;
     let view = engine.view();
     let booking = view.booking(&name)?;
-    Some(shown(&view, visibility, &name, booking))
+    Some(shown((&view, &BookingExcesses::of(&view)), visibility, &name, booking))
 }
 
 fn planned(engine: &Engine, view: &Reading, plan: &BookingPlan) -> v1::PlanBookingResponse {
@@ -176,9 +184,11 @@ impl BookingService for Bookings {
         let (name, spec) = asked(&message.name, message.spec, now).map_err(invalid)?;
         let view =
             self.router.fresh(account, (message.read.as_ref(), Consistency::Linearizable), deadline).await?;
-        let _turn = self.router.costly(account).await.map_err(|refusal| to_status(&refusal))?;
-        let plan = engine.plan_booking(&view, (acts_for, name), spec).await;
-        let plan = plan.map_err(|refusal| to_status(&refusal))?;
+        let work = {
+            let (engine, view) = (engine.clone(), (*view).clone());
+            async move { engine.plan_booking(&view, (acts_for, name), spec).await }
+        };
+        let plan = self.router.in_turn(account, work).await.map_err(|refusal| to_status(&refusal))?;
         Ok(Response::new(planned(engine, &view, &plan)))
     }
 
@@ -192,7 +202,9 @@ impl BookingService for Bookings {
         let engine = self.router.engine();
         let asked = (message.read.as_ref(), Consistency::Linearizable);
         let view = self.router.fresh(caller.account(), asked, deadline).await?;
-        let booking = view.booking(&name).map(|booking| shown(&view, caller.visibility(), &name, booking));
+        let excesses = BookingExcesses::of(&view);
+        let booking = view.booking(&name);
+        let booking = booking.map(|booking| shown((&view, &excesses), caller.visibility(), &name, booking));
         if booking.is_none() {
             let refusal = Refusal::new(RefusalCode::BookingNotFound, format!("there is no booking {name}"));
             return Err(to_status(&refusal.with("booking", &name)));

@@ -1,8 +1,9 @@
 //! What people ask of jobs, through a real listener with certificates.
 
 use muster_decider::Command;
+use muster_journal::RankUpdate;
 use muster_transport::Role;
-use muster_types::{HolderId, RefusalCode};
+use muster_types::{ExitStatus, HolderId, JobId, RefusalCode, RequestId, Requester};
 use muster_wire::status::Refused;
 use muster_wire::time::{duration, timestamp};
 use muster_wire::v1::job_service_client::JobServiceClient;
@@ -366,6 +367,24 @@ async fn a_running_job_is_requeued_and_suspended() {
         v1::SuspendJobsRequest { request_id: id(2), selector: Some(named(&[&job])), validate_only: false };
     let late = refused(guarded("an answer", ada.suspend_jobs(suspend)).await);
     assert_eq!(code(late), RefusalCode::JobPhase);
+    // Once nothing of it runs it waits again, and names the command that says for what.
+    let job_id: JobId = job.parse().expect("it is an id");
+    let view = world.engine.view();
+    let placement = view.job(job_id).and_then(|row| row.placement.clone()).expect("it is placed");
+    let (slot, by) = (placement.slots[0], Requester::default());
+    let cordon = Command::SetCordon { request: RequestId(77), by, node: slot.node, cordoned: true };
+    world.engine.execute(cordon).await.expect("it is cordoned");
+    let report = Command::Report {
+        node: slot.node,
+        incarnation: slot.incarnation,
+        job: job_id,
+        token: placement.token,
+        updates: vec![(0, RankUpdate::Exited(ExitStatus::Code(0)))],
+    };
+    world.engine.execute(report).await.expect("it is believed");
+    let shown = show(&mut ada, &job).await;
+    assert_eq!(shown.status().reason, "REQUEUED");
+    assert_eq!(shown.status().message, format!("waits again after attempt 1; why: muster explain {job}"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -126,10 +126,12 @@ fn of_state(view: &State) -> ReplicaFacts {
     let eligible = view.eligible_demand();
     let tenants = names.iter().take(TENANTS_MAX).filter_map(|name| tenant(view, &eligible, name)).collect();
     let pool = |(key, pool): (&muster_state::PoolKey, &muster_state::Pool)| {
+        let kind = key.kind.as_ref()?;
         Some(PoolFacts {
             region: key.region.to_string(),
             cluster: key.cluster.to_string(),
-            kind: key.kind.as_ref()?.to_string(),
+            kind: kind.to_string(),
+            hourly_micro_dollars: view.policy().policy.price(kind, &key.region, view.log_time()),
             total: pool.total_devices,
             free_milli: pool.free_milli,
             idle: pool.idle_devices,

@@ -5,7 +5,9 @@ use muster_engine::Engine;
 use muster_state::State;
 use muster_traces::header::TRACE_PARENT;
 use muster_transport::{Expect, Principal, Role, Security};
-use muster_types::{Consistency, JobId, LogIndex, Name, Refusal, RefusalCode, ReplicaId, TraceParent};
+use muster_types::{
+    Consistency, JobId, LogIndex, Name, OwnerRole, Refusal, RefusalCode, ReplicaId, TraceParent,
+};
 use muster_wire::status::to_status;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -65,7 +67,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// And how long a node's stream may: about as long as an election takes. A replica that is cut off from the others
 /// would keep it for as long as it is, while the lease that it is to renew runs out; its agent has others to ask.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(1);
-/// Kept of a caller's time for the way back of a refusal.
+/// The part of a caller's time that is reserved for sending it a refusal.
 const ANSWER_RESERVE_MAX: Duration = Duration::from_millis(100);
 
 /// Where a write is carried out.
@@ -202,6 +204,13 @@ impl Caller {
         }
     }
 
+    /// The role of the policy that it has, as it is kept with what it sets; none where it has all of a built-in one.
+    pub(crate) fn owner_role(&self) -> Option<OwnerRole> {
+        let Principal::Token(holder) = &self.principal else { return None };
+        let name = Name::new(holder.own_role?.as_str())?;
+        Some(OwnerRole { name, part_of: holder.role })
+    }
+
     /// Whose jobs it is shown whole.
     pub(crate) fn visibility(&self) -> Visibility {
         Visibility::of(&self.principal)
@@ -332,6 +341,26 @@ impl Router {
     /// When the caller's account has as many waiting as it may.
     pub(crate) async fn costly(&self, account: Account) -> Result<QueuePermit, Refusal> {
         self.inner.costly.enter(account, 1, WAITING_MAX).await.ok_or_else(|| too_many_wait(account))
+    }
+
+    /// Carries out what is costly in a turn of the account. The turn ends with the work, and not with the caller's patience: else
+    /// a caller that leaves at once could have any number of them.
+    ///
+    /// # Errors
+    /// As [`Router::costly`], and as `work`.
+    pub(crate) async fn in_turn<T: Send + 'static>(
+        &self,
+        account: Account,
+        work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let turn = self.costly(account).await?;
+        let made = tokio::spawn(async move {
+            let made = work.await;
+            drop(turn);
+            made
+        });
+        let failed = |_| Err(Refusal::new(RefusalCode::Internal, "the answer could not be made"));
+        made.await.unwrap_or_else(failed)
     }
 
     /// Checks that the caller may report on a job's workers. Before a job is refused because this replica lacks it, this waits
@@ -853,6 +882,32 @@ mod tests {
         }
         drop(turns);
         (is_seen, call.await.expect("no panic").expect("it is answered").into_inner())
+    }
+
+    #[tokio::test]
+    async fn a_turn_ends_with_the_work_and_not_with_its_caller() {
+        let router = Router::new(sample::leader().await, ApiConfig::DEFAULT, Security::Plaintext);
+        let account = Account::of(&Principal::Plaintext);
+        let (let_go, is_over) = tokio::sync::watch::channel(false);
+        for _ in 0..COSTLY_MAX {
+            let (mut is_over, (began, begins)) = (is_over.clone(), tokio::sync::oneshot::channel());
+            let work = async move {
+                began.send(()).expect("the test waits for it");
+                is_over.wait_for(|is_over| *is_over).await.expect("the test goes on");
+                Ok(())
+            };
+            let router = router.clone();
+            let call = tokio::spawn(async move { router.in_turn(account, work).await });
+            begins.await.expect("it begins");
+            call.abort();
+            assert!(call.await.is_err(), "its caller has gone");
+        }
+        let next = tokio::time::timeout(Duration::ZERO, router.costly(account)).await;
+        assert!(next.is_err(), "the work goes on, in all of the turns");
+        let_go.send(true).expect("the work waits for it");
+        router.costly(account).await.expect("turns are given back");
+        let made = router.in_turn(account, async move { Err::<(), _>(too_many_wait(account)) }).await;
+        assert_eq!(made.map_err(|refusal| refusal.code), Err(RefusalCode::Overloaded));
     }
 
     /// A page of a thousand rows takes long: none is made on a thread that serves.

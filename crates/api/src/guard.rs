@@ -9,11 +9,12 @@
 use http_body::{Frame, SizeHint};
 use muster_engine::Traffic;
 use muster_traces::header::TRACE_STATE;
-use muster_transport::{PeerInfo, PeerName, Principal, Role};
+use muster_transport::{PeerInfo, PeerName, Principal, Role, ShortName};
 use muster_types::{Refusal, RefusalCode};
 use muster_wire::status::to_status;
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -41,6 +42,10 @@ pub struct CallLimits {
     pub calls_max: u32,
     /// Watches and reads of output of one client or operator.
     pub streams_max: u32,
+    /// The first, of all callers of one tenant together: it may have any number of certificates and tokens.
+    pub tenant_calls_max: u32,
+    /// The second, of all callers of one tenant together.
+    pub tenant_streams_max: u32,
     /// Sessions of one node: the present one, and those that its agent gave up and that have not ended yet.
     pub agent_sessions_max: u32,
     /// Outputs that one agent sends.
@@ -66,6 +71,8 @@ impl CallLimits {
     pub const DEFAULT: CallLimits = CallLimits {
         calls_max: 4_096,
         streams_max: 1_024,
+        tenant_calls_max: 16_384,
+        tenant_streams_max: 8_192,
         agent_sessions_max: 8,
         agent_uploads_max: 128,
         group_sessions_max: 32_768,
@@ -92,6 +99,15 @@ impl CallLimits {
             (_, Class::Upload) => self.agent_uploads_max,
         }
     }
+
+    /// What all callers of one tenant may have open together; they have no sessions and no uploads.
+    fn of_tenant(&self, class: Class) -> u32 {
+        match class {
+            Class::Call => self.tenant_calls_max,
+            Class::Stream => self.tenant_streams_max,
+            Class::Session | Class::Upload => u32::MAX,
+        }
+    }
 }
 
 /// Who made a call that has passed; among the request's extensions.
@@ -102,7 +118,33 @@ pub(crate) struct Admitted {
 }
 
 const CLASSES: usize = 4;
-type Open = Mutex<HashMap<Principal, [u32; CLASSES]>>;
+type Counts = [u32; CLASSES];
+type Open = Mutex<OpenCalls>;
+
+/// How much is open. Nothing is kept of those who have nothing open.
+#[derive(Default)]
+struct OpenCalls {
+    of_callers: HashMap<Principal, Counts>,
+    of_tenants: HashMap<ShortName, Counts>,
+}
+
+/// The tenant with which a caller is counted as well.
+fn tenant_of(principal: &Principal) -> Option<ShortName> {
+    match Account::of(principal) {
+        Account::Tenant(tenant) => Some(tenant),
+        Account::Holder(_) => None,
+    }
+}
+
+/// One less of what is counted under a key.
+fn leave<K: Eq + Hash>(counted: &mut HashMap<K, Counts>, key: &K, class: Class) {
+    if let Some(counts) = counted.get_mut(key) {
+        counts[slot(class)] = counts[slot(class)].saturating_sub(1);
+        if *counts == [0; CLASSES] {
+            counted.remove(key);
+        }
+    }
+}
 
 fn slot(class: Class) -> usize {
     match class {
@@ -192,12 +234,9 @@ struct Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         let mut open = self.open.lock();
-        let counted = self.principal.as_counted();
-        if let Some(counts) = open.get_mut(&counted) {
-            counts[slot(self.class)] -= 1;
-            if *counts == [0; CLASSES] {
-                open.remove(&counted);
-            }
+        leave(&mut open.of_callers, &self.principal.as_counted(), self.class);
+        if let Some(tenant) = tenant_of(&self.principal) {
+            leave(&mut open.of_tenants, &tenant, self.class);
         }
     }
 }
@@ -335,26 +374,45 @@ impl Guard {
 
     fn enter(&self, principal: Principal, rule: &Rule) -> Result<Permit, Status> {
         let (class, path) = (rule.class, rule.path);
-        let max = self.limits.of(&principal, class);
+        let (counted, tenant) = (principal.as_counted(), tenant_of(&principal));
         let mut open = self.open.lock();
-        let count = &mut open.entry(principal.as_counted()).or_insert([0; CLASSES])[slot(class)];
-        if *count >= max {
-            let what = match class {
-                Class::Call => "calls",
-                Class::Stream => "streams",
-                Class::Session => "sessions",
-                Class::Upload => "uploads",
-            };
-            let text = format!("{principal} has {max} {what} open, as many as it may; try again");
-            let refusal = Refusal::new(RefusalCode::Overloaded, text)
-                .with("retry_after_ms", self.limits.retry_after_ms)
-                .with("principal", principal)
-                .with("limit", format!("open_{what}"))
-                .with("limit_max", max);
-            return Err(to_status(&refusal));
+        let held = |counts: Option<&Counts>| counts.map_or(0, |counts| counts[slot(class)]);
+        let max = self.limits.of(&principal, class);
+        if held(open.of_callers.get(&counted)) >= max {
+            return Err(self.too_much_open(principal, (format!("{principal} has"), "open"), class, max));
         }
-        *count += 1;
+        if let Some(tenant) = tenant {
+            let max = self.limits.of_tenant(class);
+            if held(open.of_tenants.get(&tenant)) >= max {
+                let who = format!("all callers of tenant {tenant} together have");
+                return Err(self.too_much_open(principal, (who, "tenant_open"), class, max));
+            }
+            open.of_tenants.entry(tenant).or_insert([0; CLASSES])[slot(class)] += 1;
+        }
+        open.of_callers.entry(counted).or_insert([0; CLASSES])[slot(class)] += 1;
         Ok(Permit { open: Arc::clone(&self.open), principal, class, path })
+    }
+
+    fn too_much_open(
+        &self,
+        principal: Principal,
+        (who, limit): (String, &str),
+        class: Class,
+        max: u32,
+    ) -> Status {
+        let what = match class {
+            Class::Call => "calls",
+            Class::Stream => "streams",
+            Class::Session => "sessions",
+            Class::Upload => "uploads",
+        };
+        let text = format!("{who} {max} {what} open, as many as may be; try again");
+        let refusal = Refusal::new(RefusalCode::Overloaded, text)
+            .with("retry_after_ms", self.limits.retry_after_ms)
+            .with("principal", principal)
+            .with("limit", format!("{limit}_{what}"))
+            .with("limit_max", max);
+        to_status(&refusal)
     }
 }
 

@@ -397,9 +397,11 @@ impl JobService for Jobs {
         let Some(job) = jobs.into_iter().next() else {
             return Err(invalid(vec![Violation::new("spec", "must be a job")]));
         };
-        let _turn = self.router.costly(account).await.map_err(|refusal| to_status(&refusal))?;
-        let explained = engine.explain_spec(&view, job).await;
-        let explained = explained.map_err(|refusal| to_status(&refusal))?;
+        let work = {
+            let (engine, view) = (engine.clone(), (*view).clone());
+            async move { engine.explain_spec(&view, job).await }
+        };
+        let explained = self.router.in_turn(account, work).await.map_err(|refusal| to_status(&refusal))?;
         let explanation = Some(explanation::waiting(&view, &explained));
         Ok(Response::new(v1::PlanJobResponse { explanation, freshness: Some(freshness(engine, &view)) }))
     }
@@ -425,8 +427,11 @@ impl JobService for Jobs {
                 ..Default::default()
             }));
         };
-        let _turn = self.router.costly(caller.account()).await.map_err(|refusal| to_status(&refusal))?;
-        let explained = engine.explain_job(&view, id).await;
+        let work = {
+            let (engine, view) = (engine.clone(), (*view).clone());
+            async move { engine.explain_job(&view, id).await }
+        };
+        let explained = self.router.in_turn(caller.account(), work).await;
         let explanation = match explained.map_err(|refusal| to_status(&refusal))? {
             Some(explained) => explanation::waiting(&view, &explained),
             None => explanation::placed(&view, id, row),

@@ -34,6 +34,7 @@ mod controls;
 #[cfg(test)]
 mod controls_tests;
 mod decisions;
+mod denied;
 mod drill_service;
 mod drills;
 mod exec;
@@ -70,6 +71,8 @@ mod regions;
 mod render;
 mod rendered;
 #[cfg(test)]
+mod role_object_tests;
+#[cfg(test)]
 mod role_tests;
 #[cfg(test)]
 mod sample;
@@ -99,6 +102,7 @@ mod work_times;
 pub use access::may_call;
 pub use config::ApiConfig;
 pub use decisions::DecisionObserver;
+pub use denied::{DeniedCallLog, DeniedCalls, DeniedPage, DeniedQuery};
 pub use guard::CallLimits;
 pub use log_service::RemoteHistory;
 pub use pages::serve_pages;

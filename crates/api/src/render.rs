@@ -254,7 +254,9 @@ pub(crate) fn status_of(view: &State, id: JobId, row: &JobRow) -> (String, Strin
         (Phase::Pending, Some(so), _) if !row.released => {
             ("RETRY_BACKOFF", format!("waits for another attempt: {so}"))
         }
-        (Phase::Pending, Some(so), _) if row.promise.is_none() => ("REQUEUED", format!("waits again: {so}")),
+        (Phase::Pending, Some(so), _) if row.promise.is_none() => {
+            ("REQUEUED", format!("waits again: {so}; why: muster explain {id}"))
+        }
         (Phase::Running, _, Some(slow)) => ("STRAGGLER", straggles(slow)),
         (phase, ..) => return status_of_row(id, row, phase),
     };
@@ -305,7 +307,9 @@ fn status_of_row(id: JobId, row: &JobRow, phase: &Phase) -> (String, String) {
         Phase::Pending if row.attempt == 0 => {
             ("PENDING", format!("not placed yet; why: muster explain {id}"))
         }
-        Phase::Pending => ("REQUEUED", format!("waits again after attempt {}", row.attempt)),
+        Phase::Pending => {
+            ("REQUEUED", format!("waits again after attempt {}; why: muster explain {id}", row.attempt))
+        }
         Phase::Starting => ("STARTING", "its workers are being started".to_owned()),
         Phase::Running => ("RUNNING", String::new()),
         Phase::Stopping(StopCause::Cancelled) => ("STOPPING_CANCELLED", "a user cancelled it".to_owned()),

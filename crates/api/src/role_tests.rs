@@ -81,7 +81,7 @@ fn issued(key: &TestIssuer, group: &str) -> String {
     key.sign_text(r#"{"alg":"EdDSA","kid":"k1"}"#, &claims)
 }
 
-async fn world() -> (World, TestIssuer) {
+pub(crate) async fn world() -> (World, TestIssuer) {
     let (key, issuers) = (TestIssuer::new("k1"), Issuers::new(vec![settings()]));
     issuers.set_keys(0, &key.key_set());
     let config = ApiConfig { tokens: true, ..ApiConfig::DEFAULT };
@@ -121,9 +121,9 @@ async fn set_roles(
 }
 
 /// Who calls, and what it shows.
-struct Caller {
-    label: String,
-    bearer: String,
+pub(crate) struct Caller {
+    pub(crate) label: String,
+    pub(crate) bearer: String,
     principal: Principal,
     /// Of a role of the policy.
     verbs: Option<&'static [Verb]>,
@@ -131,19 +131,19 @@ struct Caller {
 }
 
 impl Caller {
-    fn has(&self, path: &str) -> bool {
+    pub(crate) fn has(&self, path: &str) -> bool {
         let rule = RULES.iter().find(|rule| rule.path == path).expect("a call");
         let has_verb = self.verbs.is_none_or(|verbs| is_in(path, |verb| verbs.contains(&verb)));
         rule.kinds.include(&self.principal) && has_verb
     }
 
     /// Whether it acts for one tenant alone.
-    fn is_of_tenant(&self) -> bool {
+    pub(crate) fn is_of_tenant(&self) -> bool {
         matches!(self.principal.role(), Some(Role::TenantClient { .. }))
     }
 }
 
-async fn made(
+pub(crate) async fn made(
     world: &World,
     number: u64,
     role: TokenRole,
@@ -174,7 +174,7 @@ async fn made(
 /// A built-in role, the tenant, the own role with its verbs.
 type Kind = (TokenRole, Option<&'static str>, Option<&'static str>, Option<&'static [Verb]>);
 
-async fn callers(world: &World, key: &TestIssuer) -> Vec<Caller> {
+pub(crate) async fn callers(world: &World, key: &TestIssuer) -> Vec<Caller> {
     let holder = |id: u64, role, tenant: Option<&str>, own: Option<&str>, issuer: Option<&str>| {
         Principal::Token(TokenHolder {
             cluster: CLUSTER,
@@ -221,7 +221,7 @@ async fn callers(world: &World, key: &TestIssuer) -> Vec<Caller> {
 }
 
 /// A connection without a certificate.
-async fn anonymous(world: &World) -> Channel {
+pub(crate) async fn anonymous(world: &World) -> Channel {
     let root = Role::Admin(short("root"));
     drop(world.security(root));
     let ca = world.certificate(root).with_file_name("ca.crt");
@@ -233,7 +233,12 @@ async fn anonymous(world: &World) -> Channel {
 }
 
 /// Any call with any message; up to the beginning of its answer.
-async fn call<M>(channel: &Channel, path: &'static str, bearer: &str, message: M) -> Result<(), Status>
+pub(crate) async fn call<M>(
+    channel: &Channel,
+    path: &'static str,
+    bearer: &str,
+    message: M,
+) -> Result<(), Status>
 where
     M: prost::Message + Default + 'static,
 {
@@ -248,32 +253,32 @@ where
         .map(drop)
 }
 
-fn code(answer: &Result<(), Status>) -> Option<RefusalCode> {
+pub(crate) fn code(answer: &Result<(), Status>) -> Option<RefusalCode> {
     answer.as_ref().err().and_then(|status| Refused::from_status(status).code)
 }
 
 /// By the table and the verbs, and not by what the call is about.
-fn is_denied_by_role(answer: &Result<(), Status>) -> bool {
+pub(crate) fn is_denied_by_role(answer: &Result<(), Status>) -> bool {
     let is_named = answer.as_ref().is_err_and(|status| status.message().contains(" may not call "));
     is_named && code(answer) == Some(RefusalCode::PermissionDenied)
 }
 
-fn next_id() -> String {
+pub(crate) fn next_id() -> String {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     format!("00000000-0000-4000-b000-{:012}", NUMBER.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Objects of the one who calls, of others, and such as are not there.
-struct Objects {
-    jobs: [String; 3],
+pub(crate) struct Objects {
+    pub(crate) jobs: [String; 3],
     nodes: [&'static str; 3],
-    tenants: [&'static str; 3],
+    pub(crate) tenants: [&'static str; 3],
 }
 
-const WHICH: [&str; 3] = ["own", "foreign", "absent"];
-const FOREIGN: usize = 1;
+pub(crate) const WHICH: [&str; 3] = ["own", "foreign", "absent"];
+pub(crate) const FOREIGN: usize = 1;
 
-async fn objects(world: &World) -> Objects {
+pub(crate) async fn objects(world: &World) -> Objects {
     for (holder, (node, region)) in [("h1", "eu"), ("h2", "us")].into_iter().enumerate() {
         let register = Command::Register {
             spec: host_in(node, region),
@@ -314,7 +319,7 @@ async fn every_call_by_every_role_of_either_kind() {
 }
 
 /// What each answer about an object has to be, by the caller, the call and the object.
-fn assert_right(
+pub(crate) fn assert_right(
     caller: &Caller,
     path: &str,
     which: usize,

@@ -77,7 +77,8 @@ fn set_order(
     }
     match (request, schedule) {
         (Some(request), Some(schedule)) if violations.is_empty() => {
-            Ok(ScheduleOrder { request, by: requester(caller), acts_for, schedule, is_new })
+            let (by, role) = (requester(caller), caller.owner_role());
+            Ok(ScheduleOrder { request, by, acts_for, role, schedule, is_new })
         }
         _ => Err(invalid(violations)),
     }

@@ -97,7 +97,7 @@ pub async fn serve(
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), ServeError> {
-    let Shared { router, unwritten, recorder, issuers } = shared;
+    let Shared { router, unwritten, recorder, issuers, denied } = shared;
     let (engine, config, security) = (router.engine().clone(), router.config(), router.security().clone());
     let incoming = if config.tokens {
         security.accept_with_tokens(listener, config.accept)
@@ -164,7 +164,8 @@ pub async fn serve(
         )
         .add_service(ProbeServiceServer::new(Probes::new(router.clone())).max_decoding_message_size(small))
         .add_service(
-            ClusterAdminServiceServer::new(Admin::new(router.clone())).max_decoding_message_size(small),
+            ClusterAdminServiceServer::new(Admin::new(router.clone(), denied))
+                .max_decoding_message_size(small),
         )
         .add_service(
             DrillServiceServer::new(DrillCalls::new(router.clone(), drills.clone()))

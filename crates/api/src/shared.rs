@@ -1,10 +1,13 @@
 //! What the listener for clients and the one for the pages share, so that nobody has twice as much by asking at both.
 
+use std::sync::Arc;
+
 use muster_engine::Engine;
 use muster_oidc::Issuers;
 use muster_transport::Security;
 
 use crate::config::ApiConfig;
+use crate::denied::{DeniedCallLog, DeniedLog};
 use crate::forward::Router;
 use crate::recorded::CallRecorder;
 use crate::unwritten::Ledger;
@@ -16,6 +19,7 @@ pub struct Shared {
     pub(crate) unwritten: Ledger,
     pub(crate) recorder: CallRecorder,
     pub(crate) issuers: Issuers,
+    pub(crate) denied: DeniedLog,
 }
 
 impl Shared {
@@ -24,13 +28,20 @@ impl Shared {
     pub fn new(engine: Engine, config: ApiConfig, security: Security) -> Shared {
         let router = Router::new(engine, config, security);
         let issuers = Issuers::new(Vec::new());
-        Shared { router, unwritten: Ledger::default(), recorder: CallRecorder::default(), issuers }
+        let (unwritten, recorder) = (Ledger::default(), CallRecorder::default());
+        Shared { router, unwritten, recorder, issuers, denied: None }
     }
 
     /// The same with calls recorded there.
     #[must_use]
     pub fn recording(self, recorder: CallRecorder) -> Shared {
         Shared { recorder, ..self }
+    }
+
+    /// The same with what was recorded read from there.
+    #[must_use]
+    pub fn reading_denied(self, log: Arc<dyn DeniedCallLog>) -> Shared {
+        Shared { denied: Some(log), ..self }
     }
 
     /// The same with tokens of these issuers taken, where tokens are.

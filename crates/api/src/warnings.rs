@@ -58,6 +58,14 @@ pub(crate) fn warnings(snapshot: &ClusterSnapshot<'_>) -> Vec<v1::ClusterWarning
             format!("{own} met a broken invariant while it decided, a bug, report it with its log: {fault}");
         all.push(warn("DECISION_FAILED", Some(own), text));
     }
+    if let Some(generation) = snapshot.facts.recovers_as {
+        let text = format!(
+            "the cluster is being recovered: nothing is decided before every lease of generation {} is over, which takes one \
+             lease and its margin; then generation {generation} begins by itself",
+            snapshot.generation
+        );
+        all.push(warn("CLUSTER_RECOVERING", None, text));
+    }
     if snapshot.status.role == Role::Leader {
         quorum(snapshot, &mut all);
         members(snapshot, &mut all);
@@ -381,12 +389,19 @@ mod tests {
     }
 
     fn codes_of(status: &ReplicaStatus, reports: &BTreeMap<ReplicaId, PeerReport>) -> Vec<String> {
-        let facts = LocalFacts::default();
+        codes_with(status, reports, &LocalFacts::default())
+    }
+
+    fn codes_with(
+        status: &ReplicaStatus,
+        reports: &BTreeMap<ReplicaId, PeerReport>,
+        facts: &LocalFacts,
+    ) -> Vec<String> {
         let snapshot = ClusterSnapshot {
             drill: None,
             status,
             reports,
-            facts: &facts,
+            facts,
             format: 1,
             generation: 1,
             records_rejected: 0,
@@ -408,6 +423,14 @@ mod tests {
         assert!(codes_of(&follower(Some(300)), &reports).is_empty());
         assert!(codes_of(&follower(None), &reports).is_empty(), "it has only just started");
         assert_eq!(codes_of(&follower(Some(9_000)), &reports), ["NO_LEADER"]);
+    }
+
+    #[test]
+    fn waiting_for_leases_of_an_earlier_generation_is_a_warning() {
+        let members: Vec<Member> = (1..=3).map(|id| member(id, true, Some(1))).collect();
+        let reports: BTreeMap<_, _> = members.iter().map(|m| (m.replica, report(1))).collect();
+        let facts = LocalFacts { recovers_as: Some(2), ..LocalFacts::default() };
+        assert_eq!(codes_with(&status(members), &reports, &facts), ["CLUSTER_RECOVERING"]);
     }
 
     #[test]

@@ -168,17 +168,20 @@ fn content_of(
 /// all; the answer is how many bytes of content it has.
 ///
 /// # Errors
-/// When what comes is not what the digest names, or is larger; and when the store does not take it.
+/// When what comes is not what the digest names, or is larger; when the store does not take it; and those of `count`, which is
+/// told how many bytes of content have come since it was asked last.
 pub fn take_in(
     store: &dyn BlobStore,
     digest: &BlobDigest,
     bytes_max: u64,
     stored: &mut dyn Read,
+    count: &mut dyn FnMut(u64) -> Result<(), BlobError>,
 ) -> Result<u64, BlobError> {
     let mut bytes = 0;
     store.put(digest, &mut |to: &mut dyn Write| {
         let mut encoder = ZlibEncoder::new(to, Compression::fast());
         bytes = content_of(digest, bytes_max, &mut *stored, &mut |piece: &[u8]| {
+            count(piece.len() as u64)?;
             encoder.write_all(piece).map_err(no_answer)
         })?;
         encoder.finish().map_err(no_answer)?;
@@ -450,7 +453,9 @@ mod tests {
         let (digest, wrong) = (digest_of(&content), digest_of(b"wrong"));
         put(&from, &digest, &mut content.as_slice()).unwrap();
         let stored = fs::read(from.path_of(&digest)).unwrap();
-        let taken = |digest: &BlobDigest, max: u64, bytes: &[u8]| take_in(&to, digest, max, &mut &bytes[..]);
+        let taken = |digest: &BlobDigest, max: u64, bytes: &[u8]| {
+            take_in(&to, digest, max, &mut &bytes[..], &mut |_| Ok(()))
+        };
         assert!(matches!(taken(&wrong, 1 << 20, &stored), Err(BlobError::Mismatch(_))));
         assert!(matches!(taken(&digest, 199_999, &stored), Err(BlobError::TooLarge { .. })));
         assert!(taken(&digest, 1 << 20, &stored[..stored.len() - 9]).is_err());

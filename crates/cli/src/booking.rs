@@ -202,21 +202,36 @@ impl CreateArgs {
         }
     }
 
-    /// The rule of windows with a local time. What is missing of it the cluster says.
-    fn rule(&self) -> Option<v1::BookingRule> {
-        let weekdays = match self.every {
-            Some(Recurrence::Weekdays(weekdays)) => weekdays.to_string(),
-            Some(Recurrence::Days(_)) | None if self.at.is_none() => return None,
-            Some(Recurrence::Days(_)) | None => String::new(),
+    /// Days of the week go with a local time, and whole days without one.
+    fn check(&self) -> Result<(), Failure> {
+        let (text, next) = match (self.every, &self.at) {
+            (Some(Recurrence::Weekdays(_)), None) => (
+                "--every with days of the week goes with --at",
+                "name the local time at which windows begin, as in --at 09:00 --zone Europe/Berlin",
+            ),
+            (Some(Recurrence::Days(_)), Some(_)) => (
+                "--at goes with days of the week, and --every names days of 24 hours",
+                "name days of the week, as in --every daily, or leave out --at",
+            ),
+            _ => return Ok(()),
         };
+        Err(Failure::usage(text).with_next(next))
+    }
+
+    /// The rule of windows with a local time.
+    fn rule(&self) -> Option<v1::BookingRule> {
+        let Some(Recurrence::Weekdays(weekdays)) = self.every else { return None };
         let time = self.at.clone().unwrap_or_default();
         let zone = self.zone.clone().unwrap_or_else(|| "UTC".to_owned());
-        Some(v1::BookingRule { weekdays, time, zone })
+        Some(v1::BookingRule { weekdays: weekdays.to_string(), time, zone })
     }
 }
 
 /// Carries out a command about bookings.
 pub async fn run(global: &Global, console: &Console, command: BookingCommand) -> Result<Exit, Failure> {
+    if let BookingCommand::Create(args) = &command {
+        args.check()?;
+    }
     let client = global.client().await?;
     match command {
         BookingCommand::Create(args) if args.dry_run => plan(&client, console, &args).await?,
@@ -255,6 +270,8 @@ struct BookingView {
     creator: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     reason: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    above_quota: String,
 }
 
 impl From<v1::Booking> for BookingView {
@@ -277,6 +294,7 @@ impl From<v1::Booking> for BookingView {
             nodes: booking.nodes,
             creator: booking.creator,
             reason: spec.reason,
+            above_quota: booking.above_quota,
         }
     }
 }
@@ -397,7 +415,7 @@ async fn list(client: &Client, console: &Console) -> Result<(), Failure> {
             console.bytes(lines.as_bytes())
         }
         Format::Table | Format::Wide | Format::Html => {
-            let header = vec!["NAME", "TENANT", "STATE", "FROM", "UNTIL", "LEFT", "NODES", "OTHERS"];
+            let header = vec!["NAME", "TENANT", "STATE", "FROM", "UNTIL", "LEFT", "NODES", "OTHERS", "QUOTA"];
             let mut grid = Grid::new(header);
             for booking in items {
                 grid.row(vec![
@@ -409,6 +427,7 @@ async fn list(client: &Client, console: &Console) -> Result<(), Failure> {
                     booking.windows_left.to_string(),
                     booking.nodes.len().to_string(),
                     booking.others.to_owned(),
+                    (if booking.above_quota.is_empty() { "-" } else { "above" }).to_owned(),
                 ]);
             }
             console.table(&grid)
@@ -454,7 +473,7 @@ fn shown(view: &BookingView) -> Vec<(&'static str, String)> {
         ("nodes", view.nodes.join(" ")),
     ];
     pairs.extend(view.notice.clone().map(|notice| ("notice", notice)));
-    let texts = [("made by", &view.creator), ("reason", &view.reason)];
+    let texts = [("made by", &view.creator), ("reason", &view.reason), ("quota", &view.above_quota)];
     pairs.extend(
         texts.into_iter().filter(|(_, text)| !text.is_empty()).map(|(name, text)| (name, text.clone())),
     );
@@ -471,6 +490,36 @@ async fn delete(client: &Client, console: &Console, name: String) -> Result<(), 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
+
+    /// Options as a command line gives them.
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: CreateArgs,
+    }
+
+    #[test]
+    fn a_local_time_goes_with_days_of_the_week_alone() {
+        let usual = ["create", "day", "--tenant", "vision", "--hosts", "2", "--for", "8h", "--times", "20"];
+        let checked = |more: &[&str]| {
+            let line =
+                Line::try_parse_from([&usual[..], more].concat()).map_err(|error| error.to_string())?;
+            line.args.check().map_err(|failure| failure.headline().to_owned())?;
+            Ok::<_, String>(line.args.rule().map(|rule| (rule.weekdays, rule.time, rule.zone)))
+        };
+        let rule = |zone: &str| Some(("mon-fri".to_owned(), "09:00".to_owned(), zone.to_owned()));
+        assert_eq!(checked(&["--every", "mon-fri", "--at", "09:00"]), Ok(rule("UTC")));
+        let zone = ["--every", "mon-fri", "--at", "09:00", "--zone", "Europe/Berlin"];
+        assert_eq!(checked(&zone), Ok(rule("Europe/Berlin")));
+        assert_eq!(checked(&["--every", "1d"]), Ok(None));
+        for wrong in [&["--every", "mon-fri"][..], &["--every", "1d", "--at", "09:00"]] {
+            let refused = checked(wrong).expect_err("one of them is missing or too much");
+            assert!(refused.contains("--at"), "{refused}");
+        }
+        assert!(checked(&["--every", "mon-fri", "--zone", "UTC"]).is_err());
+        assert!(checked(&["--at", "09:00"]).is_err());
+    }
 
     #[test]
     fn days_are_whole() {

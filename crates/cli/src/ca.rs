@@ -100,7 +100,7 @@ enum Kind {
     AgentGroup,
     /// A user or a program of one: of a tenant, of all of them, or for looking alone
     Client,
-    /// An operator, who may everything
+    /// An operator, who has all permissions
     Admin,
 }
 

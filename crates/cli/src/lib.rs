@@ -311,7 +311,7 @@ async fn dispatch(
         ClientCommand::Schedule(command) => schedule::run(global, console, command).await,
         ClientCommand::Token(command) => token::run(global, console, command).await,
         ClientCommand::Login(args) => login::run(global, console, args).await,
-        ClientCommand::Logout => login::end(console),
+        ClientCommand::Logout => login::end(console).await,
         ClientCommand::Whoami => login::whoami(global, console).await,
         ClientCommand::Backup(command) => backup::run(program, global, console, command).await,
         ClientCommand::Sim(command) => sim::run(console, command),

@@ -124,7 +124,7 @@ pub async fn run(global: &Global, console: &Console, args: LoginArgs) -> Result<
         None => waiting.await,
     };
     let signed_in = StoredLogin::new(site, tokens.map_err(|error| failed(&error))?)?;
-    let place = signed_in.keep()?;
+    let place = signed_in.keep().await?;
     let rest = match (signed_in.expires_s(), signed_in.can_refresh()) {
         (_, true) => "it is replaced by itself as long as the issuer permits".to_owned(),
         (Some(end), false) => {
@@ -138,8 +138,8 @@ pub async fn run(global: &Global, console: &Console, args: LoginArgs) -> Result<
 }
 
 /// Signs out.
-pub fn end(console: &Console) -> Result<Exit, Failure> {
-    match forget()? {
+pub async fn end(console: &Console) -> Result<Exit, Failure> {
+    match forget().await? {
         true => console.progress("the sign-in is removed; the issuer is not told"),
         false => console.progress("nobody was signed in"),
     }

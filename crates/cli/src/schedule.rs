@@ -407,10 +407,11 @@ async fn list(
     if console.is_structured() {
         return console.object(&Document::new("ScheduleList", None::<u64>, ScheduleList { items }));
     }
-    let mut grid = Grid::new(vec!["NAME", "TENANT", "CRON", "ZONE", "NEXT", "RUNNING", "OWNER"]);
+    let mut grid = Grid::new(vec!["NAME", "TENANT", "CRON", "ZONE", "NEXT", "RUNNING", "OWNER", "REASON"]);
     for row in items {
         let (next, running) = (row.next(), row.unfinished_job_ids.len().to_string());
-        grid.row(vec![row.name, row.tenant, row.cron, row.time_zone, next, running, row.owner]);
+        let reason = row.suspension.map_or_else(|| "-".to_owned(), |suspension| suspension.reason);
+        grid.row(vec![row.name, row.tenant, row.cron, row.time_zone, next, running, row.owner, reason]);
     }
     console.table(&grid)
 }

@@ -57,6 +57,31 @@ calls! {
     raise_format(admin::RaiseFormatRequest) -> admin::RaiseFormatResponse, "raise format";
 }
 
+impl Client {
+    /// Calls that the replica at one address has denied; asked once, not through the rotation.
+    ///
+    /// # Errors
+    /// When that replica cannot be reached, refuses, or does not answer in time.
+    pub async fn list_denied_calls_of(
+        &self,
+        address: &str,
+        request: admin::ListDeniedCallsRequest,
+    ) -> Result<admin::ListDeniedCallsResponse, AttemptError> {
+        let (endpoint, channel) =
+            self.endpoints().connect_to(address).await.map_err(AttemptError::Connect)?;
+        let limit = self.options.attempt_timeout.min(self.options.deadline);
+        let mut replica = admin(channel);
+        match tokio::time::timeout(limit, replica.list_denied_calls(request)).await {
+            Ok(Ok(response)) => Ok(response.into_inner()),
+            Ok(Err(status)) => {
+                let refused = Refused::from_status(&status);
+                Err(AttemptError::Answer { endpoint, refused })
+            }
+            Err(_) => Err(AttemptError::Timeout { endpoint }),
+        }
+    }
+}
+
 /// A backup on its way. What comes is checked piece by piece; only after [`BackupStream::next`] has
 /// given `None` was all of it as it was sent.
 #[derive(Debug)]

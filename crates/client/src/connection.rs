@@ -204,8 +204,8 @@ impl Connection {
         }
     }
 
-    /// One way answered while others were silent: later calls take it at once. Waits for nobody who connects just
-    /// now: what comes of that is no silent way.
+    /// One connection answered while others were silent, so later calls use it at once. Does not wait for a connection that is
+    /// being made: that one cannot be among the silent ones.
     pub(crate) fn prefer(&self, answered: &Link, silent: &[Link]) {
         for link in silent.iter().filter(|link| !link.is(answered)) {
             self.forget_leader(link);

@@ -92,8 +92,18 @@ pub enum Arrival {
     Done,
     /// The peer opens a connection.
     Opened(Connection),
+    /// The peer opens a connection of this number, and as many are open as may be: [`Connections::refuse`] tells it, and the others go on.
+    Full(u32),
     /// The peer does what it must not; the stream is worth no more.
     Refused(String),
+}
+
+/// Why a connection gets no place.
+enum NoPlace {
+    /// As many are open as may be.
+    Full,
+    /// One of its number is open.
+    Taken,
 }
 
 /// One connection's place. Dropping it forgets the connection.
@@ -129,13 +139,21 @@ impl Connections {
         Some(connection)
     }
 
-    fn enter(&self, number: u32) -> Result<Connection, String> {
+    /// Tells the peer that a connection that it opened is over, as one too many.
+    pub async fn refuse(&self, connection: u32) {
+        let reason = format!("{} connections are open at the other end; close one", self.shared.open_max);
+        let piece = v1::ForwardedPiece { connection, content: Some(Content::Closed(reason)) };
+        // A peer that has gone needs no reason.
+        let _ = self.shared.to_peer.send(piece).await;
+    }
+
+    fn enter(&self, number: u32) -> Result<Connection, NoPlace> {
         let mut open = self.shared.open.lock();
-        if open.len() >= self.shared.open_max {
-            return Err(format!("more than {CONNECTIONS_MAX} connections are open at a time"));
-        }
         if open.contains_key(&number) {
-            return Err(format!("connection {number} is opened twice"));
+            return Err(NoPlace::Taken);
+        }
+        if open.len() >= self.shared.open_max {
+            return Err(NoPlace::Full);
         }
         let flow = Arc::new(Flow::default());
         open.insert(number, Arc::clone(&flow));
@@ -150,7 +168,8 @@ impl Connections {
         match (content, flow) {
             (Some(Content::Open(_)), _) => match self.enter(connection) {
                 Ok(connection) => Arrival::Opened(connection),
-                Err(why) => Arrival::Refused(why),
+                Err(NoPlace::Full) => Arrival::Full(connection),
+                Err(NoPlace::Taken) => Arrival::Refused(format!("connection {connection} is opened twice")),
             },
             (Some(content), Some(flow)) => {
                 flow.take(content);
@@ -520,6 +539,28 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn one_connection_too_many_is_refused_and_the_others_go_on() {
+        let (to_peer, mut told) = mpsc::channel(8);
+        let connections = Connections::of_agent(to_peer);
+        let piece = |connection, content| v1::ForwardedPiece { connection, content: Some(content) };
+        let open = |number| connections.take(piece(number, Content::Open(v1::ForwardedOpen {})));
+        let held: Vec<_> = (0..2 * CONNECTIONS_MAX as u32).map(open).collect();
+        let Arrival::Full(number) = open(9_999) else { panic!("there is no place") };
+        connections.refuse(number).await;
+        let answer = told.recv().await.expect("it is told");
+        assert_eq!(answer.connection, 9_999);
+        assert!(
+            matches!(answer.content, Some(Content::Closed(ref why)) if why.contains("128")),
+            "{answer:?}"
+        );
+        // The caller may have sent more before it heard of that.
+        assert!(matches!(connections.take(piece(9_999, Content::Data(vec![7]))), Arrival::Done));
+        assert!(matches!(connections.take(piece(5, Content::Data(vec![7]))), Arrival::Done));
+        let Arrival::Opened(other) = &held[5] else { panic!("it has a place") };
+        assert_eq!(other.flow.state.lock().waiting, [7]);
+    }
+
+    #[tokio::test]
     async fn a_peer_that_sends_too_much_loses_the_connection_and_connections_are_bounded() {
         let (to_peer, mut told) = mpsc::channel(8);
         let connections = Connections::of_agent(to_peer);
@@ -542,7 +583,7 @@ mod tests {
         }
         let held: Vec<_> = (0..2 * CONNECTIONS_MAX as u32).map(|number| open(10 + number)).collect();
         assert!(held.iter().all(|arrival| matches!(arrival, Arrival::Opened(_))));
-        assert!(matches!(open(9_999), Arrival::Refused(_)));
+        assert!(matches!(open(9_999), Arrival::Full(9_999)));
         drop(held);
         assert!(matches!(open(9_999), Arrival::Opened(_)), "each place is free again");
     }

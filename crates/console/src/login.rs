@@ -1,10 +1,14 @@
 //! What `muster login` keeps: the token of an issuer, next to the configuration file, for the replicas that it was got for.
 //!
 //! **Invariant:** the file is readable by its owner alone, and one that others can read is refused; nothing prints a token.
+//! **Invariant:** a refresh token is shown to its issuer by one command at a time, which has read it under the lock and writes what it got under the
+//! lock: an issuer that takes each of them once would end the sign-in of two that show the same.
 
-use std::os::unix::fs::MetadataExt as _;
+use std::fs::{File, TryLockError};
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use muster_files::Manner;
 use muster_oidc::{Login, LoginError, Tokens, unverified_expiry_s};
@@ -17,6 +21,12 @@ use super::local;
 
 /// The file, next to that of the configuration.
 const FILE: &str = "login.json";
+/// The lock of the file, which has another name: the file is a new one after every change.
+const LOCK: &str = "login.lock";
+/// How long another command may take to replace the sign-in; an issuer has 15 s to answer.
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(60);
+/// Between two attempts to get the lock. A command that waits can be interrupted.
+const LOCK_PAUSE: Duration = Duration::from_millis(50);
 /// Tokens of issuers have some KiB.
 const FILE_BYTES_MAX: u64 = 256 << 10;
 /// Authorities of a cluster are a few.
@@ -25,7 +35,7 @@ const AUTHORITIES_BYTES_MAX: u64 = 1 << 20;
 const REFRESH_BEFORE_S: u64 = 60;
 
 /// Where a person has signed in, and for which replicas.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Site {
     /// The replicas, as they were named.
     pub endpoints: Vec<String>,
@@ -82,6 +92,37 @@ fn path() -> Option<PathBuf> {
     config::path().map(|path| path.with_file_name(FILE))
 }
 
+fn no_path() -> Failure {
+    Failure::usage("neither XDG_CONFIG_HOME nor HOME names a directory to keep the sign-in in")
+}
+
+/// Waits until no other command changes the sign-in, and keeps others from it until the result is dropped. None on a file system without
+/// locks, as those of some clusters are: there is no protection there.
+async fn lock(path: &Path) -> Result<Option<File>, Failure> {
+    let path = path.with_file_name(LOCK);
+    let wrong = |error: std::io::Error| Failure::new(Exit::Failed, format!("{}: {error}", path.display()));
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory).map_err(wrong)?;
+    }
+    let mut options = File::options();
+    let file = options.create(true).truncate(false).write(true).mode(0o600).open(&path).map_err(wrong)?;
+    let begun = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(Some(file)),
+            Err(TryLockError::WouldBlock) if begun.elapsed() < LOCK_WAIT_MAX => {
+                tokio::time::sleep(LOCK_PAUSE).await;
+            }
+            Err(TryLockError::WouldBlock) => {
+                let text = format!("another command has held {} for a minute", path.display());
+                return Err(Failure::new(Exit::Timeout, text).with_next("run the command again"));
+            }
+            Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => return Ok(None),
+            Err(TryLockError::Error(error)) => return Err(wrong(error)),
+        }
+    }
+}
+
 impl StoredLogin {
     /// What an issuer gave for some replicas.
     ///
@@ -133,10 +174,23 @@ impl StoredLogin {
     ///
     /// # Errors
     /// When the issuer refuses, or cannot be asked while the present token has ended.
-    pub async fn bearer(mut self) -> Result<Bearer, Failure> {
-        let left_s = self.expires_s.map(|end| end.saturating_sub(now_s()));
-        if left_s.is_some_and(|left| left < REFRESH_BEFORE_S) {
-            match self.refresh().await {
+    pub async fn bearer(self) -> Result<Bearer, Failure> {
+        self.bearer_at(path().as_deref()).await
+    }
+
+    /// How long the token is good; none where nobody says it.
+    fn left_s(&self) -> Option<u64> {
+        self.expires_s.map(|end| end.saturating_sub(now_s()))
+    }
+
+    fn ends_soon(&self) -> bool {
+        self.left_s().is_some_and(|left| left < REFRESH_BEFORE_S)
+    }
+
+    async fn bearer_at(mut self, path: Option<&Path>) -> Result<Bearer, Failure> {
+        let left_s = self.left_s();
+        if self.ends_soon() {
+            match self.refresh(path).await {
                 Ok(()) => {}
                 // The present token is good for a few seconds more.
                 Err(_) if left_s.is_some_and(|left| left > 0) => {}
@@ -146,37 +200,53 @@ impl StoredLogin {
         Bearer::parse(&self.token).map_err(|error| Failure::usage(format!("{FILE}: {error}")))
     }
 
-    async fn refresh(&mut self) -> Result<(), Failure> {
+    /// Takes what another command has got meanwhile, else gets a new token and writes it.
+    async fn refresh(&mut self, path: Option<&Path>) -> Result<(), Failure> {
         let next = "sign in once more with `muster login`";
-        let Some(refresh_token) = self.refresh_token.clone() else {
-            return Err(Failure::new(Exit::Denied, "the sign-in has ended").with_next(next));
+        let ended = || Failure::new(Exit::Denied, "the sign-in has ended").with_next(next);
+        if self.refresh_token.is_none() {
+            return Err(ended());
+        }
+        let path = path.ok_or_else(no_path)?;
+        let _lock = lock(path).await?;
+        let Some(current) = read(path)? else {
+            return Err(Failure::new(Exit::Denied, "the sign-in was removed meanwhile").with_next(next));
         };
+        // Its token is not for the replicas that this command asks.
+        if current.site != self.site {
+            let text = "another sign-in has taken the place of this one";
+            return Err(Failure::new(Exit::Failed, text).with_next("run the command again"));
+        }
+        *self = current;
+        if !self.ends_soon() {
+            return Ok(());
+        }
+        let refresh_token = self.refresh_token.clone().ok_or_else(ended)?;
         let site = &self.site;
         let mut login = Login::new(&site.issuer, &site.client_id, site.issuer_ca.as_deref()).await;
         let tokens = login.refresh(&site.token_url, &refresh_token).await;
         self.take(tokens.map_err(|error| failed(&error).with_next(next))?)?;
-        self.keep().map(|_| ())
+        self.write(path)
     }
 
     /// Writes it next to the configuration file, for its owner alone; gives its place.
     ///
     /// # Errors
-    /// When there is no such place, or it cannot be written.
-    pub fn keep(&self) -> Result<PathBuf, Failure> {
-        let Some(path) = path() else {
-            return Err(Failure::usage(
-                "neither XDG_CONFIG_HOME nor HOME names a directory to keep the sign-in in",
-            ));
-        };
+    /// When there is no such place, it cannot be written, or another command does not finish its change.
+    pub async fn keep(&self) -> Result<PathBuf, Failure> {
+        let path = path().ok_or_else(no_path)?;
+        let _lock = lock(&path).await?;
+        self.write(&path)?;
+        Ok(path)
+    }
+
+    /// Writes it, by the one who has the lock.
+    fn write(&self, path: &Path) -> Result<(), Failure> {
         let wrong =
             |error: std::io::Error| Failure::new(Exit::Failed, format!("{}: {error}", path.display()));
-        if let Some(directory) = path.parent() {
-            std::fs::create_dir_all(directory).map_err(wrong)?;
-        }
         let text = serde_json::to_vec_pretty(self)
             .map_err(|error| Failure::new(Exit::Failed, format!("{}: {error}", path.display())))?;
-        muster_files::write_whole(&path, &text, Manner::PRIVATE).map_err(wrong)?;
-        Ok(path)
+        muster_files::write_whole(path, &text, Manner::PRIVATE).map_err(wrong)
     }
 }
 
@@ -211,10 +281,18 @@ fn read(path: &Path) -> Result<Option<StoredLogin>, Failure> {
 /// Removes the sign-in that is kept; whether there was one.
 ///
 /// # Errors
-/// When it cannot be removed.
-pub fn forget() -> Result<bool, Failure> {
-    let Some(path) = path() else { return Ok(false) };
-    match std::fs::remove_file(&path) {
+/// When it cannot be removed, or another command does not finish its change.
+pub async fn forget() -> Result<bool, Failure> {
+    match path().filter(|path| path.exists()) {
+        Some(path) => forget_at(&path).await,
+        None => Ok(false),
+    }
+}
+
+async fn forget_at(path: &Path) -> Result<bool, Failure> {
+    // A command that replaces it at this moment would bring it back.
+    let _lock = lock(path).await?;
+    match std::fs::remove_file(path) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(Failure::new(Exit::Failed, format!("{}: {error}", path.display()))),
@@ -264,7 +342,11 @@ fn chosen(login: &StoredLogin, named: Vec<String>) -> Option<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use muster_oidc::test_issuer::serve;
     use std::os::unix::fs::PermissionsExt as _;
+    use std::sync::Mutex;
+    use tokio::sync::mpsc::UnboundedReceiver;
+    use tokio::task::JoinSet;
 
     fn site(uses_access_token: bool) -> Site {
         Site {
@@ -296,6 +378,79 @@ mod tests {
         assert_eq!(login.bearer().await.unwrap().reveal(), "d.e.f");
         assert!(StoredLogin::new(site(false), tokens(None, "d.e.f")).is_err());
         assert!(StoredLogin::new(site(true), tokens(None, "opaque")).is_err());
+    }
+
+    /// A sign-in that has ended, in a file, at an issuer that takes every refresh token once and gives the next one.
+    async fn ended(directory: &Path) -> (PathBuf, UnboundedReceiver<String>) {
+        let given = Mutex::new(0_u32);
+        let (url, asked) = serve(move |_, body| {
+            let mut given = given.lock().unwrap();
+            if !body.contains(&format!("refresh_token=r{given}&")) {
+                return (400, r#"{"error":"invalid_grant"}"#.to_owned());
+            }
+            *given += 1;
+            let text = format!(
+                r#"{{"access_token":"o","id_token":"a.b.t{given}","refresh_token":"r{given}","expires_in":600}}"#
+            );
+            (200, text)
+        })
+        .await;
+        let site = Site { issuer: url.clone(), token_url: format!("{url}/token"), ..site(false) };
+        let tokens = Tokens {
+            refresh_token: Some("r0".to_owned()),
+            expires_in_s: Some(0),
+            ..tokens(Some("a.b.t0"), "o")
+        };
+        let path = directory.join(FILE);
+        StoredLogin::new(site, tokens).unwrap().write(&path).unwrap();
+        (path, asked)
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn commands_at_the_same_time_show_a_refresh_token_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, mut asked) = ended(directory.path()).await;
+        // Each has read the file before any of them asks.
+        let logins: Vec<StoredLogin> = (0..8).map(|_| read(&path).unwrap().unwrap()).collect();
+        let mut commands = JoinSet::new();
+        for login in logins {
+            let path = path.clone();
+            commands.spawn(async move { login.bearer_at(Some(&path)).await });
+        }
+        while let Some(bearer) = commands.join_next().await {
+            assert_eq!(bearer.unwrap().unwrap().reveal(), "a.b.t1");
+        }
+        assert!(asked.recv().await.is_some_and(|request| request.contains("refresh_token=r0")));
+        assert!(asked.try_recv().is_err(), "the issuer is asked once");
+        assert_eq!(read(&path).unwrap().unwrap().refresh_token.as_deref(), Some("r1"));
+    }
+
+    #[tokio::test]
+    async fn a_command_brings_back_no_sign_in_that_was_removed_or_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, mut asked) = ended(directory.path()).await;
+        let before = read(&path).unwrap().unwrap();
+        let other = Site { endpoints: vec!["c:1".to_owned()], ..before.site.clone() };
+        StoredLogin::new(other, tokens(Some("a.b.c"), "o")).unwrap().write(&path).unwrap();
+        assert!(before.clone().bearer_at(Some(&path)).await.is_err(), "its token is for other replicas");
+        assert!(forget_at(&path).await.unwrap() && !forget_at(&path).await.unwrap());
+        assert!(before.bearer_at(Some(&path)).await.is_err());
+        assert!(!path.exists() && asked.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn a_removal_waits_for_the_command_that_replaces_the_sign_in() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, _asked) = ended(directory.path()).await;
+        let held = lock(&path).await.unwrap().expect("this file system has locks");
+        let removal = tokio::spawn({
+            let path = path.clone();
+            async move { forget_at(&path).await }
+        });
+        tokio::task::yield_now().await;
+        assert!(path.exists() && !removal.is_finished());
+        drop(held);
+        assert!(removal.await.unwrap().unwrap() && !path.exists());
     }
 
     #[test]

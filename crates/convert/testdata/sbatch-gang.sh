@@ -12,6 +12,6 @@
 
 module load cuda
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-cd "$SLURM_SUBMIT_DIR"
+cd "$SLURM_SUBMIT_DIR" && echo "on $SLURM_CLUSTER_NAME"
 srun --ntasks=4 --cpu-bind none python3 train.py "$@"
 #SBATCH --mail-type=END

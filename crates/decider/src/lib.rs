@@ -65,6 +65,7 @@ pub use commands::throttle::{ThrottleOrder, check_throttle};
 pub use future::KeptReservations;
 pub use passes::schedule::{Pass, schedule};
 pub use round::EncodedRound;
+pub use rules::bookings::{BookingExcess, BookingExcesses};
 pub use rules::faults::fails_more_often;
 pub use rules::network::suspects_beyond_the_bound;
 pub use rules::requested::JobPath;

@@ -121,6 +121,8 @@ pub struct Speculation {
     valuation: RefCell<Valuation>,
     /// How far the hosts of open windows have been looked at.
     sweep: Sweep,
+    /// The last job whose fallback a tick has looked at, where it could not look at all of them.
+    fallback_place: Option<(LogTime, JobId)>,
     /// When bookings were last looked at.
     booking_looks: BookingLooks,
     /// How far jobs whose time has come have been looked at.
@@ -176,6 +178,7 @@ impl Speculation {
             refresh: Refresh::of(&state, now.max(state.log_time())),
             valuation: RefCell::default(),
             sweep: Sweep::default(),
+            fallback_place: None,
             booking_looks: BookingLooks::default(),
             starts: Starts::default(),
             unheard: Unheard::default(),
@@ -515,6 +518,14 @@ impl Speculation {
     }
 
     /// How far the hosts of open windows have been looked at.
+    pub(crate) fn fallback_place(&self) -> Option<(LogTime, JobId)> {
+        self.fallback_place
+    }
+
+    pub(crate) fn set_fallback_place(&mut self, place: Option<(LogTime, JobId)>) {
+        self.fallback_place = place;
+    }
+
     pub(crate) fn sweep(&self) -> &Sweep {
         &self.sweep
     }

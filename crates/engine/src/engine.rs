@@ -76,6 +76,8 @@ pub struct LocalFacts {
     pub archive_failing: Option<String>,
     /// Why old segments of its archive cannot be moved away at present; none when they can.
     pub archive_offload_failing: Option<String>,
+    /// The generation that this replica's directory begins, while leases of the one before may still be held.
+    pub recovers_as: Option<u32>,
     /// How full the state is, once finished jobs are forgotten before their time, as a sentence.
     pub retention_cut: Option<String>,
     /// What last met a broken invariant while this replica decided, as a sentence.
@@ -296,10 +298,16 @@ impl<G: Environment> Engine<G> {
         LocalFacts {
             decision_fault: self.inner.faults.last(),
             decision_faults: self.inner.faults.count(),
+            recovers_as: self.recovers_as(),
             retention_cut: retention_cut(&self.view()),
             leaderships_begun: self.leaderships_begun(),
             ..self.inner.facts.borrow().clone()
         }
+    }
+
+    fn recovers_as(&self) -> Option<u32> {
+        let (view, own) = (self.view(), self.inner.generation);
+        (view.cluster().is_some() && view.generation() < own).then_some(own)
     }
 
     fn leaderships_begun(&self) -> usize {
@@ -406,9 +414,9 @@ impl<G: Environment> Engine<G> {
         answer.await.unwrap_or_else(|_| Err(stopping()))
     }
 
-    /// A worker of a node says that it has done a step, and how long its own work took, without waiting for the
-    /// others of its gang. Whether a rank has become slow by it, or keeps up again, is recorded in the log. What a
-    /// node says of ranks that are not on it counts nothing.
+    /// Takes a worker's report that it has finished a step, with the time that its own work took, without waiting for
+    /// others of its gang. If this makes a rank slow, or one that was slow keeps up again, the log records it. Reports
+    /// about ranks that are not on the node are ignored.
     pub async fn note_step(
         &self,
         node: NodeId,

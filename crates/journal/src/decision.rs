@@ -14,8 +14,8 @@ use muster_types::{
     Approval, ArrayId, ArraySpec, Artifacts, BookingEnd, BookingSpec, CertificateSerial, ClusterId, Control,
     DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, JobContract,
     JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeAdmission, NodeId, NodeOverrides, NodeSpec,
-    Parameters, QueueKey, ReplicaId, RequestId, Requester, Revocation, Schedule, ScheduleKey, ScheduleRun,
-    TokenGrant, TokenId,
+    OwnerRole, Parameters, QueueKey, ReplicaId, RequestId, Requester, Revocation, Schedule, ScheduleKey,
+    ScheduleRun, TokenGrant, TokenId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -833,6 +833,8 @@ pub enum Decision {
         by: Requester,
         /// The tenant that the one who asked acts for, and for those below it; none acts for all.
         acts_for: Option<Name>,
+        /// The role of the policy that the one who asked has; none for a whole built-in role, and for a certificate.
+        role: Option<OwnerRole>,
         /// All of it.
         schedule: Box<Schedule>,
         /// Whether there was none of this name.

@@ -254,7 +254,7 @@ pub(crate) fn mode_of(state: &State, id: JobId, row: &JobRow, spec: &JobSpec) ->
     })
 }
 
-/// Thousandths of a worker's devices, of a gang that has so many workers.
+/// Thousandths of a worker's devices, of a gang that has this many workers.
 pub(crate) fn milli_of(spec: &JobSpec, place: usize, workers: usize) -> u64 {
     let group = u32::try_from(place).ok().and_then(|place| spec.group_of_slot(place, workers));
     group.map_or(0, |group| group.request.device_milli())

@@ -14,7 +14,7 @@
 //! jobs         pools     what jobs do and hold; what is idle, by type and region
 //! nodes        demand    what parts of a node are idle for; which jobs could start
 //! charges                the books
-//! steps                  how fast jobs did their steps, by their checkpoints
+//! step_times             how fast jobs did their steps, by their checkpoints
 //! catalog      calendar  numbers for names; days and the window
 //! activity               the vocabulary
 //! ```
@@ -39,7 +39,7 @@ mod ledger;
 mod nodes;
 mod pools;
 mod save;
-mod steps;
+mod step_times;
 mod view;
 
 pub use activity::{Activity, IdleCause, LossCause, UnplacedReason, WaitReason};
@@ -47,5 +47,5 @@ pub use calendar::{DAY_MS, DAYS_BETWEEN_RECORDS_MAX, Detail, Window};
 pub use catalog::Selection;
 pub use ledger::{JobTotals, Ledger, LedgerError, UnplacedPart, UnplacedPool};
 pub use save::LoadError;
-pub use steps::{StepSums, StepTimes};
+pub use step_times::{StepSums, StepTimes};
 pub use view::{CapacityRow, DemandRow, UsageRow, View, WaitRow};

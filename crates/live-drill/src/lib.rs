@@ -43,7 +43,7 @@ Ctrl-C ends it and undoes everything, and so does `muster drill stop` from any m
 silent replicas take traffic again within seconds by themselves; cordoned nodes wait for `muster drill stop`.
 
 While it runs, probes are submitted for --tenant: jobs that never start and are cancelled at once, named after the drill.
-Exit codes: 0 when every expectation held, 1 when one did not, 5 when a limit forbids it, 130 when interrupted.")]
+Exit codes: 0 when every expectation held, 1 when one did not or could not be looked at, 5 when a limit forbids it, 130 when interrupted.")]
     Run(Box<run::RunArgs>),
     /// The page of a drill: what was done, what users saw of it, and whether that is as it should be
     #[command(after_help = "\

@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 use muster_client::Client;
 use muster_console::{Console, Exit, Failure, Format, Global};
-use muster_drill::judge::{Kind, Verdict};
+use muster_drill::judge::{Findings, Kind, Rule, Verdict};
 
 use super::DirectoryArgs;
 use super::evidence::{Judged, judged};
@@ -105,6 +105,18 @@ fn lines(record: &Record, verdict: &Verdict) -> Vec<String> {
     lines
 }
 
+/// What came of it, in a few words. What could not be looked at is not known to hold, and not known to be broken either: a
+/// cluster on which no gang runs shows nothing of gangs.
+fn conclusion(findings: &Findings) -> &'static str {
+    if findings.is_empty() {
+        "everything held"
+    } else if findings.rules().all(|rule| rule == Rule::NotChecked) {
+        "nothing was broken, and not everything could be looked at (NOT_CHECKED)"
+    } else {
+        "NOT EVERYTHING HELD"
+    }
+}
+
 /// Prints what came of a drill when it is over. Returns whether everything was as it should be.
 pub async fn after_run(
     client: &Client,
@@ -124,9 +136,26 @@ pub async fn after_run(
             for line in lines(record, &judged.verdict) {
                 console.line(&line)?;
             }
-            let held = if judged.verdict.held { "everything held" } else { "NOT EVERYTHING HELD" };
-            console.line(&format!("{held}; the page: muster drill report {}", record.id))?;
+            let came_of_it = conclusion(&judged.verdict.findings);
+            console.line(&format!("{came_of_it}; the page: muster drill report {}", record.id))?;
         }
     }
     Ok(judged.verdict.held)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_drill::judge::Breaches;
+
+    #[test]
+    fn what_was_not_looked_at_is_not_called_broken() {
+        let of = |rules: &[Rule]| {
+            let found = rules.iter().map(|rule| (*rule, Breaches { count: 1, ..Breaches::default() }));
+            conclusion(&Findings(found.collect()))
+        };
+        assert_eq!(of(&[]), "everything held");
+        assert!(of(&[Rule::NotChecked]).starts_with("nothing was broken"));
+        assert_eq!(of(&[Rule::NotChecked, Rule::AcknowledgementLost]), "NOT EVERYTHING HELD");
+    }
 }

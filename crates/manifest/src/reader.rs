@@ -31,14 +31,30 @@ pub fn structure(error: &Error) -> Problem {
         Error::DuplicateMappingKey { key, .. } => {
             (key.clone().unwrap_or_default().chars().take(80).collect(), "is given twice".to_owned())
         }
+        other => (String::new(), description_of(other)),
+    };
+    Problem { line, field, description }
+}
+
+/// What is wrong, where no field can be named. The parser's own words for some of it are for programmers.
+fn description_of(error: &Error) -> String {
+    match error {
+        Error::NullIntoString { .. } => {
+            "must have a value; a text that is empty, `null` or `~` needs quotes".to_owned()
+        }
+        Error::Unexpected { expected: "mapping start", .. } => {
+            "must be a mapping (`name: value`), and not a list or a single value".to_owned()
+        }
+        Error::RecursiveReferencesRequireWeakTypes { .. } => {
+            "an alias must not be within what it repeats".to_owned()
+        }
         other => {
             let text = other.to_string();
             // The place is shown in front; the parser repeats it at the end.
             let plain = text.rsplit_once(" at line ").map_or(text.as_str(), |(message, _)| message);
-            (String::new(), plain.chars().take(300).collect())
+            plain.chars().take(300).collect()
         }
-    };
-    Problem { line, field, description }
+    }
 }
 
 /// Reads one document, remembering places and problems.

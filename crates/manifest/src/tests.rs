@@ -261,7 +261,7 @@ fn segments_within_segments_are_read_and_mistakes_name_the_field() {
 
 #[test]
 fn where_other_jobs_are_is_read() {
-    let mut manifest = one(&job(
+    let manifest = one(&job(
         "  command: [run]\n  affinity:\n    - {to: job-3f0, level: host, rule: together, required: true}\n    \
          - {to: array-3f0, level: rack, rule: together, weight: 20}\n    \
          - {jobs: \"app=cache,stage in (a,b)\", level: region, rule: apart, required: true}\n",
@@ -280,7 +280,7 @@ fn where_other_jobs_are_is_read() {
     );
     for (entry, problem) in [
         (
-            "{to: job-3f0, level: room, rule: apart, required: true}",
+            "{to: job-3f0, level: row, rule: apart, required: true}",
             "line 7: spec.affinity[0].level: must be one of",
         ),
         (
@@ -815,11 +815,15 @@ fn what_is_no_job_is_said() {
             "line 1: apiVersion: must be muster.dev/v1, got \"v1\"",
         ),
         ("kind: Job\napiVersion: muster.dev/v1\n", "spec: must be given"),
-        ("- a\n- b\n", "line 1: expected mapping"),
+        ("- a\n- b\n", "line 1: must be a mapping (`name: value`), and not a list or a single value"),
         ("a: [", "line 1"),
         ("kind: Job\nkind: Job\n", "line 2: kind: is given twice"),
     ] {
         assert!(problems(text)[0].contains(part), "{text:?}: {:?}", problems(text));
+    }
+    for nothing in ["~", ""] {
+        let text = job(&format!("  command: [a]\n  environment:\n    A: {nothing}\n    B: x\n"));
+        assert!(problems(&text)[0].contains("must have a value; "), "{:?}", problems(&text));
     }
     let both = job("  groups: [{command: [a]}]\n  workers: 3\n");
     assert_eq!(

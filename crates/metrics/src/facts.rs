@@ -160,6 +160,8 @@ pub struct PoolFacts {
     pub free_milli: u64,
     /// Wholly free.
     pub idle: u64,
+    /// Price of an accelerator for an hour, in millionths of a dollar, where the policy has one.
+    pub hourly_micro_dollars: Option<u64>,
 }
 
 /// Accelerators of one type that jobs hold or that are kept for them while others stop.

@@ -222,13 +222,17 @@ fn fleet(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
     let mut nodes = Rows::new(families::NODES);
     nodes.row(["up"], count(facts.nodes_up));
     nodes.row(["lost"], count(facts.nodes_lost));
-    let [mut total, mut free, mut idle] =
-        [families::DEVICES, families::DEVICES_FREE, families::DEVICES_IDLE].map(Rows::new);
+    let [mut total, mut free, mut idle, mut price] =
+        [families::DEVICES, families::DEVICES_FREE, families::DEVICES_IDLE, families::DEVICE_PRICE]
+            .map(Rows::new);
     for pool in &facts.pools {
         let labels: [&str; 3] = [&pool.region, &pool.cluster, &pool.kind];
         total.row(labels, count(pool.total));
         free.row(labels, units(pool.free_milli));
         idle.row(labels, count(pool.idle));
+        if let Some(micro_dollars) = pool.hourly_micro_dollars {
+            price.row(labels, rows::millionths(micro_dollars));
+        }
     }
     let mut used = Rows::new(families::DEVICES_USED);
     for UsedFacts { kind, milli } in &facts.used {
@@ -236,7 +240,7 @@ fn fleet(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
     }
     let restricted = Rows::one(families::NODES_RESTRICTED, Some(count(facts.nodes_restricted)));
     let pending = Rows::one(families::NODES_PENDING, Some(count(facts.nodes_awaiting_admission)));
-    vec![jobs, held_back, nodes, restricted, pending, total, used, free, idle]
+    vec![jobs, held_back, nodes, restricted, pending, total, used, free, idle, price]
 }
 
 fn tenants(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
@@ -328,7 +332,13 @@ mod tests {
             peer_lag_entries: Some(vec![("2".to_owned(), 7)]),
             tenants: vec![tenant],
             used: vec![UsedFacts { milli: 2_500, ..UsedFacts::default() }],
-            pools: vec![PoolFacts { total: 16, free_milli: 5_500, idle: 5, ..PoolFacts::default() }],
+            pools: vec![PoolFacts {
+                total: 16,
+                free_milli: 5_500,
+                idle: 5,
+                hourly_micro_dollars: Some(2_500_000),
+                ..PoolFacts::default()
+            }],
             storage_free_bytes: Some(1 << 40),
             stalled_ms: Some(0),
             snapshot_age_ms: Some(60_000),

@@ -76,6 +76,11 @@ pub(crate) fn units(milli: u64) -> f64 {
     count(milli) / 1_000.0
 }
 
+/// Millionths as units.
+pub(crate) fn millionths(micro: u64) -> f64 {
+    count(micro) / 1_000_000.0
+}
+
 pub(crate) fn days(value: i64) -> f64 {
     value as f64
 }

@@ -74,6 +74,41 @@ const DASHBOARDS: &[Dashboard] = &[
         ],
     },
     Dashboard {
+        file: "cost",
+        title: "Muster: cost",
+        panels: &[
+            Panel(
+                "Price of an accelerator for an hour",
+                "currencyUSD",
+                &[("{{region}} {{type}}", "max by (region, type) (muster_accelerator_price_dollars)")],
+            ),
+            Panel(
+                "Cost of the fleet for an hour, by region and type",
+                "currencyUSD",
+                &[(
+                    "{{region}} {{type}}",
+                    "max by (region, type) (sum by (instance, region, type) (muster_accelerators * muster_accelerator_price_dollars))",
+                )],
+            ),
+            Panel(
+                "Cost of what is free for an hour, by region and type",
+                "currencyUSD",
+                &[(
+                    "{{region}} {{type}}",
+                    "max by (region, type) (sum by (instance, region, type) (muster_accelerators_free * muster_accelerator_price_dollars))",
+                )],
+            ),
+            Panel(
+                "Cost of what a tenant holds for an hour, by the mean price of the type",
+                "currencyUSD",
+                &[(
+                    "{{tenant}}",
+                    "topk(10, max by (tenant) (sum by (instance, tenant) (muster_tenant_accelerators * on (instance, type) group_left () avg by (instance, type) (muster_accelerator_price_dollars))))",
+                )],
+            ),
+        ],
+    },
+    Dashboard {
         file: "queues",
         title: "Muster: queues and fairness",
         panels: &[

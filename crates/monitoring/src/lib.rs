@@ -167,10 +167,15 @@ async fn scrape<M: Monitored>(State(pages): State<Pages<M>>, request: Request) -
     if !peer.is_some_and(|peer| pages.monitored.may_scrape(&peer.info.principal)) {
         return text(StatusCode::FORBIDDEN, "a certificate of a user is needed\n".to_owned());
     }
-    let Ok(_permit) = Arc::clone(&pages.scrapes).try_acquire_owned() else {
+    let Ok(permit) = Arc::clone(&pages.scrapes).try_acquire_owned() else {
         return text(StatusCode::SERVICE_UNAVAILABLE, "other scrapes are under way\n".to_owned());
     };
-    let made = tokio::task::spawn_blocking(move || pages.monitored.scrape()).await;
+    let made = tokio::task::spawn_blocking(move || {
+        // Given back when the work is over, not when its caller has gone.
+        let _permit = permit;
+        pages.monitored.scrape()
+    });
+    let made = made.await;
     let Ok(body) = made else {
         return text(StatusCode::INTERNAL_SERVER_ERROR, "the scrape ended without an answer\n".to_owned());
     };

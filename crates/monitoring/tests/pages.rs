@@ -4,9 +4,10 @@ use muster_monitoring::{
     Condition, ConnectionTimeouts, FEW_CONNECTIONS, Monitored, is_user, process_facts, routes, serve,
 };
 use muster_transport::{AcceptLimits, Principal, Security};
+use parking_lot::{Condvar, Mutex};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -40,11 +41,44 @@ impl Monitored for Process {
     }
 }
 
-async fn start(process: Process, bounds: AcceptLimits) -> SocketAddr {
+/// A process whose scrapes last until they are let go.
+#[derive(Clone, Default)]
+struct Slow {
+    begun: Arc<AtomicUsize>,
+    let_go: Arc<(Mutex<bool>, Condvar)>,
+}
+
+impl Monitored for Slow {
+    fn scrape(&self) -> String {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        let (is_over, changed) = &*self.let_go;
+        // A test that fails must not wait for it.
+        let _ = changed.wait_while_for(&mut is_over.lock(), |is_over| !*is_over, PATIENCE);
+        "# EOF\n".to_owned()
+    }
+
+    fn live(&self) -> Condition {
+        Condition::good("ok")
+    }
+
+    fn ready(&self) -> Condition {
+        Condition::good("ok")
+    }
+
+    fn may_scrape(&self, _: &Principal) -> bool {
+        true
+    }
+}
+
+async fn start(process: impl Monitored, bounds: AcceptLimits) -> SocketAddr {
     start_within(process, bounds, ConnectionTimeouts::DEFAULT).await
 }
 
-async fn start_within(process: Process, bounds: AcceptLimits, timeouts: ConnectionTimeouts) -> SocketAddr {
+async fn start_within(
+    process: impl Monitored,
+    bounds: AcceptLimits,
+    timeouts: ConnectionTimeouts,
+) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
     let address = listener.local_addr().expect("it has an address");
     tokio::spawn(async move {
@@ -113,6 +147,32 @@ async fn a_connection_too_many_is_closed_and_others_go_on() {
     drop(held);
     // The place of a connection that has ended is free a moment later.
     let free = async { while ask(address, head).await.is_none() {} };
+    tokio::time::timeout(PATIENCE, free).await.expect("places are given back");
+}
+
+/// A caller that goes away does not end its scrape, so the next one must not come on top of it.
+#[tokio::test]
+async fn scrapes_that_nobody_waits_for_count_until_they_are_over() {
+    let slow = Slow::default();
+    let address = start(slow.clone(), FEW_CONNECTIONS).await;
+    for count in 1..=2 {
+        let mut stream = TcpStream::connect(address).await.expect("a connection");
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n").await.expect("it is sent");
+        let begins = async {
+            while slow.begun.load(Ordering::SeqCst) < count {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, begins).await.expect("a scrape begins");
+        drop(stream);
+    }
+    for _ in 0..20 {
+        assert_eq!(get(address, "/metrics").await.0, 503);
+    }
+    assert_eq!(slow.begun.load(Ordering::SeqCst), 2);
+    *slow.let_go.0.lock() = true;
+    slow.let_go.1.notify_all();
+    let free = async { while get(address, "/metrics").await.0 != 200 {} };
     tokio::time::timeout(PATIENCE, free).await.expect("places are given back");
 }
 

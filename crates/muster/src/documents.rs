@@ -47,6 +47,7 @@ fn words(line: &str) -> Option<Vec<String>> {
     let command = line.split(" #").next().unwrap_or_default();
     // What the shell does with the output is no word of the command.
     let command = command.split(" > ").next().unwrap_or_default();
+    let command = command.split(" >> ").next().unwrap_or_default();
     let command = command.split(" | ").next().unwrap_or_default().trim();
     let command = command.replace(['[', ']'], "");
     let mut words = split(&command);

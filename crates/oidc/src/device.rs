@@ -1,6 +1,7 @@
 //! Signing in from a terminal: the device flow (RFC 8628), and refreshing what it gave.
 
 use muster_fetch::{Ask, FetchError, FetchRules, Fetcher};
+use muster_json::object;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -8,7 +9,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::error::LoginError;
-use crate::json::object;
 use crate::refresh::{DESCRIPTION_BYTES_MAX, open};
 
 /// Bytes of an answer.

@@ -1,13 +1,13 @@
 //! Tokens: their form, the checks that they have to pass, and their order. Nothing of a token is believed before its signature is
 //! verified, but the name of the issuer and of the key to verify it with.
 
+use muster_json::{JsonFault, object};
 use muster_transport::JWT_BYTES_MAX;
 use muster_types::Name;
 use serde_json::{Map, Value};
 
 use crate::base64url::decode;
 use crate::error::SignInRefusal;
-use crate::json::{JsonFault, object};
 use crate::keys::{Algorithm, KEY_ID_BYTES_MAX, Keys, SigningKey};
 use crate::settings::{IssuerSettings, Rule};
 
@@ -39,8 +39,8 @@ pub(crate) struct Verified {
 
 fn fault(fault: JsonFault) -> SignInRefusal {
     match fault {
-        JsonFault::Form => SignInRefusal::Malformed,
-        JsonFault::Repeated => SignInRefusal::RepeatedClaim,
+        JsonFault::Form(_) => SignInRefusal::Malformed,
+        JsonFault::Repeated(_) => SignInRefusal::RepeatedClaim,
     }
 }
 

@@ -1,5 +1,6 @@
 //! Keys of an issuer, as a JSON Web Key Set has them, and the signatures that they verify.
 
+use muster_json::{JsonFault, object};
 use ring::signature::{
     ECDSA_P256_SHA256_FIXED, ED25519, RSA_PKCS1_2048_8192_SHA256, RsaPublicKeyComponents, UnparsedPublicKey,
 };
@@ -9,7 +10,6 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::base64url::decode;
-use crate::json::{JsonFault, object};
 
 /// Bytes of a key set.
 pub const KEY_SET_BYTES_MAX: usize = 256 << 10;

@@ -12,7 +12,6 @@ mod base64url;
 mod device;
 mod error;
 mod issuers;
-mod json;
 mod jwt;
 mod keys;
 mod refresh;

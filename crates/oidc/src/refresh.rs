@@ -4,6 +4,7 @@
 //! than the configuration says: nobody makes a replica ask an issuer without end.
 
 use muster_fetch::{Answer, Ask, FetchRules, Fetcher};
+use muster_json::object;
 use muster_transport::PublicTls;
 use serde_json::Value;
 use std::path::Path;
@@ -14,7 +15,6 @@ use tokio::time::Instant;
 
 use crate::error::KeysError;
 use crate::issuers::{Issuer, Issuers};
-use crate::json::object;
 use crate::keys::{KEY_SET_BYTES_MAX, Keys};
 use crate::settings::KeySource;
 

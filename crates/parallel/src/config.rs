@@ -3,7 +3,6 @@
 //! A field that the architecture's own code has a default for gets that default here; one without which the sizes
 //! would be a guess is asked for.
 
-use crate::unique::Unique;
 use serde_json::{Map, Value};
 
 use crate::architectures::ARCHITECTURES;
@@ -78,15 +77,12 @@ pub fn parse(text: &str) -> Result<Model, PlanError> {
     if text.len() > CONFIG_BYTES_MAX {
         return Err(PlanError::NotAConfig(format!("it is longer than {CONFIG_BYTES_MAX} bytes")));
     }
-    let Unique(value) =
-        serde_json::from_str(text).map_err(|error| PlanError::NotAConfig(error.to_string()))?;
-    let Value::Object(map) = &value else {
-        return Err(PlanError::NotAConfig("it is another kind of value".to_owned()));
-    };
+    let whole =
+        muster_json::object(text.as_bytes()).map_err(|fault| PlanError::NotAConfig(fault.to_string()))?;
     // Models that also see or hear keep what decodes text one level down.
-    let map = match map.get("text_config") {
+    let map = match whole.get("text_config") {
         Some(Value::Object(inner)) if inner.contains_key("model_type") => inner,
-        _ => map,
+        _ => &whole,
     };
     let architecture = match map.get("model_type") {
         Some(Value::String(name)) => name.as_str(),

@@ -27,7 +27,6 @@ pub mod ranks;
 pub mod report;
 pub mod search;
 pub mod serving;
-mod unique;
 
 pub use accelerator::Accelerator;
 pub use calibration::Observation;

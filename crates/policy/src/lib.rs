@@ -33,6 +33,6 @@ pub use pending_queue::{Candidate, Line, Marks, asker};
 pub use predict::{Prediction, predict};
 pub use refresh::Refresh;
 pub use victims::{
-    Cost, Costing, HARM_RANKS, has_victims, holds_what_is_wanted, lost_device_ms, may_make_room,
+    Cost, Costing, HARM_RANKS, has_victims, holds_what_is_wanted, lost_milli_ms, may_make_room,
     may_make_room_later, minimum_run_ends, resumes, saved_at,
 };

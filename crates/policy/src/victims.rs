@@ -51,7 +51,7 @@ pub fn resumes(state: &State, job: JobId) -> bool {
 /// Work that is lost when a gang is stopped now: its devices times the time since it last saved its work, or
 /// since it began, in thousandths of a device times milliseconds.
 #[must_use]
-pub fn lost_device_ms(state: &State, job: JobId, now: LogTime) -> u64 {
+pub fn lost_milli_ms(state: &State, job: JobId, now: LogTime) -> u64 {
     let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { return 0 };
     let saved = saved_at(state, job).unwrap_or_else(|| begun_at(row, now));
     held_milli(row, spec).saturating_mul(now.since_ms(saved))

@@ -132,6 +132,8 @@ struct LimitsFile {
     message_bytes_max: Option<u64>,
     calls_max: Option<u32>,
     streams_max: Option<u32>,
+    tenant_calls_max: Option<u32>,
+    tenant_streams_max: Option<u32>,
     agent_sessions_max: Option<u32>,
     agent_uploads_max: Option<u32>,
     group_sessions_max: Option<u32>,
@@ -662,6 +664,8 @@ fn api(file: &LimitsFile) -> Result<ApiConfig, (&'static str, String)> {
     api.message_bytes_max = usize::try_from(message_bytes_max).unwrap_or(usize::MAX);
     set("calls_max", file.calls_max, MANY, &mut api.calls.calls_max)?;
     set("streams_max", file.streams_max, MANY, &mut api.calls.streams_max)?;
+    set("tenant_calls_max", file.tenant_calls_max, MANY, &mut api.calls.tenant_calls_max)?;
+    set("tenant_streams_max", file.tenant_streams_max, MANY, &mut api.calls.tenant_streams_max)?;
     set("agent_sessions_max", file.agent_sessions_max, MANY, &mut api.calls.agent_sessions_max)?;
     set("agent_uploads_max", file.agent_uploads_max, MANY, &mut api.calls.agent_uploads_max)?;
     set("group_sessions_max", file.group_sessions_max, MANY, &mut api.calls.group_sessions_max)?;

@@ -20,7 +20,6 @@ use muster_engine::{
 };
 use muster_metrics::ReplicaMetrics;
 use muster_store::{ReplicaStore, StoreError};
-use muster_traces::Tracer;
 use muster_transport::{PeerName, Role as PeerRole, Security, Tls, TlsError};
 use std::cmp::Reverse;
 use std::net::SocketAddr;
@@ -385,6 +384,7 @@ pub async fn run(args: ServerArgs, version: &str, shutdown: CancellationToken) -
     }
     let shared = muster_api::Shared::new(engine.clone(), config.api, security.clone())
         .recording(recorder)
+        .reading_denied(Arc::new(audit::AuditFiles::new(&config.data_dir, config.audit)))
         .signing_in(issuers);
     let recording = {
         let (engine, place) = (engine.clone(), (config.data_dir.clone(), config.replica_id));
@@ -406,25 +406,21 @@ pub async fn run(args: ServerArgs, version: &str, shutdown: CancellationToken) -
     let ended = parts.until_over(&shutdown).await;
     parts.stop(ended.is_ok()).await;
     within("recording the last calls", DRAIN_MAX, async { drop(recording.await) }).await;
+    muster_traces::end(DRAIN_MAX).await;
     fresh.abort();
     ended
 }
 
-/// Has spans recorded and sent from now on, where the configuration names a collector. It ends with the runtime.
+/// Has spans recorded and sent from now on, where the configuration names a collector.
 fn begin_traces(config: &ServerConfig, version: &str) {
-    let Some(settings) = config.traces.clone() else { return };
-    let (tracer, queue) = Tracer::new(settings.ratio);
-    if !muster_traces::install(tracer) {
-        return;
-    }
+    let Some(settings) = &config.traces else { return };
     let resource = vec![
         ("service.name", "muster-server".to_owned()),
         ("service.version", version.to_owned()),
         ("service.instance.id", config.replica_id.to_string()),
         ("cloud.region", config.region.to_string()),
     ];
-    let version = version.to_owned();
-    tokio::spawn(async move { muster_traces::export(queue, settings, resource, &version).await });
+    muster_traces::begin(settings, resource, version);
 }
 
 /// Has durations of the replica's work measured from here on.

@@ -1,9 +1,9 @@
 //! `muster server recover`: a cluster begins again from the one replica that is left.
 //!
 //! What can be lost: nothing that this replica has. An acknowledged write was on a majority of the
-//! voters when it was acknowledged; whether this replica was of that majority is what nobody can tell
-//! any more. So every entry it has is taken, also those it did not know to be committed, and the last
-//! one is named with its time: what was acknowledged after that, or only to others, is gone.
+//! voters when it was acknowledged, and nobody can know any more whether this replica was in that majority. So all
+//! entries that it has are kept, also those that it did not know to be committed, and the last one is named with its
+//! time: writes that were acknowledged after that, or only by others, are lost.
 //!
 //! The previous data directory is kept next to the new one. The archive of the log moves with it: an archive inside
 //! the directory is in both, and records that only the old log had are appended to it. Other replicas of the previous

@@ -2,11 +2,12 @@
 //!
 //! An interruption is the loss of a node that nobody here had asked for: its session ran out, and no operator had drained it or taken
 //! it out of placement. Where another holder takes over its name, it counts only if its provider had announced an end of
-//! the host: else the agent was begun anew. A recovery of the cluster is no interruption.
+//! the host: else the agent was started again. A recovery of the cluster is no interruption.
 
 use alloc::format;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::Bound;
 use muster_journal::{Estimate, NodeLostCause};
 use muster_types::{JobId, LogTime, NodeId};
 
@@ -72,6 +73,11 @@ impl State {
     /// Jobs in the pending queue with a fallback that they do not take yet, by the earliest time at which they might.
     pub fn closed_fallbacks(&self) -> impl Iterator<Item = (LogTime, JobId)> {
         self.indexes.fallbacks.iter().copied()
+    }
+
+    /// The same behind one of them.
+    pub fn closed_fallbacks_behind(&self, place: (LogTime, JobId)) -> impl Iterator<Item = (LogTime, JobId)> {
+        self.indexes.fallbacks.range((Bound::Excluded(place), Bound::Unbounded)).copied()
     }
 
     pub(crate) fn check_fallback_opened(&self, job: JobId) -> Result<(), GuardError> {

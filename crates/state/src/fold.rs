@@ -196,8 +196,8 @@ impl State {
             Decision::BookingOpened { name } => self.fold_booking_opened(name),
             Decision::BookingEnded { name, cause } => self.fold_booking_ended(name, *cause),
             Decision::BookingMoved { name, nodes } => self.fold_booking_moved(name, nodes),
-            Decision::ScheduleSet { request, by, acts_for, schedule, is_new: _ } => {
-                self.fold_schedule_set((*request, by), acts_for.as_ref(), schedule)
+            Decision::ScheduleSet { request, by, acts_for, role, schedule, is_new: _ } => {
+                self.fold_schedule_set((*request, by), (acts_for.as_ref(), role.as_ref()), schedule)
             }
             Decision::ScheduleDeleted { request, schedule, by: _ } => {
                 self.fold_schedule_deleted(*request, schedule)

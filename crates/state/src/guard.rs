@@ -211,7 +211,7 @@ impl State {
             Decision::BookingEnded { name, cause } => self.check_booking_ended(name, *cause),
             Decision::BookingMoved { name, nodes } => self.check_booking_moved(name, nodes),
             Decision::FallbackOpened { job } => self.check_fallback_opened(*job),
-            Decision::ScheduleSet { request, by, acts_for: _, schedule, is_new } => {
+            Decision::ScheduleSet { request, by, acts_for: _, role: _, schedule, is_new } => {
                 self.check_schedule_set((*request, by), schedule, *is_new)
             }
             Decision::ScheduleDeleted { request, by, schedule } => {
@@ -284,7 +284,7 @@ impl State {
         self.check_admitted(spec)?;
         require(spec.is_within_agent_bounds(), GuardError::Limit)?;
         let Some(id) = self.node_named(&spec.name) else {
-            // Ids are never given again, so that they run out in the end: after four thousand millions.
+            // Ids are never used again, so they are exhausted after 2^32 registrations.
             let has_room = (self.nodes.len() as u64) < u64::from(limits::NODES_MAX);
             return require(has_room && self.meta.nodes_registered < u32::MAX, GuardError::Limit);
         };

@@ -158,12 +158,12 @@ struct Level {
     committed_milli: u64,
 }
 
-/// Whether a tenant stays within what it is promised.
+/// How a tenant's usage compares with its nominal quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuotaStatus {
-    /// It does, in every flavour it has a quota in.
+    /// It is within the quota of every flavour for which the tenant has one.
     WithinNominal,
-    /// It uses what others are promised or nobody is.
+    /// It exceeds one of them, so the tenant uses capacity that others are promised or that is promised to nobody.
     Borrowing {
         /// How much, in the flavour where that is most.
         by_milli: u64,

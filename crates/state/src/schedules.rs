@@ -9,7 +9,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::{RequestKey, canonical};
 use muster_types::{
-    JobId, LogTime, Name, NextRun, OverlapRule, Requester, Schedule, ScheduleKey, ScheduleRun, limits,
+    JobId, LogTime, Name, NextRun, OverlapRule, OwnerRole, Requester, Schedule, ScheduleKey, ScheduleRun,
+    limits,
 };
 
 use crate::array::JobEnd;
@@ -160,7 +161,7 @@ impl State {
     pub(crate) fn fold_schedule_set(
         &mut self,
         (request, by): (RequestKey, &Requester),
-        acts_for: Option<&Name>,
+        (acts_for, role): (Option<&Name>, Option<&OwnerRole>),
         schedule: &Schedule,
     ) -> Vec<Effect> {
         self.remember(request, RequestAnswer::Done);
@@ -170,6 +171,7 @@ impl State {
             schedule: Arc::new(schedule.clone()),
             by: by.clone(),
             acts_for: acts_for.cloned(),
+            role: role.cloned(),
             tenant_was_listed: self.policy.policy.tenants.contains_key(&key.tenant),
             set_index: self.meta.log_index,
             set_at: self.meta.log_time,

@@ -1,4 +1,4 @@
-//! Whose records are taken next, and from where: all that the header of a record is held against.
+//! Validation of record headers: which leader's records are accepted next, and at which index.
 //!
 //! A process that follows the log without the state (an archive, a reader of its records) needs no more than
 //! this to know which records have a position and which are those of a leadership that had ended.

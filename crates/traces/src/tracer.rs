@@ -1,42 +1,47 @@
-//! The tracer of this process, and spans on their way to the collector.
+//! The tracer of this process, and its spans until they end.
 
 use muster_types::TraceParent;
+use opentelemetry::trace::{SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
+use opentelemetry::{InstrumentationScope, KeyValue};
+use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Instant, SystemTime};
-use tokio::sync::mpsc;
+use std::time::{Duration, Instant, SystemTime};
 
-use crate::settings::SampleRatio;
+use crate::export::SpanQueue;
+use crate::settings::{SampleRatio, TracesSettings};
 
-/// Spans that have ended and were not sent yet.
-const QUEUE_MAX: usize = 8_192;
 /// Attributes of one span.
 const ATTRIBUTES_MAX: usize = 16;
 /// Bytes of the text of an attribute; the rest is cut off.
 const TEXT_BYTES_MAX: usize = 256;
 
 static TRACER: OnceLock<Tracer> = OnceLock::new();
-/// Spans for which there was no place, or which the collector did not take.
-static DROPPED: AtomicU64 = AtomicU64::new(0);
 
 /// The tracer of this process; none where no collector is configured.
 pub fn tracer() -> Option<&'static Tracer> {
     TRACER.get()
 }
 
-/// Has this process record spans from now on. False where it does already; then the other tracer stays.
-pub fn install(tracer: Tracer) -> bool {
-    TRACER.set(tracer).is_ok()
+/// Has this process record spans from now on, and send them until [`end`] or until the runtime that this is called on ends. Where it
+/// does so already, that goes on. `resource` says what this process is.
+pub fn begin(settings: &TracesSettings, resource: Vec<(&'static str, String)>, version: &str) {
+    if tracer().is_some() {
+        return;
+    }
+    match SpanQueue::for_collector(settings, resource) {
+        // Another may have been faster: then this one ends.
+        Ok(queue) => drop(TRACER.set(Tracer::new(settings.ratio, version, queue))),
+        Err(error) => tracing::warn!(%error, "no spans are recorded"),
+    }
 }
 
-/// Spans that were dropped since this process started.
-#[must_use]
-pub fn dropped() -> u64 {
-    DROPPED.load(Ordering::Relaxed)
-}
-
-pub(crate) fn note_dropped(spans: usize) {
-    DROPPED.fetch_add(u64::try_from(spans).unwrap_or(u64::MAX), Ordering::Relaxed);
+/// Sends the spans that have ended, and no others from then on. It takes no longer than `limit`.
+pub async fn end(limit: Duration) {
+    if let Some(tracer) = tracer()
+        && !tracer.end(limit).await
+    {
+        tracing::warn!(limit_ms = limit.as_millis(), "not all spans were sent to the collector of traces");
+    }
 }
 
 /// On which side of an exchange a span is.
@@ -50,6 +55,17 @@ pub enum Side {
     Producer,
     /// It takes what others have sent.
     Consumer,
+}
+
+impl Side {
+    fn kind(self) -> SpanKind {
+        match self {
+            Side::Internal => SpanKind::Internal,
+            Side::Server => SpanKind::Server,
+            Side::Producer => SpanKind::Producer,
+            Side::Consumer => SpanKind::Consumer,
+        }
+    }
 }
 
 /// The value of an attribute.
@@ -100,43 +116,35 @@ impl From<bool> for Value {
     }
 }
 
-/// A span that has ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ended {
-    /// What it is.
-    pub name: &'static str,
-    /// On which side.
-    pub side: Side,
-    /// Its trace, and itself in it.
-    pub own: TraceParent,
-    /// The span that it is a part of; none for the first of its trace.
-    pub parent: Option<[u8; 8]>,
-    /// When it began.
-    pub begun: SystemTime,
-    /// When it ended.
-    pub ended: SystemTime,
-    /// What is known of it.
-    pub attributes: Vec<(&'static str, Value)>,
-    /// Why it failed; none where it did not.
-    pub failure: Option<String>,
+impl From<Value> for opentelemetry::Value {
+    fn from(value: Value) -> opentelemetry::Value {
+        match value {
+            Value::Text(text) => text.into(),
+            Value::Number(number) => number.into(),
+            Value::Flag(flag) => flag.into(),
+        }
+    }
 }
-
-/// Ended spans, for the task that sends them.
-pub type Queue = mpsc::Receiver<Ended>;
 
 /// Makes spans of this process.
 #[derive(Debug)]
 pub struct Tracer {
     ratio: SampleRatio,
-    ended: mpsc::Sender<Ended>,
+    /// What makes the spans.
+    scope: InstrumentationScope,
+    queue: SpanQueue,
 }
 
 impl Tracer {
-    /// One that records this part of the traces that begin here, and where its spans come out.
-    #[must_use]
-    pub fn new(ratio: SampleRatio) -> (Tracer, Queue) {
-        let (ended, queue) = mpsc::channel(QUEUE_MAX);
-        (Tracer { ratio, ended }, queue)
+    /// One that records this part of the traces that begin here.
+    pub(crate) fn new(ratio: SampleRatio, version: &str, queue: SpanQueue) -> Tracer {
+        let scope = InstrumentationScope::builder("muster").with_version(version.to_owned()).build();
+        Tracer { ratio, scope, queue }
+    }
+
+    /// Sends what waits. False where that takes longer than `limit`.
+    pub(crate) async fn end(&self, limit: Duration) -> bool {
+        self.queue.end(limit).await
     }
 
     /// The first span of a trace that begins here; none where this trace is not to be recorded.
@@ -170,9 +178,24 @@ impl Tracer {
 
     fn span(&self, name: &'static str, side: Side, own: TraceParent, parent: Option<[u8; 8]>) -> Span {
         let begun = SystemTime::now();
-        let (attributes, failure) = (Vec::new(), None);
-        let record = Ended { name, side, own, parent, begun, ended: begun, attributes, failure };
-        Span { record: Some(record), is_over: false, ended: self.ended.clone() }
+        let (trace_id, span_id) = (TraceId::from_bytes(own.trace_id()), SpanId::from_bytes(own.span_id()));
+        let record = SpanData {
+            span_context: SpanContext::new(trace_id, span_id, TraceFlags::SAMPLED, false, TraceState::NONE),
+            parent_span_id: parent.map_or(SpanId::INVALID, SpanId::from_bytes),
+            // What is not within this process follows from a call, or from the contract of a job.
+            parent_span_is_remote: parent.is_some() && side != Side::Internal,
+            span_kind: side.kind(),
+            name: name.into(),
+            start_time: begun,
+            end_time: begun,
+            attributes: Vec::new(),
+            dropped_attributes_count: 0,
+            events: SpanEvents::default(),
+            links: SpanLinks::default(),
+            status: Status::Unset,
+            instrumentation_scope: self.scope.clone(),
+        };
+        Span { own, record: Some(Box::new(record)), is_over: false, queue: self.queue.clone() }
     }
 }
 
@@ -184,39 +207,44 @@ fn new_span_id() -> [u8; 8] {
 /// A span that goes on until it is dropped.
 #[derive(Debug)]
 pub struct Span {
+    own: TraceParent,
     /// None once it was sent.
-    record: Option<Ended>,
+    record: Option<Box<SpanData>>,
     /// Its end is known.
     is_over: bool,
-    ended: mpsc::Sender<Ended>,
+    queue: SpanQueue,
 }
 
 impl Span {
     /// Its place in its trace, which parts of it have as their parent.
     #[must_use]
     pub fn place(&self) -> Option<TraceParent> {
-        self.record.as_ref().map(|record| record.own)
+        self.record.is_some().then_some(self.own)
     }
 
     /// Adds what is known of it; what exceeds the bound of attributes is left out.
     pub fn set(&mut self, name: &'static str, value: impl Into<Value>) {
-        if let Some(record) = self.record.as_mut().filter(|record| record.attributes.len() < ATTRIBUTES_MAX) {
-            record.attributes.push((name, value.into()));
+        let Some(record) = &mut self.record else { return };
+        if record.attributes.len() < ATTRIBUTES_MAX {
+            let value: Value = value.into();
+            record.attributes.push(KeyValue::new(name, value));
+        } else {
+            record.dropped_attributes_count = record.dropped_attributes_count.saturating_add(1);
         }
     }
 
     /// It has failed, for this reason.
     pub fn fail(&mut self, why: &str) {
         if let (Some(record), Value::Text(why)) = (&mut self.record, Value::from(why)) {
-            record.failure = Some(why);
+            record.status = Status::error(why);
         }
     }
 
     /// It began and ended at these times.
     pub fn lasted(&mut self, begun: Instant, ended: Instant) {
         if let Some(record) = &mut self.record {
-            record.begun = at(begun);
-            record.ended = at(ended).max(record.begun);
+            record.start_time = at(begun);
+            record.end_time = at(ended).max(record.start_time);
             self.is_over = true;
         }
     }
@@ -226,11 +254,9 @@ impl Drop for Span {
     fn drop(&mut self) {
         let Some(mut record) = self.record.take() else { return };
         if !self.is_over {
-            record.ended = SystemTime::now().max(record.begun);
+            record.end_time = SystemTime::now().max(record.start_time);
         }
-        if self.ended.try_send(record).is_err() {
-            note_dropped(1);
-        }
+        self.queue.put(*record);
     }
 }
 
@@ -243,10 +269,39 @@ fn at(moment: Instant) -> SystemTime {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+    use opentelemetry_sdk::error::OTelSdkResult;
+    use opentelemetry_sdk::trace::SpanExporter;
+    use parking_lot::Mutex;
+    use std::sync::Arc;
 
-    fn all() -> SampleRatio {
-        "1".parse().expect("it is a ratio")
+    /// Longer than anything here takes.
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// Keeps what it is given.
+    #[derive(Clone, Debug, Default)]
+    struct Recorded(Arc<Mutex<Vec<SpanData>>>);
+
+    impl SpanExporter for Recorded {
+        async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+            self.0.lock().extend(batch);
+            Ok(())
+        }
+    }
+
+    impl Recorded {
+        /// The only span that this tracer has made.
+        async fn only(&self, tracer: &Tracer) -> SpanData {
+            assert!(tracer.end(LIMIT).await);
+            let mut spans = std::mem::take(&mut *self.0.lock());
+            assert_eq!(spans.len(), 1, "{spans:?}");
+            spans.remove(0)
+        }
+    }
+
+    fn recording(ratio: &str) -> (Tracer, Recorded) {
+        let kept = Recorded::default();
+        let queue = SpanQueue::new(kept.clone());
+        (Tracer::new(ratio.parse().expect("it is a ratio"), "0.1.0", queue), kept)
     }
 
     fn sampled() -> TraceParent {
@@ -255,44 +310,62 @@ mod tests {
 
     #[tokio::test]
     async fn a_span_is_queued_when_it_is_dropped_with_its_parent_and_attributes() {
-        let (tracer, mut queue) = Tracer::new(all());
-        let mut span = tracer.child("muster.call", Side::Server, sampled()).expect("it is sampled");
-        let place = span.place().expect("it goes on");
+        let (tracer, kept) = recording("1");
+        let own = sampled().derived(&[1, 2]);
+        let mut span =
+            tracer.child_as("muster.launch", Side::Consumer, sampled(), own).expect("it is sampled");
+        assert_eq!(span.place(), Some(own));
         span.set("muster.job", "job-1");
         span.set("muster.log_index", 7_u64);
         span.fail("OVERLOADED");
-        assert!(queue.try_recv().is_err(), "it goes on");
+        // It goes on, and is none of those that are sent.
+        drop(tracer.child("muster.call", Side::Server, own).expect("it is sampled"));
+        let call = kept.only(&tracer).await;
+        assert_eq!(call.parent_span_id.to_bytes(), own.span_id());
+        assert_ne!(call.span_context.span_id().to_bytes(), own.span_id());
+
+        let (tracer, kept) = recording("1");
+        span.queue = tracer.queue.clone();
         drop(span);
-        let ended = queue.recv().await.expect("it has ended");
-        assert_eq!((ended.own, ended.parent), (place, Some([8; 8])));
-        assert_eq!(place.trace_id(), [7; 16]);
-        assert_eq!(ended.attributes[1], ("muster.log_index", Value::Number(7)));
-        assert_eq!(ended.failure.as_deref(), Some("OVERLOADED"));
-        assert!(ended.ended >= ended.begun);
+        let ended = kept.only(&tracer).await;
+        assert_eq!(ended.span_context.trace_id().to_bytes(), [7; 16]);
+        assert_eq!(ended.span_context.span_id().to_bytes(), own.span_id());
+        assert_eq!((ended.parent_span_id.to_bytes(), ended.parent_span_is_remote), ([8; 8], true));
+        assert_eq!(ended.attributes[1], KeyValue::new("muster.log_index", 7_i64));
+        assert_eq!(ended.status, Status::error("OVERLOADED"));
+        assert!(ended.end_time >= ended.start_time);
     }
 
     #[tokio::test]
     async fn what_is_known_of_its_times_is_kept() {
-        let (tracer, mut queue) = Tracer::new(all());
-        let now = Instant::now();
+        let (tracer, kept) = recording("1");
+        let begun = Instant::now();
         let mut span = tracer.root("muster.apply", Side::Internal).expect("all are recorded");
-        span.lasted(now, now + Duration::from_millis(0));
+        span.lasted(begun, begun);
         drop(span);
-        let ended = queue.recv().await.expect("it has ended");
-        assert!(ended.ended >= ended.begun && ended.parent.is_none());
+        let ended = kept.only(&tracer).await;
+        assert!(ended.end_time >= ended.start_time);
+        assert_eq!((ended.parent_span_id, ended.parent_span_is_remote), (SpanId::INVALID, false));
+    }
+
+    #[tokio::test]
+    async fn attributes_are_bounded() {
+        let (tracer, kept) = recording("1");
+        let mut span = tracer.root("muster.call", Side::Server).expect("all are recorded");
+        for _ in 0..=ATTRIBUTES_MAX {
+            span.set("muster.jobs", 1_u32);
+        }
+        drop(span);
+        let ended = kept.only(&tracer).await;
+        assert_eq!((ended.attributes.len(), ended.dropped_attributes_count), (ATTRIBUTES_MAX, 1));
     }
 
     #[test]
-    fn what_is_not_sampled_is_no_span_and_what_finds_no_place_is_counted() {
-        let (tracer, _queue) = Tracer::new("0".parse().expect("it is a ratio"));
+    fn what_is_not_sampled_is_no_span() {
+        let (tracer, _kept) = recording("0");
         assert!(tracer.root("muster.call", Side::Server).is_none());
         let unsampled = TraceParent::new([7; 16], [8; 8], 0).expect("it is good");
         assert!(tracer.child("muster.call", Side::Server, unsampled).is_none());
-        let before = dropped();
-        for _ in 0..=QUEUE_MAX {
-            drop(tracer.child("muster.call", Side::Server, sampled()));
-        }
-        assert!(dropped() > before);
     }
 
     #[test]

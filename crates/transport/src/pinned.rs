@@ -111,8 +111,13 @@ pub enum PinnedError {
     #[error("a caller states one name of 1 to {PINNED_NAME_BYTES_MAX} bytes of UTF-8")]
     Name,
     /// Longer than a frame may be.
-    #[error("a frame of {0} bytes; at most {FRAME_BYTES_MAX} are allowed")]
-    Long(usize),
+    #[error("a frame of {bytes} bytes; at most {bytes_max} are allowed")]
+    Long {
+        /// How long it is.
+        bytes: usize,
+        /// How long it may be.
+        bytes_max: usize,
+    },
 }
 
 /// Accepts one certificate. Whether the other side holds its key, TLS 1.3 has it prove by a signature over the handshake.
@@ -225,6 +230,7 @@ impl ClientCertVerifier for Pin {
 /// Takes frames out of a connection.
 pub struct PinnedReader<S> {
     from: ReadHalf<TlsStream<S>>,
+    frame_bytes_max: usize,
 }
 
 /// Puts frames into a connection.
@@ -233,6 +239,11 @@ pub struct PinnedWriter<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> PinnedReader<S> {
+    /// Takes no longer frames from now on, nor any longer than [`FRAME_BYTES_MAX`]: what the other side may have in memory here.
+    pub fn limit_frames(&mut self, bytes_max: usize) {
+        self.frame_bytes_max = bytes_max.min(FRAME_BYTES_MAX);
+    }
+
     /// The next frame; none when the other side is gone between two. Not cancel safe.
     ///
     /// # Errors
@@ -247,8 +258,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> PinnedReader<S> {
             Err(error) => return Err(error.into()),
         };
         let length = u32::from_le_bytes(length) as usize;
-        if length > FRAME_BYTES_MAX {
-            return Err(PinnedError::Long(length));
+        if length > self.frame_bytes_max {
+            return Err(PinnedError::Long { bytes: length, bytes_max: self.frame_bytes_max });
         }
         let mut frame = Vec::new();
         (&mut self.from).take(length as u64).read_to_end(&mut frame).await?;
@@ -266,7 +277,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> PinnedWriter<S> {
     /// When it is too long, or the connection breaks.
     pub async fn write(&mut self, frame: &[u8]) -> Result<(), PinnedError> {
         let length = u32::try_from(frame.len()).ok().filter(|_| frame.len() <= FRAME_BYTES_MAX);
-        let length = length.ok_or(PinnedError::Long(frame.len()))?;
+        let length = length.ok_or(PinnedError::Long { bytes: frame.len(), bytes_max: FRAME_BYTES_MAX })?;
         self.to.write_all(&length.to_le_bytes()).await?;
         self.to.write_all(frame).await?;
         self.to.flush().await?;
@@ -276,7 +287,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> PinnedWriter<S> {
 
 fn halves<S: AsyncRead + AsyncWrite + Unpin>(stream: TlsStream<S>) -> (PinnedReader<S>, PinnedWriter<S>) {
     let (from, to) = split(stream);
-    (PinnedReader { from }, PinnedWriter { to })
+    (PinnedReader { from, frame_bytes_max: FRAME_BYTES_MAX }, PinnedWriter { to })
 }
 
 /// Opens a connection under a name that the other side knows the identity by. Whether that side took this one's
@@ -435,10 +446,19 @@ mod tests {
             near_out.to.write_all(bytes).await.unwrap();
             near_out.to.flush().await.unwrap();
             drop((near_in, near_out));
-            assert!(matches!(far_in.read().await, Err(PinnedError::Long(_) | PinnedError::Io(_))));
+            assert!(matches!(far_in.read().await, Err(PinnedError::Long { .. } | PinnedError::Io(_))));
             let long = far_out.write(&vec![0; FRAME_BYTES_MAX + 1]).await;
-            assert!(matches!(long, Err(PinnedError::Long(_))));
+            assert!(matches!(long, Err(PinnedError::Long { .. })));
         }
+        let (near, far) = pair(&identity, &identity).await;
+        let ((_near_in, mut near_out), (mut far_in, _far_out)) = (near.unwrap(), far.unwrap());
+        far_in.limit_frames(4);
+        for frame in [&b"four"[..], b"longer"] {
+            near_out.write(frame).await.unwrap();
+        }
+        assert_eq!(far_in.read().await.unwrap().as_deref(), Some(&b"four"[..]));
+        let long = far_in.read().await;
+        assert!(matches!(long, Err(PinnedError::Long { bytes: 6, bytes_max: 4 })));
         let (near, _far) = duplex(1 << 20);
         let long = dial(near, &"n".repeat(PINNED_NAME_BYTES_MAX + 1), &identity).await;
         assert!(matches!(long, Err(PinnedError::Name)));

@@ -476,7 +476,7 @@ impl Submission {
         }
     }
 
-    /// Jobs that say nothing of how they are run.
+    /// Submissions of jobs with the default contract.
     #[must_use]
     pub fn plain(specs: impl IntoIterator<Item = JobSpec>) -> Arc<[Submission]> {
         specs.into_iter().map(Submission::from).collect()

@@ -366,7 +366,7 @@ impl JobSpec {
         }
     }
 
-    /// Workers of each group of a gang of this many; none where it may not have so many.
+    /// Workers of each group of a gang of this many; none where it may not have that many.
     #[must_use]
     pub fn sizes_of(&self, workers: u32) -> Option<Vec<u32>> {
         match self.groups.as_slice() {
@@ -375,19 +375,19 @@ impl JobSpec {
         }
     }
 
-    /// Thousandths of devices of a gang of this many workers; of all where it may not have so many.
+    /// Thousandths of devices of a gang of this many workers; of all where it may not have that many.
     #[must_use]
     pub fn device_milli_of(&self, workers: u32) -> u64 {
         self.sum_of(workers, WorkerRequest::device_milli)
     }
 
-    /// Devices of a gang of this many workers; of all where it may not have so many. A share of one counts as one.
+    /// Devices of a gang of this many workers; of all where it may not have that many. A share of one counts as one.
     #[must_use]
     pub fn device_count_of(&self, workers: u32) -> u64 {
         self.sum_of(workers, |request| request.device_count().into())
     }
 
-    /// The sum over the workers of a gang of this many; over all where it may not have so many.
+    /// The sum over the workers of a gang of this many; over all where it may not have that many.
     fn sum_of(&self, workers: u32, of: impl Fn(&WorkerRequest) -> u64) -> u64 {
         if let [only] = self.groups.as_slice() {
             return of(&only.request).saturating_mul(workers.min(only.workers).into());
@@ -397,7 +397,7 @@ impl JobSpec {
         groups.map(|(group, workers)| of(&group.request).saturating_mul(workers.into())).sum()
     }
 
-    /// The group of a rank of a gang that has this many workers, and the rank's number in it. One that may not have so many
+    /// The group of a rank of a gang that has this many workers, and the rank's number in it. One that may not have that many
     /// is looked at as if it had all.
     #[must_use]
     pub fn group_of(&self, rank: u32, workers: usize) -> Option<(&TaskGroup, u32)> {

@@ -92,7 +92,7 @@ pub use node_requirements::{LabelTest, NodeExpression, NodeRequirements};
 pub use queue::QueueKey;
 pub use read::{Consistency, PastPoint, ReadFrom};
 pub use reason::{Refusal, RefusalCode, Violation};
-pub use schedule::{NextRun, OverlapRule, Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate};
+pub use schedule::{NextRun, OverlapRule, OwnerRole, Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate};
 pub use selector::{LabelSelector, SelectorError};
 pub use stop::StopReason;
 pub use time::{LogTime, Span};

@@ -19,6 +19,16 @@ use crate::metadata::JobMetadata;
 use crate::name::Name;
 use crate::reason::Violation;
 use crate::time::LogTime;
+use crate::token::TokenRole;
+
+/// The role of the policy with which somebody has set a schedule.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct OwnerRole {
+    /// As the policy names it.
+    pub name: Name,
+    /// The built-in role that it was a part of.
+    pub part_of: TokenRole,
+}
 
 /// The label of every job that a schedule has made: the schedule's name.
 pub const SCHEDULE_LABEL: &str = "schedule";

@@ -15,7 +15,7 @@ use muster_types::policy::{
 };
 use muster_types::{
     AdmissionMode, AdmissionRule, Approval, CertificateSerial, DeviceSet, LogIndex, Name, NodeAdmission,
-    NodeBounds, NodeId, NodeOverridesChange, RequestId, Requester, Revocation,
+    NodeBounds, NodeId, NodeOverridesChange, RefusalCode, RequestId, Requester, Revocation,
 };
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -59,8 +59,13 @@ impl AdminClient {
     async fn tell(&self, command: impl Fn(RequestId) -> Command) {
         let request = RequestId(u128::from(random()) << 64 | u128::from(random()));
         lock(&self.asked).insert(request);
-        // Refused where the node is already so, or not there: the next look says what is left to do.
-        let _ = ask(&self.cluster, WHO, TRIES, |_| command(request)).await;
+        // Refused where the node is already so, or not there: the next look says what is left to do. What the product does not know
+        // itself is no answer.
+        if let Some(Err(refusal)) = ask(&self.cluster, WHO, TRIES, |_| command(request)).await
+            && refusal.code == RefusalCode::Internal
+        {
+            self.cluster.site.checks.fail(format!("{:?} was refused: {refusal}", command(request)));
+        }
     }
 
     fn node(&self) -> Option<NodeId> {

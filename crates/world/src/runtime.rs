@@ -138,7 +138,7 @@ pub fn below(bound: u64) -> u64 {
     random() % bound.max(1)
 }
 
-/// True so often in a thousand.
+/// True with a probability of `permille` in a thousand.
 pub fn chance(permille: u64) -> bool {
     below(1_000) < permille
 }

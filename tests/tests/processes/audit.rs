@@ -186,5 +186,10 @@ async fn an_admin_a_tenant_and_a_stranger_are_told_apart() {
     assert!(denied.iter().all(|line| line["call"] == "muster.v1beta1.FleetService/CordonNode"), "{denied:?}");
     assert_eq!(site.audit(root, &["--denied", &file, "--who", "eve"]).await.len(), denied.len());
     assert!(site.audit(root, &["--denied", &file, "--who", "ada"]).await.is_empty());
+    // Every replica is asked where no file is named.
+    let everywhere =
+        site.audit(root, &["--denied", "--principal", "eve", "--reason", "PERMISSION_DENIED"]).await;
+    assert_eq!(everywhere.len(), denied.len(), "{everywhere:?}");
+    assert!(everywhere.iter().all(|line| line["replica"] == 1), "{everywhere:?}");
     site.cluster.assert_digests_agree().await;
 }

@@ -3,6 +3,8 @@
 use muster_client::{Client, Endpoints, Options};
 use muster_types::TraceParent;
 use muster_wire::v1;
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::trace::v1::Span;
 use parking_lot::Mutex;
 use prost::Message as _;
 use std::collections::BTreeMap;
@@ -12,41 +14,6 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
 use crate::support::{Agents, Cluster, eventually, is_finished, job, output, wait_for_job};
-
-/// What a collector is sent, as far as this test looks at it.
-#[derive(Clone, PartialEq, prost::Message)]
-struct ExportRequest {
-    #[prost(message, repeated, tag = "1")]
-    resources: Vec<ResourceSpans>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct ResourceSpans {
-    #[prost(message, repeated, tag = "2")]
-    scopes: Vec<ScopeSpans>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct ScopeSpans {
-    #[prost(message, repeated, tag = "2")]
-    spans: Vec<Span>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct Span {
-    #[prost(bytes = "vec", tag = "1")]
-    trace_id: Vec<u8>,
-    #[prost(bytes = "vec", tag = "2")]
-    span_id: Vec<u8>,
-    #[prost(bytes = "vec", tag = "4")]
-    parent: Vec<u8>,
-    #[prost(string, tag = "5")]
-    name: String,
-    #[prost(fixed64, tag = "7")]
-    begun: u64,
-    #[prost(fixed64, tag = "8")]
-    ended: u64,
-}
 
 /// A collector of this test. Dropping it closes its port.
 struct Collector {
@@ -109,8 +76,8 @@ async fn while_open(stream: TcpStream, into: &Mutex<Vec<Span>>) {
         if stream.read_exact(&mut body).await.is_err() {
             return;
         }
-        let request = ExportRequest::decode(body.as_slice()).expect("it is a request of OTLP");
-        let scopes = request.resources.into_iter().flat_map(|resource| resource.scopes);
+        let request = ExportTraceServiceRequest::decode(body.as_slice()).expect("it is a request of OTLP");
+        let scopes = request.resource_spans.into_iter().flat_map(|resource| resource.scope_spans);
         into.lock().extend(scopes.flat_map(|scope| scope.spans));
         if stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.is_err() {
             return;
@@ -175,12 +142,17 @@ async fn a_submission_through_a_follower_is_one_trace_down_to_its_worker() {
     })
     .await;
     let calls = &spans["muster.call"];
-    let of_follower = calls.iter().find(|span| span.parent == of.span_id()).expect("the follower's call");
-    let of_leader = calls.iter().find(|span| span.parent == of_follower.span_id).expect("the leader's call");
+    let of_follower =
+        calls.iter().find(|span| span.parent_span_id == of.span_id()).expect("the follower's call");
+    let of_leader =
+        calls.iter().find(|span| span.parent_span_id == of_follower.span_id).expect("the leader's call");
     for name in ["muster.decide", "muster.replicate", "muster.apply", "muster.order", "muster.launch"] {
         let span = &spans[name][0];
-        assert_eq!(span.parent, of_leader.span_id, "{name} is a part of the leader's call: {spans:#?}");
-        assert!(span.begun <= span.ended, "{span:?}");
+        assert_eq!(
+            span.parent_span_id, of_leader.span_id,
+            "{name} is a part of the leader's call: {spans:#?}"
+        );
+        assert!(span.start_time_unix_nano <= span.end_time_unix_nano, "{span:?}");
     }
     assert_eq!(spans["muster.launch"][0].span_id, worker.span_id(), "the worker goes on from its launch");
 

@@ -152,6 +152,19 @@ pub fn environment(
     variables
 }
 
+/// The directory that a worker starts in, by the name under which scripts of `sbatch` change to it: the files that its job has
+/// sent are there. None under the other forms, and where the job sets it.
+#[must_use]
+pub fn submit_directory(
+    placement: &Placement,
+    worker: &Launch,
+    starts_in: &Path,
+) -> Option<(String, String)> {
+    const NAME: &str = "SLURM_SUBMIT_DIR";
+    let is_told = placement.form == Form::Environment && !worker.environment.contains_key(NAME);
+    is_told.then(|| (NAME.to_owned(), starts_in.display().to_string()))
+}
+
 /// Variables that hold what a job planned for one of the sizes that it may have: the number of workers follows, and the
 /// value is a JSON object of variables.
 const LAYOUTS: &str = "PARALLEL_LAYOUT_";

@@ -244,6 +244,18 @@ fn a_worker_without_devices_is_one_process() {
 }
 
 #[test]
+fn a_script_of_sbatch_finds_the_directory_that_it_starts_in() {
+    let mut placement = two_hosts(Form::Environment, &["./train"]);
+    let told = |placement: &Placement| {
+        submit_directory(placement, &placement.workers[0], Path::new("/tasks/7/work"))
+    };
+    assert_eq!(told(&placement), Some(("SLURM_SUBMIT_DIR".to_owned(), "/tasks/7/work".to_owned())));
+    placement.workers[0].environment.insert("SLURM_SUBMIT_DIR".to_owned(), "/shared".to_owned());
+    assert_eq!(told(&placement), None, "the job's own");
+    assert_eq!(told(&two_hosts(Form::Mpi, &["./train"])), None);
+}
+
+#[test]
 fn the_slurm_job_id_gives_jax_the_rendezvous_port() {
     let placement = placement(vec![place("a", "10.0.0.1", 1)], vec![worker(0, 1, "h100")]);
     let port = placement.token.log_index.0 % 4_096 + 61_440;

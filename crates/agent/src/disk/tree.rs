@@ -210,13 +210,13 @@ impl Counted {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use nix::sys::stat::mkdirat;
     use std::os::unix::fs::PermissionsExt;
 
     /// Nested directories, with a file in the last.
-    fn deep(at: &Path, levels: u32) {
+    pub(crate) fn deep(at: &Path, levels: u32) {
         std::fs::create_dir(at).unwrap();
         let mut dir = open(AT_FDCWD, &c_path(at).unwrap()).unwrap();
         for _ in 0..levels {

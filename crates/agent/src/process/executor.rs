@@ -220,11 +220,8 @@ impl ProcessExecutor {
         } else {
             PathBuf::from(&placement.working_directory)
         };
-        if isolation.user.is_some() {
-            // The agent's own home is none of the worker's, and would be every tenant's.
-            let home = task.work().display().to_string();
-            environment.insert("HOME".to_owned(), home);
-        }
+        environment.extend(contract::submit_directory(placement, worker, &working_directory));
+        environment.extend(isolation.variables(&placement.tenant, &task.work(), &worker.environment));
         // With its own `/tmp` it needs none, and a directory that the job names for that is the job's.
         let has_its_own =
             isolation.private_tmp || image.is_some() || worker.environment.contains_key(temporary::VARIABLE);
@@ -875,8 +872,6 @@ impl Executor for ProcessExecutor {
         let stream = blocking(move || ports::connect(&task, port)).await?;
         let stream = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
         let stream = stream.map_err(|e| e.to_string())?;
-        // What people type must not wait for more of it.
-        let _ = stream.set_nodelay(true);
         Ok(Box::new(stream))
     }
 

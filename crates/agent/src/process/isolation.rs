@@ -18,7 +18,7 @@ use nix::unistd::geteuid;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Which separate namespaces a worker has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,6 +77,27 @@ pub struct Isolation {
     /// What the kernel bounds of each of its processes.
     #[serde(default)]
     pub rlimits: Rlimits,
+}
+
+impl Isolation {
+    /// What a worker with its tenant's user is told of that user, apart from what its job sets itself: its home, for the agent's
+    /// would be every tenant's, and the tenant as its name. The host's list of users has no name for it, so programs that ask for
+    /// one would fail (Python's `getpass.getuser`, and with it the compiler of PyTorch).
+    #[must_use]
+    pub fn variables(
+        &self,
+        tenant: &str,
+        home: &Path,
+        of_job: &BTreeMap<String, String>,
+    ) -> Vec<(String, String)> {
+        if self.user.is_none() {
+            return Vec::new();
+        }
+        let home = home.display().to_string();
+        let all = [("HOME", home), ("USER", tenant.to_owned()), ("LOGNAME", tenant.to_owned())];
+        let told = all.into_iter().filter(|(name, _)| !of_job.contains_key(*name));
+        told.map(|(name, value)| (name.to_owned(), value)).collect()
+    }
 }
 
 /// How a worker is kept from devices that it was not given.
@@ -545,6 +566,23 @@ mod tests {
         assert!(user("eve").unwrap_err().contains("tenant bob's already"));
         assert_eq!(isolating.facts()[0], ("isolation.user", "own"));
         assert_eq!(Isolating::off().of(&placement("bob"), &[]), Ok(Isolation::default()));
+    }
+
+    fn variables(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn a_separate_user_has_a_home_and_a_name_unless_its_job_sets_them() {
+        let work = "/var/lib/muster/tasks/7/work";
+        let told = |isolation: &Isolation, of_job: &[(&str, &str)]| -> BTreeMap<String, String> {
+            isolation.variables("ada", Path::new(work), &variables(of_job)).into_iter().collect()
+        };
+        let own = Isolation { user: Some(70_000), ..Isolation::default() };
+        assert_eq!(told(&own, &[]), variables(&[("HOME", work), ("USER", "ada"), ("LOGNAME", "ada")]));
+        let of_job = [("HOME", "/shared/ada"), ("USER", "ada.l")];
+        assert_eq!(told(&own, &of_job), variables(&[("LOGNAME", "ada")]));
+        assert!(told(&Isolation::default(), &[]).is_empty(), "it is the agent's user, and has its variables");
     }
 
     #[test]

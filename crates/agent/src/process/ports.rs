@@ -77,6 +77,8 @@ pub(crate) fn connect(task: &TaskDir, port: u16) -> Result<TcpStream, String> {
         // The one that was looked at: another process may have taken its port, or the worker's number, meanwhile.
         let again = find(task, port)?;
         if again.lineage == found.lineage && again.candidates.contains(candidate) {
+            // What people type must not wait for more of it.
+            let _ = stream.set_nodelay(true);
             return Ok(stream);
         }
         return Err("the port was just taken over; try again".to_owned());

@@ -25,6 +25,8 @@ const HEADER_BYTES: usize = 20;
 const FRAME_HEAD_BYTES: usize = 5;
 /// Data of one frame.
 const FRAME_BYTES_MAX: usize = LOG_CHUNK_BYTES;
+/// No number of lost bytes leads beyond this position.
+const POSITION_MAX: u64 = u64::MAX / 2;
 /// Read at once: at least one whole frame.
 const WINDOW_BYTES: usize = 2 * (FRAME_BYTES_MAX + FRAME_HEAD_BYTES);
 /// The data of a frame that stands for lost output: how many bytes.
@@ -157,6 +159,8 @@ impl Writer {
 
     /// Counts bytes that were lost before they came here.
     pub(crate) fn skip(&mut self, bytes: u64) {
+        // The number is somebody else's: what is written behind it has positions too.
+        let bytes = bytes.min(POSITION_MAX.saturating_sub(self.position));
         self.lost = self.lost.saturating_add(bytes);
         self.tally.dropped = self.tally.dropped.saturating_add(bytes);
         self.position = self.position.saturating_add(bytes);
@@ -565,6 +569,18 @@ mod tests {
             data.extend(piece.data);
         }
         (data, lost)
+    }
+
+    #[test]
+    fn no_number_of_lost_bytes_is_too_large_for_what_comes_behind_it() {
+        let place = TestDirectory::new();
+        let mut writer = place.writer(4_096);
+        for _ in 0..2 {
+            writer.skip(u64::MAX);
+            writer.write(Stdout, b"more").unwrap();
+        }
+        assert_eq!(writer.tally(), OutputTally { kept: 8, dropped: POSITION_MAX });
+        assert_eq!(rest(&mut place.reader(&[Stdout], 0, 0)), (b"moremore".to_vec(), POSITION_MAX));
     }
 
     #[test]

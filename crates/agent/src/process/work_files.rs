@@ -34,6 +34,8 @@ const AT_ONCE: usize = 4;
 /// Threads that keep artifacts, with those that nobody waits for any more: one stays in a directory or store that hangs. Without a
 /// bound they would be all that the agent has for files, its lease among them.
 const KEEPING_MAX: usize = 32;
+/// Threads that fetch files, in the same way.
+const FETCHING_MAX: usize = 32;
 /// Artifacts of one worker.
 const ARTIFACT_FILES_MAX: usize = 10_000;
 /// How long a store that cannot be reached is tried for artifacts.
@@ -218,6 +220,7 @@ pub struct WorkFiles {
     artifact_turns: Turns,
     /// Each is held by its thread.
     keeping: Arc<Semaphore>,
+    fetching: Arc<Semaphore>,
     /// Bytes of the artifacts of one worker, and the time for them.
     artifacts: (u64, Duration),
 }
@@ -239,6 +242,7 @@ impl WorkFiles {
             turns: Semaphore::new(AT_ONCE),
             artifact_turns: Turns::new(AT_ONCE),
             keeping: Arc::new(Semaphore::new(KEEPING_MAX)),
+            fetching: Arc::new(Semaphore::new(FETCHING_MAX)),
             artifacts: (config.artifacts_bytes_max, Duration::from_millis(config.artifacts_timeout_ms)),
         }
     }
@@ -313,8 +317,8 @@ impl WorkFiles {
     /// Unpacks the files of a worker next to the directories of workers, in `tasks`. `owner` is the user that the worker is;
     /// `disk_bytes_max` is what it may have on the disk, 0 for no bound.
     ///
-    /// A store that cannot be reached is tried again until the time is over. So is a disk that hangs, which then keeps a thread
-    /// of this process.
+    /// A store that cannot be reached is tried again until the time is over. So is a disk that hangs, which then keeps one of the
+    /// [`FETCHING_MAX`] threads for that.
     pub(crate) async fn fetch(
         &self,
         tasks: &Path,
@@ -333,11 +337,16 @@ impl WorkFiles {
         let bytes_max = if disk_bytes_max == 0 { self.bytes_max } else { self.bytes_max.min(disk_bytes_max) };
         let mut pause = PAUSE.0;
         loop {
+            let thread = tokio::time::timeout_at(until, Arc::clone(&self.fetching).acquire_owned());
+            let Ok(Ok(thread)) = thread.await else {
+                return Err(timed_out(": the disk or the store hangs for workers before this one"));
+            };
             let given_up = Arc::new(AtomicBool::new(false));
             // Also when the caller does not wait for this any more.
             let _give_up = GiveUp(Arc::clone(&given_up));
             let (store, tasks) = (Arc::clone(&self.store), tasks.to_owned());
             let attempt = blocking(move || {
+                let _thread = thread;
                 let staged = Staged(staging(&tasks, key));
                 // What an attempt before has left.
                 disposal::discard(&tasks, staged.path())
@@ -476,6 +485,18 @@ mod tests {
         assert_eq!(kept.fault, Some((ArtifactFault::OutOfTime, 0)));
         drop(hanging);
         assert_eq!(bench.files.keep(key(), "research", left(&bench), bounds).await.files, 1);
+    }
+
+    #[tokio::test]
+    async fn threads_that_hang_while_they_fetch_are_bounded() {
+        let mut bench = Bench::new(50);
+        let digest = bench.put();
+        let hanging = Arc::clone(&bench.files.fetching);
+        let hanging = hanging.acquire_many_owned(u32::try_from(FETCHING_MAX).unwrap()).await.unwrap();
+        assert_eq!(bench.fetch(digest, 0).await.unwrap_err().word, FilesError::TIMED_OUT);
+        drop(hanging);
+        bench.files.time = Duration::from_secs(20);
+        assert!(bench.fetch(digest, 0).await.is_ok());
     }
 
     #[tokio::test]

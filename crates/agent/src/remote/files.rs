@@ -368,10 +368,37 @@ impl ShareFiles {
         Ok(left)
     }
 
-    fn sent(&self, digest: BlobDigest, bytes: u64) {
+    /// Takes an object. What comes of several at the same time counts together, while it comes: else as many as there are turns
+    /// could each have all that is left.
+    fn take_in(
+        &self,
+        store: &dyn BlobStore,
+        digest: &BlobDigest,
+        coming: &mut dyn Read,
+    ) -> Result<(), BlobError> {
+        let room = self.room(digest)?;
+        let most = self.sent_bytes_max.unwrap_or(0);
+        let mut counted = 0u64;
+        let taken = take_in(store, digest, room, coming, &mut |bytes| {
+            let mut state = self.state.lock();
+            let all = state.sent_bytes.saturating_add(bytes);
+            if all > most {
+                return Err(BlobError::TooLarge { digest: *digest, max: room });
+            }
+            (state.sent_bytes, counted) = (all, counted.saturating_add(bytes));
+            Ok(())
+        });
         let mut state = self.state.lock();
-        state.sent.insert(digest);
-        state.sent_bytes = state.sent_bytes.saturating_add(bytes);
+        match taken {
+            Ok(_) => {
+                state.sent.insert(*digest);
+                Ok(())
+            }
+            Err(error) => {
+                state.sent_bytes = state.sent_bytes.saturating_sub(counted);
+                Err(error)
+            }
+        }
     }
 
     /// What a runner says that it has kept, if it has sent all of it.
@@ -430,6 +457,8 @@ pub(super) async fn serve(
     let Ok(_place) = files.connections.try_acquire() else {
         return Err("a share has too many connections to the store".to_owned());
     };
+    // A question is short, and pieces are all alike.
+    stream.reader.limit_frames(1 + PIECE_BYTES);
     let runtime = Handle::current();
     loop {
         let asked = tokio::time::timeout(IDLE_MAX, stream.reader.read()).await;
@@ -462,14 +491,10 @@ fn answer(store: &OwnStore, files: &ShareFiles, wire: &mut Wire, question: Quest
         },
         Question::Put(digest) => {
             let mut coming = Coming::over(wire);
-            let taken =
-                files.room(&digest).and_then(|room| take_in(&store.store, &digest, room, &mut coming));
+            let taken = files.take_in(&store.store, &digest, &mut coming);
             coming.skip()?;
             match taken {
-                Ok(bytes) => {
-                    files.sent(digest, bytes);
-                    Answer::Done
-                }
+                Ok(()) => Answer::Done,
                 Err(error) => Answer::Failed(Fault::of(&error)),
             }
         }
@@ -640,5 +665,63 @@ mod tests {
         assert_eq!(checked.digest, None, "another share has not sent it");
         // One that wants nothing kept may send nothing.
         assert!(matches!(again.room(&digest), Err(BlobError::TooLarge { .. })));
+    }
+
+    /// Bytes that come in two parts; between them something else happens.
+    struct InTwoParts<'a> {
+        first: &'a [u8],
+        between: Option<Box<dyn FnOnce() + 'a>>,
+        second: &'a [u8],
+    }
+
+    impl Read for InTwoParts<'_> {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            if self.first.is_empty()
+                && let Some(between) = self.between.take()
+            {
+                between();
+            }
+            if self.first.is_empty() { self.second.read(into) } else { self.first.read(into) }
+        }
+    }
+
+    #[test]
+    fn objects_that_come_at_the_same_time_have_one_bound() {
+        let scratch = tempfile::tempdir().unwrap();
+        let object = |name: &str, byte: u8, bytes: usize| {
+            let from = scratch.path().join(format!("{name}-from"));
+            std::fs::create_dir(&from).unwrap();
+            std::fs::write(from.join("file"), vec![byte; bytes]).unwrap();
+            let root = scratch.path().join(name);
+            std::fs::create_dir(&root).unwrap();
+            let store = BlobDirectory::open_or_make(root).unwrap();
+            let packed = pack(&from).unwrap();
+            packed.send(&store, &mut |_| ()).unwrap();
+            let tree = list(&store, &packed.digest(), 1 << 30).unwrap();
+            let digest = tree.entries().iter().find_map(digest_in).unwrap();
+            let mut stored = Vec::new();
+            store.open(&digest).unwrap().read_to_end(&mut stored).unwrap();
+            (digest, stored)
+        };
+        let root = scratch.path().join("store");
+        std::fs::create_dir(&root).unwrap();
+        let store = BlobDirectory::open_or_make(root).unwrap();
+        let mut placement = placement(order()).unwrap();
+        placement.artifacts = Some(ArtifactRules { paths: vec!["out".into()], required: true });
+        let files = ShareFiles { sent_bytes_max: Some(1 << 20), ..ShareFiles::of(&placement, 1) };
+        // Each fits, and both do not.
+        let (one, first) = object("one", 1, 600 << 10);
+        let (two, second) = object("two", 2, 600 << 10);
+        let (begun, rest) = second.split_at(second.len() / 2);
+        let between: Box<dyn FnOnce() + '_> =
+            Box::new(|| files.take_in(&store, &one, &mut first.as_slice()).unwrap());
+        let mut coming = InTwoParts { first: begun, between: Some(between), second: rest };
+        let taken = files.take_in(&store, &two, &mut coming);
+        assert!(matches!(taken, Err(BlobError::TooLarge { .. })), "{taken:?}");
+        assert!(store.has(&one).unwrap() && !store.has(&two).unwrap());
+        // What was refused takes nothing away from the next one.
+        assert_eq!(files.state.lock().sent_bytes, 600 << 10);
+        let (three, third) = object("three", 3, 300 << 10);
+        assert!(files.take_in(&store, &three, &mut third.as_slice()).is_ok());
     }
 }

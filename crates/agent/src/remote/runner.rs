@@ -132,8 +132,9 @@ struct Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // What cannot be removed is a directory in a temporary place.
-        let _ = std::fs::remove_dir_all(&self.path);
+        // What cannot be removed is a directory in a temporary place. Workers may have filled it with directories that are deeper
+        // than a stack.
+        let _ = crate::disk::tree::remove(&self.path);
     }
 }
 
@@ -885,6 +886,16 @@ mod tests {
         assert_eq!(of(&[ExitStatus::Code(0), ExitStatus::Code(7), ExitStatus::Signal(9)]), 7);
         assert_eq!(of(&[ExitStatus::Signal(9)]), 137);
         assert_eq!(of(&[ExitStatus::LeaseExpired]), 1);
+    }
+
+    #[test]
+    fn a_runner_removes_its_directory_whatever_workers_have_left_there() {
+        let place = tempfile::tempdir().unwrap();
+        let own = directory(place.path(), "c.n1-job-1", 7 << 96, "n1").unwrap();
+        let path = own.path.clone();
+        crate::disk::tree::tests::deep(&path.join("tasks/work"), 20_000);
+        drop(own);
+        assert!(!path.exists());
     }
 
     #[test]

@@ -19,7 +19,8 @@ pub(super) fn take_notes(
     let listener = match socket::open(&path) {
         Ok(listener) => listener,
         Err(error) => {
-            complain(0, &format!("no notes are taken of workers: {}: {error}", path.display()));
+            let at = path.display();
+            complain(0, &format!("{at}: {error}: checkpoints and steps are not reported"));
             return (None, None);
         }
     };

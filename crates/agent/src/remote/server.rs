@@ -7,7 +7,7 @@ use super::files;
 use super::link::{self, Frame, Purpose, ToAgent, ToRunner};
 use super::scheduler::{Registered, Scheduler, ToShare};
 use super::streams::Stream;
-use muster_transport::{PinnedError, PinnedReader, PinnedWriter, greet};
+use muster_transport::{FRAME_BYTES_MAX, PinnedError, PinnedReader, PinnedWriter, greet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -19,6 +19,8 @@ use tokio::task::JoinSet;
 const CONNECTIONS_MAX: usize = 16_384;
 /// From a connection to its first word.
 const GREETING_MAX: Duration = Duration::from_secs(10);
+/// Of the first frame: until that is read, a connection has no more than this in memory.
+const GREETING_BYTES_MAX: usize = 16 << 10;
 /// A runner that is there asks for its lease more often than this.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
 /// Messages on their way to one runner.
@@ -59,7 +61,9 @@ async fn connection<S: Scheduler>(backend: &S, stream: TcpStream, number: u64) -
         let greeted = greet(stream).await.map_err(|e| e.to_string())?;
         let share = backend.common().share(&greeted.name).ok_or("nothing waits for this runner")?;
         let (mut reader, writer) = greeted.accept(&share.identity).await.map_err(|e| e.to_string())?;
+        reader.limit_frames(GREETING_BYTES_MAX);
         let first = reader.read().await.map_err(|e| e.to_string())?.unwrap_or_default();
+        reader.limit_frames(FRAME_BYTES_MAX);
         let first = link::decode::<ToAgent>(&first);
         Ok::<_, String>((share, reader, writer, first.ok_or("the first message must be a greeting")?))
     };

@@ -146,7 +146,9 @@ impl Streams {
     }
 
     /// A runner of this share has connected for an errand. One that nobody awaits, or another share's, is closed.
-    pub(super) fn arrived(&self, key: ShareKey, place: &str, errand: u64, stream: Stream) {
+    pub(super) fn arrived(&self, key: ShareKey, place: &str, errand: u64, mut stream: Stream) {
+        // A kind and a piece, as commands of this host have them.
+        stream.reader.limit_frames(1 + limits::EXEC_FRAME_BYTES_MAX);
         let mut waiting = self.waiting.lock();
         let is_own = |((of, at), _): &(Owner, oneshot::Sender<Stream>)| *of == key && at == place;
         if !waiting.get(&errand).is_some_and(is_own) {
@@ -391,7 +393,7 @@ pub(super) async fn run(
             }
         }
     };
-    let answer = refused.map_or(Word::Started, Word::Failed);
+    let answer = refused.map_or(Word::Started, |why| Word::Failed(detail(&why)));
     say_last(&mut stream, &answer).await
 }
 
@@ -472,7 +474,7 @@ async fn run_command(
         () = executor.ended(key) => (Err("the worker has ended, and the command with it".to_owned()), None),
     };
     let last = match (ended, last) {
-        (Err(why), _) => Word::Failed(why),
+        (Err(why), _) => Word::Failed(detail(&why)),
         (Ok(()), Some(last)) => last,
         (Ok(()), None) => return Ok(()),
     };
@@ -539,6 +541,25 @@ mod tests {
         assert!(streams.waiting.lock().is_empty());
         drop(streams.expect(key(), "n1").unwrap());
         assert!(streams.waiting.lock().is_empty(), "nobody waits for it any more");
+    }
+
+    #[tokio::test]
+    async fn a_piece_is_no_larger_than_one_of_a_command_of_this_host() {
+        let streams = Streams::default();
+        let awaited = streams.expect(key(), "n1").unwrap();
+        let (mut runner, agent) = joined().await;
+        streams.arrived(key(), "n1", awaited.errand, agent);
+        let agent = awaited.stream().await.unwrap();
+        let (_inputs, from_caller) = mpsc::channel(1);
+        let (outputs, mut told) = mpsc::channel(8);
+        let running = tokio::spawn(async move { exec(agent, from_caller, &outputs).await });
+        let bytes_max = limits::EXEC_FRAME_BYTES_MAX;
+        runner.writer.write(&piece(DATA, &vec![b'x'; bytes_max])).await.unwrap();
+        assert_eq!(told.recv().await, Some(ExecOutput::Stdout(vec![b'x'; bytes_max])));
+        // The agent may close the connection before it has all of it.
+        let _ = runner.writer.write(&piece(DATA, &vec![b'x'; bytes_max + 1])).await;
+        assert_eq!(told.recv().await, None, "nothing of it is handed on");
+        assert!(running.await.unwrap().is_err());
     }
 
     #[tokio::test]

@@ -331,9 +331,12 @@ impl<S: Scheduler> Workers<S> {
                     // The receiver is gone only while the agent shuts down.
                     let _ = self.share.events.send(running).await;
                 }
-                Frame::Message(ToAgent::Ended { rank, status, artifacts, .. }) => {
+                // A rank that is none of the share's, or that has ended, costs no look at the store and no memory.
+                Frame::Message(ToAgent::Ended { rank, status, artifacts, .. })
+                    if self.open.contains(&rank) =>
+                {
                     self.outputs.end(rank);
-                    let status = self.keep(rank, status, artifacts).await;
+                    let status = self.keep(rank, believed(status), artifacts).await;
                     ended = Some((rank, status));
                 }
                 Frame::Message(_) => {}
@@ -382,7 +385,156 @@ impl<S: Scheduler> Workers<S> {
     }
 }
 
+/// An end as a runner may tell it. It is somebody else's process: no text is longer than that of an end on this host, and what is at
+/// fault is not the node.
+fn believed(said: ExitStatus) -> ExitStatus {
+    match said {
+        ExitStatus::LaunchFailed(why) => ExitStatus::LaunchFailed(detail(&why)),
+        ExitStatus::BackendLost(why) | ExitStatus::NodeFault(why) | ExitStatus::PreflightFailed(why) => {
+            ExitStatus::BackendLost(detail(&why))
+        }
+        ExitStatus::Code(_)
+        | ExitStatus::Signal(_)
+        | ExitStatus::LeaseExpired
+        | ExitStatus::Vanished
+        | ExitStatus::NotStarted
+        | ExitStatus::OutOfMemory => said,
+    }
+}
+
 fn to_runner(rank: u32, request: StopRequest) -> ToRunner {
     let grace_ms = u64::try_from(request.grace.as_millis()).unwrap_or(u64::MAX);
     ToRunner::Stop { rank, grace_ms, reason: request.reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::lease::Lease;
+    use crate::executor::Foreign;
+    use crate::remote::files::{SecretsAndFiles, ShareFiles};
+    use crate::remote::lease::RunnerLease;
+    use crate::remote::record::{Directories, Record};
+    use crate::remote::scheduler::{Candidate, Common};
+    use crate::settings::LogLimits;
+    use crate::wire::{placement, tests::order};
+    use muster_metrics::AgentMetrics;
+    use muster_transport::SharedIdentity;
+    use muster_types::ArtifactRules;
+    use parking_lot::Mutex;
+    use tokio::sync::watch;
+
+    /// Another scheduler that is asked for nothing.
+    #[derive(Debug)]
+    struct Idle {
+        common: Common<Idle>,
+    }
+
+    impl Scheduler for Idle {
+        const NAME: &'static str = "Idle";
+        type Stage = ();
+        type Call = ();
+        type Holds = ();
+        type View = ();
+
+        fn common(&self) -> &Common<Idle> {
+            &self.common
+        }
+
+        fn share_name(&self, placement: &Placement, place: &str) -> String {
+            format!("{}-{place}", placement.job)
+        }
+
+        fn wanted() {}
+
+        fn holds(_placement: &Placement, _place: &str) {}
+
+        async fn run(share: Allocation<Idle>) {
+            drop(share);
+        }
+
+        async fn poll(self: Arc<Self>) {}
+
+        fn views(&self) -> watch::Receiver<Arc<()>> {
+            watch::Sender::new(Arc::new(())).subscribe()
+        }
+
+        fn candidates(&self, _view: &()) -> Option<Vec<Candidate>> {
+            None
+        }
+
+        async fn follow(self: Arc<Self>, _place: String, _said: watch::Sender<Foreign>) {}
+    }
+
+    /// The workers of a share with one rank, 1, whose job wants artifacts; what they tell, and what their runner is told.
+    fn workers(
+        scratch: &std::path::Path,
+    ) -> (Workers<Idle>, mpsc::Receiver<ExecutorEvent>, mpsc::Receiver<ToRunner>) {
+        let (given, metrics) = (SecretsAndFiles::default(), AgentMetrics::default());
+        let common = Common::new("scope".into(), LogLimits::usual(), Vec::new(), metrics, given);
+        let mut placement = placement(order()).unwrap();
+        placement.artifacts = Some(ArtifactRules { paths: vec!["out".into()], required: false });
+        let lease = Arc::new(Mutex::new(Lease::open(&scratch.join("lease"), 7, 0).unwrap()));
+        let (own_inbox, inbox) = mpsc::channel(1);
+        let (events, told) = mpsc::channel(8);
+        let files = Arc::new(ShareFiles::of(&placement, 1 << 20));
+        let identity = SharedIdentity::generate().unwrap();
+        let share = Allocation {
+            backend: Arc::new(Idle { common }),
+            name: "share".into(),
+            record: Record { placement, epoch: 1, identity, stage: (), granted: None },
+            directories: Directories { shares: scratch.join("shares"), tasks: scratch.join("tasks") },
+            holds: (),
+            promise: Arc::new(RunnerLease::new(lease, 1)),
+            inbox,
+            own_inbox: own_inbox.downgrade(),
+            events,
+            notes: Arc::default(),
+            files,
+            kept: crate::executor::KeptArtifacts::default(),
+            place: "n1".into(),
+            node: "n1".into(),
+            accelerator: String::new(),
+        };
+        let mut workers = Workers::new(share);
+        let (out, outgoing) = mpsc::channel(64);
+        workers.linked = Some(Linked { connection: 1, out });
+        (workers, told, outgoing)
+    }
+
+    #[tokio::test]
+    async fn a_runner_tells_the_end_of_each_worker_of_its_share_once_and_of_no_other() {
+        let scratch = tempfile::tempdir().unwrap();
+        std::fs::create_dir(scratch.path().join("tasks")).unwrap();
+        let (mut workers, mut told, _outgoing) = workers(scratch.path());
+        let ended = |number: u64, rank: u32| {
+            let artifacts = Some(Artifacts { files: rank, ..Artifacts::default() });
+            Frame::Message(ToAgent::Ended { number, rank, status: ExitStatus::Code(0), artifacts })
+        };
+        assert_eq!(workers.take(1, ended(1, 0)).await, None, "it runs on another node");
+        let end = workers.take(1, ended(2, 1)).await;
+        assert_eq!(end, Some((1, ExitStatus::Code(0))));
+        workers.end(1, ExitStatus::Code(0)).await;
+        assert!(matches!(told.recv().await, Some(ExecutorEvent::Ended(..))));
+        // As many as a runner likes, of ranks that it has not.
+        for (number, rank) in (3..).zip([1, 1, 2, 3, 4, u32::MAX]) {
+            assert_eq!(workers.take(1, ended(number, rank)).await, None, "rank {rank}");
+        }
+        let kept: Vec<(u32, u32)> =
+            workers.artifacts.iter().map(|(rank, kept)| (*rank, kept.files)).collect();
+        assert_eq!((kept, workers.heard), (vec![(1, 1)], 8));
+    }
+
+    #[tokio::test]
+    async fn what_a_runner_says_of_an_end_is_bounded_and_accuses_no_node() {
+        let scratch = tempfile::tempdir().unwrap();
+        std::fs::create_dir(scratch.path().join("tasks")).unwrap();
+        // A text of megabytes would end the session of its node each time that it is reported.
+        let (mut workers, _told, _outgoing) = workers(scratch.path());
+        let long = "x".repeat(8 << 20);
+        let status = ExitStatus::NodeFault(long.clone());
+        let end = ToAgent::Ended { number: 1, rank: 1, status, artifacts: None };
+        let told = workers.take(1, Frame::Message(end)).await;
+        assert_eq!(told, Some((1, ExitStatus::BackendLost(detail(&long)))));
+    }
 }

@@ -76,10 +76,11 @@ impl Web {
         let Some(job) = jobs.into_iter().next() else {
             return Err(Problem::field("file", "must hold a job"));
         };
-        let turn = self.router.costly(reader.account()).await?;
-        let explained = engine.explain_spec(&state, job).await;
-        drop(turn);
-        match explained {
+        let work = {
+            let (engine, state) = (engine.clone(), state.clone());
+            async move { engine.explain_spec(&state, job).await }
+        };
+        match self.router.in_turn(reader.account(), work).await {
             Ok(explained) => {
                 let explanation = explanation::waiting(&state, &explained);
                 let cost = cost(&state, &explanation);
@@ -95,7 +96,8 @@ impl Web {
 
 /// Whether the replica is refused rather than the job.
 fn is_of_replica(code: RefusalCode) -> bool {
-    matches!(code, RefusalCode::Overloaded | RefusalCode::ReplicaStopping | RefusalCode::ClusterNotReady)
+    use RefusalCode::{ClusterNotReady, Internal, Overloaded, ReplicaStopping};
+    matches!(code, Internal | Overloaded | ReplicaStopping | ClusterNotReady)
 }
 
 /// The refusal with its code and the fields concerned.

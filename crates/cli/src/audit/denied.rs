@@ -1,17 +1,25 @@
-//! `muster audit --denied`: calls that were denied, from files that replicas wrote.
+//! `muster audit --denied`: calls that were denied, from every replica or from files that they wrote.
+//!
+//! **Invariant:** the output names a replica that could not be asked and lines that were left out; what is shown is in the order of time.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use muster_console::{Console, Document, Exit, Failure, Format, one_line};
+use muster_client::AttemptError;
+use muster_console::{Console, Document, Exit, Failure, Format, Global, moment, one_line, with_causes};
 use muster_types::PastPoint;
+use muster_wire::time::timestamp;
+use muster_wire::{admin, v1};
 use serde::{Deserialize, Serialize};
+use tokio::task::JoinSet;
 
 use super::{AuditArgs, TOKEN, is_named, issuer_less};
 
 /// Bytes of a line that are read; a replica writes far shorter ones.
 const LINE_BYTES_MAX: u64 = 64 << 10;
+/// Replicas are three or five; more is a broken answer.
+const REPLICAS_MAX: usize = 64;
 
 /// A line of a file: calls of one caller that ended the same way, within one interval.
 #[derive(Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -46,6 +54,25 @@ impl DeniedLine {
         self.caller == who || is_named(name, who)
     }
 
+    /// Whether the calls ended with this code, or this text is in what was answered.
+    fn is_because_of(&self, reason: &str) -> bool {
+        self.code == reason || self.reason.contains(reason)
+    }
+
+    fn sent(replica: u64, calls: admin::DeniedCalls) -> DeniedLine {
+        DeniedLine {
+            time: moment(calls.first_time),
+            last_time: moment(calls.last_time),
+            replica,
+            caller: calls.caller,
+            address: calls.address,
+            call: calls.call,
+            code: calls.code,
+            reason: calls.reason,
+            count: calls.count,
+        }
+    }
+
     /// Whether any of the calls may lie between these times, in milliseconds. One without a time may.
     fn is_within(&self, from: Option<u64>, to: Option<u64>) -> bool {
         let ms = |text: &Option<String>| {
@@ -76,20 +103,104 @@ impl DeniedLine {
 
 const HEADER: &str = "TIME                      REPLICA  CALLER                            ADDRESS          CALL                                          CODE                  COUNT  REASON";
 
-pub(super) fn run(console: &Console, args: &AuditArgs) -> Result<Exit, Failure> {
+/// What became of asking one replica.
+struct ReplicaAnswer {
+    replica: u64,
+    address: String,
+    answer: Result<admin::ListDeniedCallsResponse, AttemptError>,
+}
+
+/// Asks every replica, all at the same time.
+pub(super) async fn ask(global: &Global, console: &Console, args: &AuditArgs) -> Result<Exit, Failure> {
+    let from = args.from.map(|from| time("--from", from)).transpose()?;
+    let to = args.to.map(|to| time("--to", to)).transpose()?;
+    let request = admin::ListDeniedCallsRequest {
+        from_time: from.map(timestamp),
+        to_time: to.map(timestamp),
+        caller: args.who.clone().unwrap_or_default(),
+        reason: args.reason.clone().unwrap_or_default(),
+        limit: 0,
+    };
+    let client = global.client().await?;
+    let status = client.get_status(v1::GetStatusRequest::default()).await?;
+    let mut asking = JoinSet::new();
+    for replica in status.replicas.into_iter().take(REPLICAS_MAX) {
+        let (client, request) = (client.clone(), request.clone());
+        asking.spawn(async move {
+            let address = replica.client_endpoint;
+            let answer = client.list_denied_calls_of(&address, request).await;
+            ReplicaAnswer { replica: replica.id, address, answer }
+        });
+    }
+    let mut all = Vec::new();
+    while let Some(asked) = asking.join_next().await {
+        all.extend(asked.ok());
+    }
+    all.sort_by_key(|asked: &ReplicaAnswer| asked.replica);
+    if matches!(console.format, Format::Table | Format::Wide) {
+        console.line(HEADER)?;
+    }
+    let (lines, notes, is_whole) = merged(all);
+    lines.into_iter().try_for_each(|line| show(console, line))?;
+    for note in notes {
+        console.progress(&one_line(&note));
+    }
+    Ok(if is_whole { Exit::Ok } else { Exit::Unavailable })
+}
+
+/// The lines of all replicas in the order of time, what has to be said of those that are not there, and whether every replica has
+/// answered.
+fn merged(all: Vec<ReplicaAnswer>) -> (Vec<DeniedLine>, Vec<String>, bool) {
+    let (mut lines, mut notes, mut is_whole) = (Vec::new(), Vec::new(), true);
+    for ReplicaAnswer { replica, address, answer } in all {
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(error) => {
+                let why = with_causes(&error);
+                notes.push(format!(
+                    "replica {replica} at {address} could not be asked: {why}; its calls are missing"
+                ));
+                is_whole = false;
+                continue;
+            }
+        };
+        if answer.is_cut {
+            notes.push(format!(
+                "replica {replica} has more, which are older; narrow it with --since and --until"
+            ));
+        }
+        if answer.unread_lines > 0 {
+            notes.push(format!(
+                "replica {replica}: {} lines cannot be read and are left out",
+                answer.unread_lines
+            ));
+        }
+        lines.extend(answer.calls.into_iter().map(|calls| {
+            let first_ms = muster_wire::time::unix_ms(calls.first_time);
+            (first_ms, DeniedLine::sent(replica, calls))
+        }));
+    }
+    // Lines of one replica stay in its order.
+    lines.sort_by_key(|(first_ms, line)| (*first_ms, line.replica));
+    (lines.into_iter().map(|(_, line)| line).collect(), notes, is_whole)
+}
+
+pub(super) fn run(console: &Console, files: &[PathBuf], args: &AuditArgs) -> Result<Exit, Failure> {
     let from = args.from.map(|from| time("--from", from)).transpose()?;
     let to = args.to.map(|to| time("--to", to)).transpose()?;
     if matches!(console.format, Format::Table | Format::Wide) {
         console.line(HEADER)?;
     }
-    for path in &args.denied {
+    for path in files {
         let mut unread = 0_u64;
         read(path, |line| {
             let Ok(line) = serde_json::from_slice::<DeniedLine>(line) else {
                 unread += 1;
                 return Ok(());
             };
-            let is_wanted = args.who.as_ref().is_none_or(|who| line.is_of(who)) && line.is_within(from, to);
+            let is_wanted = args.who.as_ref().is_none_or(|who| line.is_of(who))
+                && args.reason.as_ref().is_none_or(|reason| line.is_because_of(reason))
+                && line.is_within(from, to);
             if is_wanted { show(console, line) } else { Ok(()) }
         })?;
         if unread > 0 {
@@ -157,6 +268,8 @@ mod tests {
         for who in ["eve", "tenant/speech/eve", "tenant/speech/eve+token/00c0ffee"] {
             assert!(eve.is_of(who), "{who}");
         }
+        assert!(eve.is_because_of("PERMISSION_DENIED") && eve.is_because_of("yours"));
+        assert!(!eve.is_because_of("PERMISSION"));
         assert!(!eve.is_of("ada") && !eve.is_of("speech") && !eve.is_of(""));
         let at = |text: &str| {
             let time: jiff::Timestamp = text.parse().expect("a time");
@@ -167,6 +280,31 @@ mod tests {
         assert!(eve.is_within(None, at("2026-11-27T08:00:00Z")));
         assert!(!eve.is_within(None, at("2026-11-27T07:59:59Z")));
         assert!(eve.line().contains("192.0.2.7"));
+    }
+
+    #[test]
+    fn what_replicas_say_is_merged_by_time_and_what_is_missing_is_named() {
+        let calls = |second: u64, caller: &str| admin::DeniedCalls {
+            first_time: Some(timestamp(1_700_000_000_000 + second * 1_000)),
+            caller: caller.to_owned(),
+            count: 1,
+            ..Default::default()
+        };
+        let answer = |replica_id, calls, is_cut| {
+            Ok(admin::ListDeniedCallsResponse { replica_id, calls, is_cut, unread_lines: 0 })
+        };
+        let asked =
+            |replica, answer| ReplicaAnswer { replica, address: format!("muster-{replica}:7400"), answer };
+        let one = asked(1, answer(1, vec![calls(1, "a"), calls(5, "b")], false));
+        let two = asked(2, answer(2, vec![calls(1, "c"), calls(3, "d")], true));
+        let lost = asked(3, Err(AttemptError::Timeout { endpoint: "muster-3:7400".to_owned() }));
+        let (lines, notes, is_whole) = merged(vec![one, two, lost]);
+        let shown: Vec<(u64, &str)> = lines.iter().map(|line| (line.replica, line.caller.as_str())).collect();
+        assert_eq!(shown, [(1, "a"), (2, "c"), (2, "d"), (1, "b")]);
+        assert!(!is_whole && notes.len() == 2, "{notes:?}");
+        assert!(notes[0].contains("replica 2 has more") && notes[1].contains("replica 3 at muster-3:7400"));
+        let (_, notes, is_whole) = merged(vec![asked(1, answer(1, Vec::new(), false))]);
+        assert!(is_whole && notes.is_empty());
     }
 
     #[test]

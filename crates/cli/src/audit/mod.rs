@@ -33,16 +33,19 @@ Examples:
   muster audit --who ada --what job_cancel_requested
   muster audit --tenant research -o json | jq -r '[.time, .who, .what] | @tsv'
   muster audit --follow                             what is asked from now on, too
+  muster audit --denied --since 2026-11-27T00:00:00Z          what was denied since then, by any replica
+  muster audit --denied --principal eve --reason PERMISSION_DENIED
   muster audit --denied /var/lib/muster/server/audit.log --who eve
 
 Every record of the log that somebody asked for says who that was: the name in a certificate and, where a token was used, its
 id. Operators of all tenants see every name; others see the names with jobs, and `redacted` where operators acted.
 
 Calls that were denied change nothing, so the log does not have them. Each replica writes those that it received to audit.log in
-its data directory, together with calls of operators about members, drills and backups; --denied reads such files.")]
+its data directory, together with calls of operators about members, drills and backups. --denied asks every replica for them, the
+newest 1,000 lines of each, or reads such files where they are named. It ends with 6 where a replica could not be asked.")]
 pub struct AuditArgs {
     /// Only what this one asked for: a name as it is shown, or the user at its end
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, visible_alias = "principal", value_name = "NAME")]
     who: Option<String>,
     /// Only this kind of record; may be repeated
     #[arg(long, value_name = "KIND", value_parser = PossibleValuesParser::new(REQUESTED_DECISIONS), conflicts_with = "denied")]
@@ -51,17 +54,20 @@ pub struct AuditArgs {
     #[arg(long, value_name = "TENANT", conflicts_with = "denied")]
     tenant: Option<String>,
     /// Begin at this log index or RFC 3339 time
-    #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
+    #[arg(long, visible_alias = "since", value_name = "INDEX|TIME", value_parser = point_of_log)]
     from: Option<PastPoint>,
     /// End at this log index or RFC 3339 time
-    #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
+    #[arg(long, visible_alias = "until", value_name = "INDEX|TIME", value_parser = point_of_log)]
     to: Option<PastPoint>,
     /// Go on with new records
     #[arg(short, long, conflicts_with_all = ["to", "denied"])]
     follow: bool,
-    /// Calls that were denied, from these files of replicas
-    #[arg(long, value_name = "FILE", num_args = 1..)]
-    denied: Vec<PathBuf>,
+    /// Only denied calls with this code, or with this text in what was answered
+    #[arg(long, value_name = "TEXT", requires = "denied")]
+    reason: Option<String>,
+    /// Calls that were denied: what every replica has written, or these files of replicas
+    #[arg(long, value_name = "FILE", num_args = 0..)]
+    denied: Option<Vec<PathBuf>>,
 }
 
 /// A record that somebody asked for.
@@ -194,8 +200,11 @@ fn kinds(asked: &[String]) -> Vec<String> {
 const HEADER: &str = "TIME                         INDEX  WHO                       CREDENTIAL              WHAT                    REQUEST                               OBJECT";
 
 pub async fn run(global: &Global, console: &Console, args: AuditArgs) -> Result<Exit, Failure> {
-    if !args.denied.is_empty() {
-        return denied::run(console, &args);
+    if let Some(files) = &args.denied {
+        return match files.as_slice() {
+            [] => denied::ask(global, console, &args).await,
+            files => denied::run(console, files, &args),
+        };
     }
     let client = global.client().await?;
     let Some((from_index, to_index)) = bounds(&client, &args).await? else {

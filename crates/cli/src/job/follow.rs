@@ -111,9 +111,8 @@ pub async fn follow(
                 continue;
             }
             () = sleep_until(end) => {
-                let ids = watched.open().join(" ");
                 return Err(Failure::new(Exit::Timeout, "the time is up; the jobs go on")
-                    .with_next(format!("muster job wait {ids}")));
+                    .with_next(goes_on_with(&watched.open())));
             }
             interrupt = tokio::signal::ctrl_c() => {
                 interrupt?;
@@ -129,6 +128,15 @@ pub async fn follow(
         if !forever && watched.is_complete() {
             return Ok((watched.exit(), watched.jobs));
         }
+    }
+}
+
+/// The command that goes on with those that are left of some jobs; none are named where every job is followed.
+fn goes_on_with(open: &[String]) -> String {
+    if open.is_empty() {
+        "muster job watch".to_owned()
+    } else {
+        format!("muster job wait {}", open.join(" "))
     }
 }
 

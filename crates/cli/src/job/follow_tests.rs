@@ -1,8 +1,8 @@
-//! Members that are not created, as they are looked at.
+//! Members that are not created, as they are looked at, and what is proposed when the time is up.
 
 use muster_wire::v1;
 
-use super::{Subject, Watched};
+use super::{Subject, Watched, goes_on_with};
 
 /// A member that waits: not created yet, or with an attempt.
 fn member(array: &str, ordinal: u32, attempt: u32) -> v1::Job {
@@ -34,4 +34,10 @@ fn members_are_looked_at_by_array_and_in_their_order() {
         .map(|(array, members)| (array, members.into_keys().collect()))
         .collect();
     assert_eq!(found, [("a", vec![9, 10]), ("b", vec![6, 7])]);
+}
+
+#[test]
+fn the_time_that_is_up_is_followed_by_a_command_that_exists() {
+    assert_eq!(goes_on_with(&["job-3".to_owned(), "job-4".to_owned()]), "muster job wait job-3 job-4");
+    assert_eq!(goes_on_with(&[]), "muster job watch", "every job was followed");
 }

@@ -131,6 +131,7 @@ async fn serve(
 async fn accept(listener: &TcpListener, connections: &Connections, port: u16, tell: &mpsc::Sender<String>) {
     // They end with this function.
     let mut carried = JoinSet::new();
+    let mut is_full_told = false;
     loop {
         while carried.try_join_next().is_some() {}
         let Ok((stream, _)) = listener.accept().await else {
@@ -138,8 +139,10 @@ async fn accept(listener: &TcpListener, connections: &Connections, port: u16, te
             continue;
         };
         let Some(connection) = connections.open().await else {
-            let _ = tell
-                .try_send(format!("{CONNECTIONS_MAX} connections to port {port} are open; one was refused"));
+            // Once: a program that tries again and again would fill the terminal.
+            if !is_full_told {
+                is_full_told = tell.try_send(full(port)).is_ok();
+            }
             continue;
         };
         let tell = tell.clone();
@@ -150,6 +153,12 @@ async fn accept(listener: &TcpListener, connections: &Connections, port: u16, te
             }
         });
     }
+}
+
+fn full(port: u16) -> String {
+    format!(
+        "{CONNECTIONS_MAX} connections to port {port} are open; one was refused, and so are others until some of them end"
+    )
 }
 
 #[cfg(test)]

@@ -56,8 +56,8 @@ pub struct GoodputArgs {
     form: Option<ReportForm>,
 }
 
-/// Where an amount belongs.
-struct Place<'a> {
+/// The job that an amount belongs to, and where.
+struct Owner<'a> {
     day: u32,
     tenant: &'a str,
     tier: &'a str,
@@ -66,10 +66,10 @@ struct Place<'a> {
     job: Option<JobId>,
 }
 
-impl<'a> Place<'a> {
+impl<'a> Owner<'a> {
     /// Of time that a job holds; none for time that has no owner.
-    fn of_usage(row: &'a UsageRow) -> Option<Place<'a>> {
-        Some(Place {
+    fn of_usage(row: &'a UsageRow) -> Option<Owner<'a>> {
+        Some(Owner {
             day: row.day,
             tenant: row.tenant.as_ref()?.as_str(),
             tier: row.tier?.as_str(),
@@ -79,8 +79,8 @@ impl<'a> Place<'a> {
         })
     }
 
-    fn of_demand(row: &'a DemandRow) -> Place<'a> {
-        Place {
+    fn of_demand(row: &'a DemandRow) -> Owner<'a> {
+        Owner {
             day: row.day,
             tenant: row.tenant.as_str(),
             tier: row.tier.as_str(),
@@ -103,7 +103,7 @@ impl GoodputDimension {
         }
     }
 
-    fn key(self, place: &Place<'_>) -> String {
+    fn key(self, place: &Owner<'_>) -> String {
         match self {
             GoodputDimension::Tenant => place.tenant.to_owned(),
             GoodputDimension::Type => place.kind.to_owned(),
@@ -281,19 +281,19 @@ fn factor_cells(factors: &Factors) -> [String; 5] {
 /// The rows, in the order of their keys.
 fn rows(views: &[View], steps: &BTreeMap<JobId, StepSums>, by: &[GoodputDimension]) -> Vec<GoodputRow> {
     let mut sums: BTreeMap<Vec<String>, Amounts> = BTreeMap::new();
-    let mut add = |place: &Place<'_>, amounts: &Amounts| {
+    let mut add = |place: &Owner<'_>, amounts: &Amounts| {
         let keys = by.iter().map(|by| by.key(place)).collect();
         sums.entry(keys).or_default().add(amounts);
     };
     for view in views {
         for row in &view.usage {
-            if let Some((place, amounts)) = Place::of_usage(row).zip(Amounts::of_usage(row, steps)) {
+            if let Some((place, amounts)) = Owner::of_usage(row).zip(Amounts::of_usage(row, steps)) {
                 add(&place, &amounts);
             }
         }
         for row in &view.demand {
             let amounts = Amounts { demand: row.milli_ms, ..Amounts::default() };
-            add(&Place::of_demand(row), &amounts);
+            add(&Owner::of_demand(row), &amounts);
         }
     }
     let row = |(keys, amounts): (Vec<String>, Amounts)| GoodputRow {

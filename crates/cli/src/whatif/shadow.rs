@@ -41,7 +41,8 @@ Examples:
 It begins with the state at the end of the log, follows the log, and prints now and then what `muster whatif` would print of
 the same range: the record, the replay without the change and the replay with it. After --window, or when a range is full,
 another one begins with the state of the cluster at that time. The cluster is not changed, and nothing of this runs in a
-replica. When it is interrupted it prints the last comparison. `ops/guide/ledger.md` states what each figure is.")]
+replica. It needs a certificate of kind admin or a token of the role admin. When it is interrupted (Ctrl-C, SIGINT) it prints
+a last comparison. `ops/guide/ledger.md` states what each figure is.")]
 pub struct ShadowArgs {
     #[command(flatten)]
     source: SourceArgs,

@@ -468,7 +468,7 @@ def test_calls_are_a_part_of_a_span() -> None:
         with pytest.raises(muster.ConfigurationError, match="traceparent"):
             muster.Options(traceparent=wrong)
     assert trace.metadata("") is None
-    assert trace.metadata(parent) == [("traceparent", parent)]
+    assert trace.metadata(parent) == (("traceparent", parent),)
 
 
 def test_the_current_span_of_opentelemetry_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -481,4 +481,4 @@ def test_the_current_span_of_opentelemetry_goes_first(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(trace, "_propagate", Propagate)
     given = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-    assert trace.metadata(given) == [("traceparent", current), ("tracestate", "v=1")]
+    assert trace.metadata(given) == (("traceparent", current), ("tracestate", "v=1"))

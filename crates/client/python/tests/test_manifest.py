@@ -79,7 +79,7 @@ WRONG = [
     "capacity: {after: 1h}",
     "capacity: {maxInterruptionsPerDay: often}",
     "ulimits: {coreSize: unlimited}",
-    "affinity: [{to: job-1, level: room, rule: apart, required: true}]",
+    "affinity: [{to: job-1, level: row, rule: apart, required: true}]",
     "affinity: [{to: job-1, level: host, rule: near, required: true}]",
     "affinity: [{to: job-1, level: host, rule: apart, weight: 0}]",
     "affinity: [{job: job-1}]",

@@ -20,7 +20,7 @@ const STARTERS: [&str; 4] = ["mpirun", "mpiexec", "orterun", "mpiexec.hydra"];
 /// How variables begin that Slurm sets or reads.
 const PREFIXES: [&str; 3] = ["SLURM_", "SLURMD_", "SBATCH_"];
 /// Slurm's variables that workers have.
-const VARIABLES: [&str; 24] = [
+const VARIABLES: [&str; 25] = [
     "SLURM_JOB_ID",
     "SLURM_JOBID",
     "SLURM_JOB_NAME",
@@ -45,6 +45,7 @@ const VARIABLES: [&str; 24] = [
     "SLURM_ARRAY_JOB_ID",
     "SLURM_ARRAY_TASK_ID",
     "SLURM_ARRAY_TASK_COUNT",
+    "SLURM_SUBMIT_DIR",
 ];
 
 /// The script as it travels, and findings about its lines.

@@ -10,6 +10,7 @@ use muster_types::{
 };
 
 use crate::commands::answer::{Answer, repeated};
+use crate::commands::schedules::suspend_those_of;
 use crate::speculation::Speculation;
 
 /// Whether a node may register as it describes itself.
@@ -148,5 +149,11 @@ pub(super) fn revoke(
         return Err(full("revoked certificates", "revocations_max", limits::REVOCATIONS_MAX));
     }
     let at: LogIndex = speculation.push(decision);
+    let holder = revocation.holder.as_str();
+    if !holder.is_empty() {
+        // Whether it has another certificate, the state does not know.
+        let why = format!("certificate {serial} of {holder}, its owner, was revoked");
+        suspend_those_of(speculation, |owner| owner == holder, &why);
+    }
     Ok(Answer::Done { at })
 }

@@ -15,8 +15,8 @@ use muster_state::{GuardError, ScheduleRow, ScheduleSuspension, State, schedule_
 use muster_types::policy::Verb;
 use muster_types::token::token_of;
 use muster_types::{
-    Control, Dependency, DependencyRule, JobId, LogIndex, LogTime, Name, NextRun, OverlapRule, Refusal,
-    RefusalCode, RequestId, Requester, Schedule, ScheduleKey, ScheduleRun, Span, Violation, limits,
+    Control, Dependency, DependencyRule, JobId, LogIndex, LogTime, Name, NextRun, OverlapRule, OwnerRole,
+    Refusal, RefusalCode, RequestId, Requester, Schedule, ScheduleKey, ScheduleRun, Span, Violation, limits,
 };
 
 use crate::commands::answer::{Answer, repeated};
@@ -35,6 +35,8 @@ pub struct ScheduleOrder {
     pub by: Requester,
     /// The tenant that the one who asks acts for, and for those below it; none acts for all.
     pub acts_for: Option<Name>,
+    /// The role of the policy that the one who asks has; none for a whole built-in role, and for a certificate.
+    pub role: Option<OwnerRole>,
     /// All of it.
     pub schedule: Schedule,
     /// Whether there must be none of its name, or has to be one.
@@ -141,7 +143,7 @@ fn is_lasting(code: RefusalCode) -> bool {
 }
 
 pub(super) fn set(speculation: &mut Speculation, order: &ScheduleOrder) -> Result<Answer, Refusal> {
-    let ScheduleOrder { request, by, acts_for, schedule, is_new } = order;
+    let ScheduleOrder { request, by, acts_for, role, schedule, is_new } = order;
     let key = RequestKey { id: *request, fingerprint: hash(&("set schedule", *is_new, schedule)) };
     if let Some(answer) = repeated(speculation, key)? {
         return Ok(answer);
@@ -151,6 +153,7 @@ pub(super) fn set(speculation: &mut Speculation, order: &ScheduleOrder) -> Resul
         request: key,
         by: by.clone(),
         acts_for: acts_for.clone(),
+        role: role.clone(),
         schedule: Box::new(schedule.clone()),
         is_new: *is_new,
     };
@@ -402,12 +405,17 @@ fn lost_right(state: &State, row: &ScheduleRow, now: LogTime) -> Option<String> 
     if !acts_for_tenant(state, row.acts_for.as_ref(), tenant) {
         return Some(format!("{}, its owner, does not act for tenant {tenant} any more", row.by));
     }
-    let token = token_of(&row.by.name)?;
-    let Some(known) = state.live_token(token, now) else {
-        return Some(format!("token {token} of its owner has expired or was revoked"));
+    let (own, part_of) = match token_of(&row.by.name) {
+        Some(token) => {
+            let Some(known) = state.live_token(token, now) else {
+                return Some(format!("token {token} of its owner has expired or was revoked"));
+            };
+            (known.grant.own_role.as_ref()?, known.grant.role)
+        }
+        // Whether a person that has signed in would still be given it, the log does not know.
+        None => row.role.as_ref().map(|role| (&role.name, role.part_of))?,
     };
-    let own = known.grant.own_role.as_ref()?;
-    let role = state.policy().policy.own_role(own, known.grant.role);
+    let role = state.policy().policy.own_role(own, part_of);
     let submits = role.is_some_and(|role| role.verbs.contains(&Verb::Submit));
     (!submits).then(|| format!("role {own} of its owner lacks the verb submit"))
 }
@@ -425,6 +433,17 @@ fn suspend(speculation: &mut Speculation, key: &ScheduleKey, why: &str) -> Answe
         reason: Some(bounded(why)),
     });
     Answer::Done { at }
+}
+
+/// Suspends the schedules of an owner whose token or certificate is taken back at this moment, and says why. They are not resumed
+/// with it: who resumes or updates one may have its jobs now.
+pub(super) fn suspend_those_of(speculation: &mut Speculation, is_owner: impl Fn(&str) -> bool, why: &str) {
+    let schedules = speculation.state().schedules();
+    let of_owner = schedules.filter(|(_, row)| row.suspension.is_none() && is_owner(&row.by.name));
+    let keys: Vec<ScheduleKey> = of_owner.map(|(key, _)| key.clone()).collect();
+    for key in &keys {
+        suspend(speculation, key, why);
+    }
 }
 
 fn record_run(

@@ -502,7 +502,7 @@ pub(super) fn submit_as(
 /// What a request is known by, as bytes.
 fn request_bytes(submitted: &[Submission], specs: &[&JobSpec]) -> Result<Vec<u8>, Refusal> {
     let mut bytes = canonical(specs);
-    // Jobs that say nothing of how they are run add nothing. A request that is repeated is a part of another span.
+    // A default contract adds nothing, so a request with it is the same whether the contract was written out or not. A request that is repeated is a part of another span.
     if submitted.iter().any(|job| !job.contract.without_trace().is_default()) {
         let contracts: Vec<Cow<'_, JobContract>> =
             submitted.iter().map(|job| job.contract.without_trace()).collect();

@@ -4,13 +4,14 @@ use alloc::boxed::Box;
 use alloc::format;
 use muster_journal::{Decision, RequestKey, hash};
 use muster_state::{GuardError, State};
-use muster_types::token::lifetime_violation;
+use muster_types::token::{is_by_token, lifetime_violation};
 use muster_types::{
     Name, Refusal, RefusalCode, RequestId, Requester, TokenGrant, TokenId, Violation, limits,
 };
 
 use crate::commands::answer::{Answer, repeated};
 use crate::commands::command::TokenOrder;
+use crate::commands::schedules::suspend_those_of;
 use crate::settle::retention::pruning_for_request;
 use crate::speculation::Speculation;
 
@@ -144,5 +145,8 @@ pub(super) fn revoke(
     }
     // Nobody who takes a token back is held up. There are no more of these requests than of those that made the tokens.
     pruning_for_request(speculation, false, 0)?.carry_out(speculation);
-    Ok(Answer::Done { at: speculation.push(decision) })
+    let at = speculation.push(decision);
+    let why = format!("token {token} of its owner was revoked");
+    suspend_those_of(speculation, |owner| is_by_token(owner, token), &why);
+    Ok(Answer::Done { at })
 }

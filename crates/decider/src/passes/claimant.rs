@@ -8,7 +8,7 @@ use muster_types::{JobId, JobSpec, LogTime};
 
 use crate::future::Future;
 use crate::memory::searches::Look;
-use crate::rules::terms::with_terms;
+use crate::rules::terms::with_paid_terms;
 
 /// The budget ran out.
 pub(super) struct Spent;
@@ -66,7 +66,7 @@ impl Claimant<'_> {
     /// How the claimant would fit in a state that may come.
     pub(super) fn plan_on(&self, forecast: &Forecast, budget: &mut Budget) -> Result<Option<Plan>, Spent> {
         let asker = (self.job, self.spec, self.row);
-        let verdict = with_terms(forecast, self.now, asker, self.holds, |terms| {
+        let verdict = with_paid_terms(forecast, self.now, asker, self.holds, budget, |terms, budget| {
             plan(forecast, self.spec, terms, budget)
         });
         match verdict {

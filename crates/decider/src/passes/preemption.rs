@@ -12,7 +12,7 @@ use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use muster_journal::{CapacityHold, Decision, RearrangeCause, Stop, WorkerSlot};
 use muster_planner::{Budget, Plan, Verdict, needs_one_host, plan};
-use muster_policy::{headroom, lost_device_ms, minimum_run_ends, resumes};
+use muster_policy::{headroom, lost_milli_ms, minimum_run_ends, resumes};
 use muster_state::{Forecast, JobRow, NominalCover, PreemptionReason, State};
 use muster_types::{JobId, JobSpec, LogTime, Name, limits};
 
@@ -21,7 +21,7 @@ use crate::memory::searches::{Claim, Look};
 use crate::passes::claimant::{Claimant, Means, Spent};
 use crate::passes::ways::Ways;
 use crate::rules::planned::planned_spec;
-use crate::rules::terms::with_terms;
+use crate::rules::terms::with_paid_terms;
 use crate::settle::job::settle;
 use crate::speculation::Speculation;
 
@@ -414,7 +414,8 @@ impl Claimant<'_> {
             return (needed, plan);
         }
         let mut at = needed.len();
-        while at > 0 && needed.len() > 1 {
+        // Without a budget no plan is found, and each costs a look at the jobs that the claimant has to heed.
+        while at > 0 && needed.len() > 1 && !budget.is_spent() {
             at -= 1;
             let mut without = Forecast::new(self.state);
             for (other, job) in needed.iter().enumerate() {
@@ -447,7 +448,7 @@ impl Claimant<'_> {
         let mut promises = alloc::vec![CapacityHold { job: self.job, workers: plan.workers.clone() }];
         let mut lost: u64 = 0;
         for job in stopped.iter().copied() {
-            lost = lost.saturating_add(lost_device_ms(self.state, job, self.now));
+            lost = lost.saturating_add(lost_milli_ms(self.state, job, self.now));
             let (Some(spec), Some(row)) = (self.state.spec(job), self.state.job(job)) else {
                 return Err(Fault::Gang(job));
             };
@@ -495,7 +496,8 @@ impl Claimant<'_> {
             return None;
         }
         let holds = self.future.holds_for(self.state, &spec.tenant);
-        let verdict = with_terms(forecast, self.now, (job, &spec, row), &holds, |terms| {
+        let asker = (job, &*spec, row);
+        let verdict = with_paid_terms(forecast, self.now, asker, &holds, budget, |terms, budget| {
             plan(forecast, &spec, terms, budget)
         });
         match verdict {

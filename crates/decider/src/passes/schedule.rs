@@ -99,8 +99,8 @@ fn walk(speculation: &mut Speculation, pass: &mut UnfinishedPass, budget: &mut B
             return (true, placed);
         };
         // Where many were stepped over before it, it is offered more by the next call.
-        let has_whole = budget.left() == whole;
-        match offer(speculation, pass, &candidate, budget) {
+        let (has_whole, has_most) = (budget.left() == whole, budget.left() > whole / 2);
+        match offer(speculation, pass, (&candidate, has_most), budget) {
             Outcome::Placed => {
                 placed += 1;
                 // The next members of its array have their turn before the jobs behind them.
@@ -126,11 +126,12 @@ fn walk(speculation: &mut Speculation, pass: &mut UnfinishedPass, budget: &mut B
     }
 }
 
-/// Offers capacity to one gang: what is free, else what others can make free, else a time when it will be.
+/// Offers capacity to one gang: what is free, else what others can make free, else a time when it will be. It is told whether most of
+/// the budget is left.
 fn offer(
     speculation: &mut Speculation,
     pass: &mut UnfinishedPass,
-    candidate: &Candidate,
+    (candidate, has_most): (&Candidate, bool),
     budget: &mut Budget,
 ) -> Outcome {
     speculation.refresh_valuation();
@@ -153,7 +154,9 @@ fn offer(
     if state.spent_user_budget(job, now).is_some() {
         return Outcome::UserAtLimit;
     }
-    let (is_without_others, is_alone) = look_at_others(state, job, &spec, budget);
+    let Some((is_without_others, is_alone)) = look_at_others(state, job, &spec, has_most, budget) else {
+        return Outcome::OutOfBudget;
+    };
     if is_without_others {
         return if is_alone { Outcome::WithoutOthers } else { Outcome::NotOpen };
     }
@@ -202,12 +205,24 @@ fn offer(
 /// Times that a turn looks at where other jobs are, about.
 const LOOKS_AT_OTHERS: u64 = 8;
 
-/// Whether nothing runs that a job has to be with, and whether it would be otherwise for a job with other labels.
-fn look_at_others(state: &State, job: JobId, spec: &JobSpec, budget: &mut Budget) -> (bool, bool) {
+/// Whether nothing runs that a job has to be with, and whether it would be otherwise for a job with other labels. None where that
+/// takes more than half of a budget that others have used already: it has its turn in the next round.
+fn look_at_others(
+    state: &State,
+    job: JobId,
+    spec: &JobSpec,
+    has_most: bool,
+    budget: &mut Budget,
+) -> Option<(bool, bool)> {
     let resolved = affinity::resolve(state, job, spec);
+    let (visits, half) = (resolved.looked_at.saturating_mul(LOOKS_AT_OTHERS), budget.left() / 2);
+    // Else one round would have many of them, each for half of what the one before it has left, and would take as long as all.
+    if visits > half && !has_most {
+        return None;
+    }
     // Half of what is left stays for finding a place: a job with many others would never have one.
-    budget.take(resolved.looked_at.saturating_mul(LOOKS_AT_OTHERS).min(budget.left() / 2));
-    (resolved.waits_for.is_some(), resolved.depends_on_labels)
+    budget.take(visits.min(half));
+    Some((resolved.waits_for.is_some(), resolved.depends_on_labels))
 }
 
 /// A gang whose turn it is, and how much of its quota it is offered.

@@ -9,7 +9,7 @@ use muster_types::{JobId, Name, NodeId, PriorityTier};
 
 use crate::memory::searches::Look;
 use crate::passes::claimant::{Claimant, Means, Spent};
-use crate::rules::terms::with_terms;
+use crate::rules::terms::with_paid_terms;
 
 /// Gangs that may be asked, up to which only their hosts are looked at.
 const FEW_GANGS_MAX: usize = 128;
@@ -73,7 +73,7 @@ impl<'s, 'a> Ways<'s, 'a> {
             Look::Only(changed) => Some(changed.clone()),
             Look::Everywhere | Look::Nowhere => self.few_hosts(),
         };
-        let verdict = with_terms(state, now, (job, spec, row), holds, |terms| {
+        let verdict = with_paid_terms(state, now, (job, spec, row), holds, budget, |terms, budget| {
             let no_limit = |_: &PoolKey| u64::MAX;
             let room_milli = if heeds_quota { terms.room_milli } else { &no_limit };
             let terms = Terms { room_milli, ..*terms };

@@ -18,18 +18,20 @@ use muster_planner::AffinityTerm;
 use muster_state::{JobRow, Phase, State};
 use muster_types::{
     Affinity, AffinityDomain, AffinityLevel, AffinityRule, AffinityTarget, ArrayId, JobId, JobSpec,
-    LabelSelector, Name, NodeDraft, limits,
+    LabelSelector, Name, NodeDraft, NodeId, limits,
 };
 
-/// Workers of a job, each with its place, that count as one look.
-const PLACES_PER_LOOK: usize = 8;
+/// Workers of the jobs of one entry that are looked at: members of an array that are over may have had any number together.
+const WORKERS_MAX: u64 = 200_000;
+/// So many workers take about as long as one job: of each only the number of its node is looked at.
+const WORKERS_PER_LOOK: u64 = 16;
 
 /// What the entries of a job come to in a state.
 #[derive(Debug, Default)]
 pub(crate) struct Resolved<'a> {
     /// What the planner has to heed.
     pub(crate) terms: Vec<AffinityTerm<'a>>,
-    /// What was looked at: tenants, jobs, and places of their workers.
+    /// Tenants and jobs that were looked at, and entries of those that keep this one away.
     pub(crate) looked_at: u64,
     /// The first entry that no place can meet, because nothing runs that it is about.
     pub(crate) waits_for: Option<&'a Affinity>,
@@ -38,21 +40,22 @@ pub(crate) struct Resolved<'a> {
 }
 
 /// The jobs that an entry selects, and where they are.
-struct Others<'a> {
-    domains: BTreeSet<AffinityDomain<'a>>,
+#[derive(Default)]
+struct Others {
+    nodes: BTreeSet<NodeId>,
     jobs: u64,
     looked_at: u64,
-    /// What was looked at in addition to jobs: tenants, and places of workers.
-    more: u64,
+    tenants: u64,
+    workers: u64,
     is_cut: bool,
 }
 
 /// What jobs keep another one away from, on one level.
 #[derive(Default)]
-struct KeptBy<'a> {
+struct KeptBy {
     /// The first of them that is of the same tenant: jobs of those above it are none of its business.
     first: Option<JobId>,
-    domains: BTreeSet<AffinityDomain<'a>>,
+    nodes: BTreeSet<NodeId>,
 }
 
 /// What the entries of a job come to, and those of jobs that keep it away.
@@ -65,7 +68,7 @@ pub(crate) fn resolve<'a>(state: &'a State, job: JobId, spec: &'a JobSpec) -> Re
     let labels = state.metadata(job).map_or(&none, |metadata| &metadata.labels);
     for entry in &spec.affinity {
         let others = others(state, job, spec, entry);
-        resolved.looked_at += others.looked_at + others.more;
+        resolved.looked_at += others.looked_at + others.tenants + others.workers / WORKERS_PER_LOOK;
         if others.jobs == 0 && entry.rule == AffinityRule::Together && entry.is_required() {
             if entry.selector().is_some_and(|selector| selector.matches(labels)) {
                 // The first of its kind.
@@ -82,14 +85,15 @@ pub(crate) fn resolve<'a>(state: &'a State, job: JobId, spec: &'a JobSpec) -> Re
             level: entry.level,
             rule: entry.rule,
             weight: entry.weight,
-            domains: others.domains,
+            domains: domains_at(state, &others.nodes, entry.level),
         });
     }
     kept_away(state, (job, spec), labels, &mut resolved);
     resolved
 }
 
-/// Jobs that hold devices, or to which some are promised, and that have to be apart from this one, at most so many of each tenant.
+/// Jobs that hold devices, or to which some are promised, and that have to be apart from this one; at most
+/// [`limits::AFFINITY_JOBS_MAX`] of each tenant.
 fn kept_away<'a>(
     state: &'a State,
     (job, spec): (JobId, &JobSpec),
@@ -97,13 +101,15 @@ fn kept_away<'a>(
     resolved: &mut Resolved<'a>,
 ) {
     let policy = &state.policy().policy;
-    let mut by_level: BTreeMap<AffinityLevel, KeptBy<'a>> = BTreeMap::new();
+    let mut by_level: BTreeMap<AffinityLevel, KeptBy> = BTreeMap::new();
     // Jobs that serve the same have the same selector: each is read once.
     let mut known: BTreeMap<&str, bool> = BTreeMap::new();
     for tenant in policy.ancestry(&spec.tenant) {
         for other in state.apart_of(tenant).take(limits::AFFINITY_JOBS_MAX).filter(|other| *other != job) {
             resolved.looked_at += 1;
             let Some((row, theirs)) = state.job(other).zip(state.spec(other)) else { continue };
+            // Each entry may have another selector, which is read and compared.
+            resolved.looked_at += theirs.affinity.len() as u64;
             let entries = theirs.affinity.iter().filter(|entry| entry.is_required());
             for entry in entries.filter(|entry| entry.rule == AffinityRule::Apart) {
                 let is_meant = match &entry.target {
@@ -115,16 +121,18 @@ fn kept_away<'a>(
                 if is_meant {
                     let kept = by_level.entry(entry.level).or_default();
                     kept.first = kept.first.or(Some(other).filter(|_| theirs.tenant == spec.tenant));
-                    resolved.looked_at += looks_at_places(row);
+                    let mut workers = 0u64;
                     if holds(state, other) {
-                        kept.domains.extend(domains_of(state, other, row, entry.level));
+                        kept.nodes.extend(nodes_of(state, other, row).inspect(|_| workers += 1));
                     }
-                    kept.domains.extend(promised_domains(state, row, entry.level));
+                    kept.nodes.extend(promised_nodes(row).inspect(|_| workers += 1));
+                    resolved.looked_at += workers / WORKERS_PER_LOOK;
                 }
             }
         }
     }
-    for (level, KeptBy { first, domains }) in by_level {
+    for (level, KeptBy { first, nodes }) in by_level {
+        let domains = domains_at(state, &nodes, level);
         // Jobs that serve the same ask for it themselves.
         let is_asked = resolved.terms.iter().any(|term| {
             let is_alike = term.is_required() && term.rule == AffinityRule::Apart && term.level == level;
@@ -155,8 +163,8 @@ fn names(target: &AffinityTarget, job: JobId, spec: &JobSpec) -> bool {
     }
 }
 
-fn others<'a>(state: &'a State, job: JobId, spec: &JobSpec, entry: &Affinity) -> Others<'a> {
-    let mut found = Others { domains: BTreeSet::new(), jobs: 0, looked_at: 0, more: 0, is_cut: false };
+fn others(state: &State, job: JobId, spec: &JobSpec, entry: &Affinity) -> Others {
+    let mut found = Others::default();
     match &entry.target {
         AffinityTarget::Job(other) => {
             found.looked_at += 1;
@@ -196,11 +204,11 @@ impl Resolved<'_> {
     }
 }
 
-impl<'a> Others<'a> {
+impl Others {
     /// Looks at the jobs of a tenant and of those below it that hold devices, have an id of a range, and are selected.
     fn look_through(
         &mut self,
-        state: &'a State,
+        state: &State,
         (job, spec): (JobId, &JobSpec),
         (first, last): (JobId, JobId),
         entry: &Affinity,
@@ -208,12 +216,12 @@ impl<'a> Others<'a> {
     ) {
         let policy = &state.policy().policy;
         for tenant in state.active_tenants() {
-            self.more += 1;
+            self.tenants += 1;
             if !policy.ancestry(tenant).any(|above| *above == spec.tenant) {
                 continue;
             }
             for other in state.active_of(tenant, first..=last).filter(|other| *other != job) {
-                if self.looked_at >= limits::AFFINITY_JOBS_MAX as u64 {
+                if self.looked_at >= limits::AFFINITY_JOBS_MAX as u64 || self.workers >= WORKERS_MAX {
                     self.is_cut = true;
                     return;
                 }
@@ -230,10 +238,10 @@ impl<'a> Others<'a> {
 
     /// Looks at jobs to which capacity is promised. Who has to be apart from them does not go to where they will be: of two that
     /// others are stopped for, one would have them stopped for nothing.
-    fn look_at_promised(&mut self, state: &'a State, (job, spec): (JobId, &JobSpec), entry: &Affinity) {
+    fn look_at_promised(&mut self, state: &State, (job, spec): (JobId, &JobSpec), entry: &Affinity) {
         let selector = entry.selector();
         for other in state.promised().filter(|other| *other != job) {
-            if self.looked_at >= limits::AFFINITY_JOBS_MAX as u64 {
+            if self.looked_at >= limits::AFFINITY_JOBS_MAX as u64 || self.workers >= WORKERS_MAX {
                 self.is_cut = true;
                 return;
             }
@@ -246,14 +254,13 @@ impl<'a> Others<'a> {
                 target => names(target, other, theirs),
             };
             if is_meant && is_within(state, &spec.tenant, other) {
-                self.more += looks_at_places(row);
-                self.domains.extend(promised_domains(state, row, entry.level));
+                self.add_nodes(state, promised_nodes(row));
             }
         }
     }
 
     /// Counts a job and where it is. One that is being stopped is there, and nobody goes to where it is.
-    fn add(&mut self, state: &'a State, job: JobId, entry: &Affinity, also_over: bool) {
+    fn add(&mut self, state: &State, job: JobId, entry: &Affinity, also_over: bool) {
         let Some(row) = state.job(job) else { return };
         let is_there = match row.phase {
             Phase::Starting | Phase::Running => holds(state, job),
@@ -265,10 +272,22 @@ impl<'a> Others<'a> {
         if !is_there {
             return;
         }
-        self.more += looks_at_places(row);
-        self.domains.extend(domains_of(state, job, row, entry.level));
+        self.add_nodes(state, nodes_of(state, job, row));
         // One whose nodes are all gone is nowhere.
-        self.jobs += u64::from(!self.domains.is_empty());
+        self.jobs += u64::from(!self.nodes.is_empty());
+    }
+
+    fn add_nodes(&mut self, state: &State, nodes: impl Iterator<Item = NodeId>) {
+        for node in nodes {
+            if self.workers >= WORKERS_MAX {
+                self.is_cut = true;
+                break;
+            }
+            self.workers += 1;
+            if !self.nodes.contains(&node) && state.node(node).is_some() {
+                self.nodes.insert(node);
+            }
+        }
     }
 }
 
@@ -283,34 +302,26 @@ fn is_within(state: &State, tenant: &Name, job: JobId) -> bool {
     state.tenant_of(job).is_some_and(|of| policy.ancestry(of).any(|above| above == tenant))
 }
 
-/// What it counts to look at the places of all workers of a job.
-fn looks_at_places(row: &JobRow) -> u64 {
-    let placement = row.placement.as_ref().or(row.previous.as_ref());
-    placement.map_or(0, |placement| (placement.slots.len() / PLACES_PER_LOOK) as u64)
+/// The domains of a level in which these nodes lie.
+fn domains_at<'a>(
+    state: &'a State,
+    nodes: &BTreeSet<NodeId>,
+    level: AffinityLevel,
+) -> BTreeSet<AffinityDomain<'a>> {
+    nodes.iter().filter_map(|node| Some(level.domain(&state.node(*node)?.spec))).collect()
 }
 
-/// The domains of a level in which the workers of a job lie, or lay last.
-fn domains_of<'a>(
-    state: &'a State,
-    job: JobId,
-    row: &'a JobRow,
-    level: AffinityLevel,
-) -> impl Iterator<Item = AffinityDomain<'a>> {
+/// The nodes of the workers of a job, or of those that it had last; each as often as it has workers there.
+fn nodes_of(state: &State, job: JobId, row: &JobRow) -> impl Iterator<Item = NodeId> {
     let placement = row.placement.as_ref().or(row.previous.as_ref());
     let slots = placement.map_or(&[][..], |placement| &placement.slots[..]);
     let spares = if row.placement.is_some() { state.spares(job) } else { &[] };
-    let nodes = slots.iter().chain(spares).map(|slot| slot.node);
-    nodes.filter_map(move |node| Some(level.domain(&state.node(node)?.spec)))
+    slots.iter().chain(spares).map(|slot| slot.node)
 }
 
-/// The domains of a level in which the workers of a job will lie that capacity is promised to.
-fn promised_domains<'a>(
-    state: &'a State,
-    row: &'a JobRow,
-    level: AffinityLevel,
-) -> impl Iterator<Item = AffinityDomain<'a>> {
-    let slots = row.promise.as_ref().map_or(&[][..], |promise| &promise.slots[..]);
-    slots.iter().filter_map(move |slot| Some(level.domain(&state.node(slot.node)?.spec)))
+/// The nodes of the workers that a job will have to which capacity is promised.
+fn promised_nodes(row: &JobRow) -> impl Iterator<Item = NodeId> {
+    row.promise.iter().flat_map(|promise| promise.slots.iter().map(|slot| slot.node))
 }
 
 /// Why a job waits for another one to run, whatever is free.

@@ -5,6 +5,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
+use core::fmt;
 use muster_planner::Closure;
 use muster_state::booking::{devices_of, suits};
 use muster_state::{Phase, Side, State};
@@ -464,9 +465,93 @@ fn check_quota(state: &State, acts_for: Option<&Name>, nodes: &[Name]) -> Result
     Ok(())
 }
 
+/// More is booked than a tenant is promised: its quota has shrunk since, or operators have booked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BookingExcess {
+    /// Whose quota it is: the owner's, or that of a tenant above it.
+    pub tenant: Name,
+    /// Of this type of accelerator.
+    pub kind: Name,
+    /// In this region; none in all of them together.
+    pub region: Option<Name>,
+    /// What the tenant and those below it have booked, in thousandths of devices.
+    pub booked_milli: u64,
+    /// Its nominal quota without what is granted for some time.
+    pub nominal_milli: u64,
+}
+
+impl fmt::Display for BookingExcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = self.region.as_ref().map_or("all regions", Name::as_str);
+        write!(
+            f,
+            "tenant {} and those below it have {} devices of type {} in {place} booked, and its nominal quota is {}",
+            self.tenant,
+            self.booked_milli / 1_000,
+            self.kind,
+            self.nominal_milli / 1_000
+        )
+    }
+}
+
+/// Where more is booked than the policy in force promises. It is for people: what was booked stays.
+#[derive(Clone, Debug, Default)]
+pub struct BookingExcesses(BTreeMap<Name, Vec<BookingExcess>>);
+
+impl BookingExcesses {
+    /// By what is booked and promised now. A tenant without a stated quota is looked at where it has booked by itself, as it was then.
+    #[must_use]
+    pub fn of(state: &State) -> BookingExcesses {
+        let policy = &state.policy().policy;
+        let owners = || state.bookings().map(|(_, booking)| &booking.spec.tenant);
+        let tenants: BTreeSet<&Name> = owners().flat_map(|owner| policy.ancestry(owner)).collect();
+        let usage = state.quota_usage();
+        let mut found = BTreeMap::new();
+        for tenant in tenants {
+            let is_by_itself =
+                state.bookings().any(|(_, one)| one.spec.tenant == *tenant && !one.by.is_operator);
+            let mut excesses = Vec::new();
+            for ((kind, region), booked_milli) in booked_milli(state, tenant, &[]) {
+                let stated = usage.nominal_of(&Side::Subtree(tenant.clone()), kind, region);
+                let least = region.filter(|_| is_by_itself && stated.is_none());
+                let nominal = stated.or_else(|| least.map(|at| usage.nominal_milli(tenant, kind, at)));
+                let Some(nominal) = nominal else { continue };
+                let nominal_milli = nominal.saturating_sub(granted_milli(state, tenant, kind, region));
+                if booked_milli <= nominal_milli {
+                    continue;
+                }
+                let (tenant, kind, region) = (tenant.clone(), kind.clone(), region.cloned());
+                excesses.push(BookingExcess { tenant, kind, region, booked_milli, nominal_milli });
+            }
+            if !excesses.is_empty() {
+                found.insert(tenant.clone(), excesses);
+            }
+        }
+        BookingExcesses(found)
+    }
+
+    /// The excess that a booking is a part of; that of its owner before those above.
+    #[must_use]
+    pub fn with(&self, state: &State, booking: &Booking) -> Option<&BookingExcess> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let is_part = |excess: &&BookingExcess| {
+            let specs = booking.nodes.iter().filter_map(|node| state.node(state.node_named(node)?));
+            specs.into_iter().any(|row| {
+                let has = row.spec.accelerators.as_ref();
+                has.is_some_and(|has| has.kind == excess.kind)
+                    && excess.region.as_ref().is_none_or(|region| row.spec.region == *region)
+            })
+        };
+        let policy = &state.policy().policy;
+        policy.ancestry(&booking.spec.tenant).filter_map(|above| self.0.get(above)).flatten().find(is_part)
+    }
+}
+
 /// Thousandths of devices that a tenant and those below it would have booked with these nodes, by type in each region and in
 /// all. A node that several bookings have counts for each.
-fn booked_milli<'a>(
+pub(crate) fn booked_milli<'a>(
     state: &'a State,
     tenant: &Name,
     nodes: &'a [Name],

@@ -1,7 +1,7 @@
 //! The terms under which policy lets a job be planned: what a plan may use of quotas, and what it keeps for others.
 
 use alloc::collections::BTreeMap;
-use muster_planner::{Holds, Terms};
+use muster_planner::{Budget, Holds, Terms};
 use muster_state::{CapacityKey, JobRow, PoolKey, State};
 use muster_types::{JobId, JobSpec, LogTime, Name};
 
@@ -28,6 +28,21 @@ pub(crate) fn with_terms<T>(
     with_terms_of(state, now, (job, spec, row), holds, QuotaPart::All, plan)
 }
 
+/// The same, and the budget pays for the look at other jobs: for who asks in a state after the other.
+pub(crate) fn with_paid_terms<T>(
+    state: &State,
+    now: LogTime,
+    (job, spec, row): (JobId, &JobSpec, &JobRow),
+    holds: &Holds,
+    budget: &mut Budget,
+    plan: impl FnOnce(&Terms<'_>, &mut Budget) -> T,
+) -> T {
+    with_counted_terms(state, now, (job, spec, row), holds, QuotaPart::All, |terms, looked_at| {
+        budget.take(looked_at);
+        plan(terms, budget)
+    })
+}
+
 /// The same with a part of what its quota allows it.
 pub(crate) fn with_terms_of<T>(
     state: &State,
@@ -36,6 +51,18 @@ pub(crate) fn with_terms_of<T>(
     holds: &Holds,
     quota: QuotaPart,
     plan: impl FnOnce(&Terms<'_>) -> T,
+) -> T {
+    with_counted_terms(state, now, (job, spec, row), holds, quota, |terms, _| plan(terms))
+}
+
+/// The same with how much was looked at of other jobs.
+fn with_counted_terms<T>(
+    state: &State,
+    now: LogTime,
+    (job, spec, row): (JobId, &JobSpec, &JobRow),
+    holds: &Holds,
+    quota: QuotaPart,
+    plan: impl FnOnce(&Terms<'_>, u64) -> T,
 ) -> T {
     // Quota is asked once for each type and region.
     let known: core::cell::RefCell<BTreeMap<(Name, Name), u64>> = core::cell::RefCell::default();
@@ -72,7 +99,7 @@ pub(crate) fn with_terms_of<T>(
     let interruptions = |key: &CapacityKey| state.interruptions(key, now);
     let closures = closures(state, spec, now);
     let affinity = affinity::resolve(state, job, spec);
-    plan(&Terms {
+    let terms = Terms {
         now,
         run_ms: row.estimate.run_high_ms,
         room_milli: &room_milli,
@@ -86,5 +113,6 @@ pub(crate) fn with_terms_of<T>(
         interruptions: &interruptions,
         elastic: spec.is_elastic(),
         valuation: None,
-    })
+    };
+    plan(&terms, affinity.looked_at)
 }

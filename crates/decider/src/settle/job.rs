@@ -183,8 +183,6 @@ fn after_promise(state: &State, job: JobId, promise: &PromiseRow, now: LogTime) 
     let policy = &state.policy().policy;
     let mut closures = bookings::closures(state, spec, now);
     closures.retain(|closure| closure.lasts_at(now));
-    // Others may have come since it was promised, or gone.
-    let affinity = affinity::resolve(state, job, spec);
     let mut left: BTreeMap<NodeId, Free> = BTreeMap::new();
     let mut is_free = true;
     for (rank, slot) in promise.slots.iter().enumerate() {
@@ -196,7 +194,7 @@ fn after_promise(state: &State, job: JobId, promise: &PromiseRow, now: LogTime) 
         let is_usable = is_usable && fit::allows(&node.spec, spec, policy);
         let is_usable = is_usable && !windows::is_closed(policy, &spec.tenant, &node.spec, now);
         let is_booked = bookings::covers(state, &closures, &node.spec);
-        let is_usable = is_usable && !is_booked && !affinity.excludes(&node.spec);
+        let is_usable = is_usable && !is_booked;
         if !node.is_placeable() || node.incarnation != slot.incarnation || !is_usable {
             return Some(Decision::PromiseDropped { job });
         }
@@ -208,7 +206,17 @@ fn after_promise(state: &State, job: JobId, promise: &PromiseRow, now: LogTime) 
             is_free = false;
         }
     }
-    is_free.then(|| Decision::GangPlaced { job, workers: promise.slots.clone() })
+    if !is_free {
+        return None;
+    }
+    // Others may have come since it was promised, or gone. These are looked at once, now that it would start: each report of a
+    // worker on these nodes comes by here.
+    let others = affinity::resolve(state, job, spec);
+    let is_excluded = |node: NodeId| state.node(node).is_none_or(|row| others.excludes(&row.spec));
+    if promise.slots.iter().any(|slot| is_excluded(slot.node)) {
+        return Some(Decision::PromiseDropped { job });
+    }
+    Some(Decision::GangPlaced { job, workers: promise.slots.clone() })
 }
 
 fn succeeded(rank: &RankState) -> bool {

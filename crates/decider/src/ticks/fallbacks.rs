@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 use muster_journal::Decision;
-use muster_types::JobId;
+use muster_types::{JobId, LogTime};
 
 use crate::speculation::Speculation;
 
@@ -13,17 +13,110 @@ const LOOKED_AT_PER_TICK: usize = 50_000;
 
 /// Opens what is due. A job in the pending queue is looked for again with its next pass, because it asks for something else then.
 pub(super) fn open(speculation: &mut Speculation) {
+    open_some(speculation, LOOKED_AT_PER_TICK);
+}
+
+/// The same with a bound of the jobs that are looked at. The next tick goes on behind them: very many that are known too early
+/// must not keep all others waiting.
+fn open_some(speculation: &mut Speculation, looked_at_max: usize) {
     let (state, now) = (speculation.state(), speculation.now());
-    let known = state.closed_fallbacks().take_while(|(at, _)| *at <= now).take(LOOKED_AT_PER_TICK);
-    let is_due = |job: &JobId| state.fallback_due(*job).is_some_and(|at| at <= now);
-    let due: Vec<Decision> = known
-        .map(|(_, job)| job)
-        .filter(is_due)
-        .map(|job| Decision::FallbackOpened { job })
-        .filter(|decision| state.check(decision).is_ok())
-        .take(OPENED_PER_TICK)
-        .collect();
+    let last = speculation.fallback_place();
+    let is_known = |(at, _): &(LogTime, JobId)| *at <= now;
+    let behind = last.into_iter().flat_map(|last| state.closed_fallbacks_behind(last)).take_while(is_known);
+    let up_to = state.closed_fallbacks().take_while(is_known);
+    let up_to = up_to.take_while(|place| last.is_none_or(|last| *place <= last));
+    let (mut due, mut looked_at) = (Vec::new(), 0);
+    // The last one that was looked at; none once all of them were.
+    let (mut place, mut is_cut) = (None, false);
+    for (at, job) in behind.chain(up_to) {
+        if looked_at == looked_at_max || due.len() == OPENED_PER_TICK {
+            is_cut = true;
+            break;
+        }
+        looked_at += 1;
+        place = Some((at, job));
+        let decision = Decision::FallbackOpened { job };
+        if state.fallback_due(job).is_some_and(|at| at <= now) && state.check(&decision).is_ok() {
+            due.push(decision);
+        }
+    }
+    speculation.set_fallback_place(place.filter(|_| is_cut));
     for decision in due {
         speculation.push(decision);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::boxed::Box;
+    use alloc::string::ToString;
+    use alloc::vec;
+    use muster_state::State;
+    use muster_types::policy::PurchaseKind;
+    use muster_types::{
+        CapacityFallback, CapacityRules, ClusterId, Dependency, DependencyRule, JobDraft, Leadership, Name,
+        Parameters, PurchaseSet, ReplicaId, RequestId, Submission, TaskGroup, WorkerRequest,
+    };
+
+    use crate::{Answer, BootstrapConfig, Command, handle, tick};
+
+    const HOUR_MS: u64 = 3_600_000;
+
+    /// A job that takes more after an hour, and waits for others first.
+    fn submit(speculation: &mut Speculation, request: u128, others: &[JobId]) -> JobId {
+        let name = |text| Name::new(text).expect("a name");
+        let asks = WorkerRequest { accelerators: None, cpu_milli: 1_000, memory_bytes: 1 };
+        let group = TaskGroup::new(name("main"), 1, vec!["run".to_string()], asks);
+        let mut draft = JobDraft::new(name("job"), name("team"), vec![group]);
+        let set = |kind: PurchaseKind| -> PurchaseSet { [kind].into_iter().collect() };
+        draft.capacity = Some(Box::new(CapacityRules {
+            purchases: set(PurchaseKind::Spot),
+            fallback: Some(CapacityFallback {
+                purchases: set(PurchaseKind::OnDemand),
+                after_ms: HOUR_MS,
+                is_open: false,
+            }),
+            interruptions_milli_max: None,
+        }));
+        let dependency = |job: &JobId| Dependency::new(*job, DependencyRule::Finished);
+        draft.dependencies = others.iter().map(dependency).collect();
+        let jobs = Submission::plain([draft.check().expect("a job")]);
+        match handle(speculation, &Command::submit(RequestId(request), jobs)).expect("it is taken") {
+            Answer::Submitted { jobs, .. } => jobs[0],
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn many_that_are_known_too_early_do_not_keep_others_waiting() {
+        let bootstrap = BootstrapConfig::new(ClusterId(1), Parameters::DEFAULT);
+        let leadership = Leadership { term: 1, replica: ReplicaId(1) };
+        let mut speculation = Speculation::begin(State::default(), leadership, LogTime(1), bootstrap);
+        let to = |speculation: &mut Speculation, time| {
+            speculation.take_round();
+            speculation.set_now(LogTime(time));
+        };
+        let first = submit(&mut speculation, 1, &[]);
+        let early: Vec<JobId> = (2..7).map(|request| submit(&mut speculation, request, &[first])).collect();
+        to(&mut speculation, HOUR_MS);
+        let waits = submit(&mut speculation, 7, &[]);
+        // The others wait for their capacity from here on, and were submitted long before.
+        to(&mut speculation, HOUR_MS + HOUR_MS / 2);
+        handle(&mut speculation, &Command::cancel(RequestId(8), first)).expect("it is taken");
+        tick(&mut speculation);
+        assert_eq!(speculation.state().closed_fallbacks().count(), 6);
+        to(&mut speculation, 2 * HOUR_MS);
+        for _ in 0..3 {
+            open_some(&mut speculation, 2);
+        }
+        assert_eq!(speculation.state().fallback_due(waits), None, "it takes more now");
+        assert!(early.iter().all(|job| speculation.state().fallback_due(*job).is_some()));
+        // And all of them once they are due.
+        to(&mut speculation, 3 * HOUR_MS);
+        for _ in 0..4 {
+            open_some(&mut speculation, 2);
+        }
+        assert_eq!(speculation.state().closed_fallbacks().count(), 0);
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use muster_decider::{Answer, Command, Speculation, explain_briefly, handle, schedule, tick};
+use muster_decider::{Answer, Command, Pass, Speculation, explain_briefly, handle, schedule, tick};
 use muster_journal::{Decision, RankUpdate, Round, WorkerSlot};
 use muster_planner::{Budget, WaitReason};
 use muster_state::{JobRow, Phase, State};
@@ -144,6 +144,122 @@ fn jobs_of_other_tenants_are_not_found_and_not_gone_to() {
     let (reason, text) = explain_briefly(state, speculation.now(), lonely[0]).expect("it waits");
     assert_eq!(reason, WaitReason::Affinity, "{text}");
     assert_eq!(nodes_of(state, lonely[0]), BTreeSet::new());
+}
+
+#[test]
+fn a_round_looks_at_the_many_others_of_few_jobs() {
+    let (mut speculation, _) = fleet();
+    let running = (0..20).map(|_| submission("vision", Some("web"), Vec::new())).collect();
+    submit(&mut speculation, 1, running).unwrap();
+    pass(&mut speculation);
+    // Each looks at twenty jobs for each of five entries.
+    let near = |level| Affinity { level, weight: Some(1), ..to(app("web"), AffinityRule::Together) };
+    let entries: Vec<Affinity> = LEVELS.into_iter().map(near).collect();
+    let others = (0..3).map(|_| submission("vision", None, entries.clone())).collect();
+    let ids = submit(&mut speculation, 2, others).unwrap();
+    check_that_each_takes_a_round(&mut speculation, &ids);
+}
+
+#[test]
+fn a_round_looks_at_the_many_jobs_that_keep_few_jobs_away() {
+    let (mut speculation, _) = fleet();
+    let away = |n: u32| to(app(&format!("other-{n}")), AffinityRule::Apart);
+    let entries: Vec<Affinity> = (0..8).map(away).collect();
+    let running = (0..20).map(|_| submission("vision", Some("web"), entries.clone())).collect();
+    submit(&mut speculation, 1, running).unwrap();
+    pass(&mut speculation);
+    // They are below its tenant, and ask for nothing.
+    let others = (0..3).map(|_| submission("video", None, Vec::new())).collect();
+    let ids = submit(&mut speculation, 2, others).unwrap();
+    check_that_each_takes_a_round(&mut speculation, &ids);
+}
+
+#[test]
+fn a_round_looks_at_the_many_workers_that_few_jobs_go_to() {
+    let (mut speculation, _) = fleet();
+    let mut large = job_draft("large", vec![group("main", 240, None)]);
+    large.tenant = name("vision");
+    let large = Submission::new(large.check().expect("a job"), JobContract::default());
+    submit(&mut speculation, 1, vec![Submission { metadata: labelled(Some("web")), ..large }]).unwrap();
+    pass(&mut speculation);
+    let near = |level| Affinity { level, weight: Some(1), ..to(app("web"), AffinityRule::Together) };
+    let away = |level| Affinity { level, weight: Some(1), ..to(app("web"), AffinityRule::Apart) };
+    let entries: Vec<Affinity> =
+        LEVELS.into_iter().map(near).chain(LEVELS.into_iter().take(3).map(away)).collect();
+    let others = (0..3).map(|_| submission("vision", None, entries.clone())).collect();
+    let ids = submit(&mut speculation, 2, others).unwrap();
+    check_that_each_takes_a_round(&mut speculation, &ids);
+}
+
+/// What a pass spends on a job with these entries, for which another one is stopped.
+fn spent_on(entries: Vec<Affinity>) -> u64 {
+    let (mut speculation, mut replica) = fleet();
+    let low = |devices| {
+        let mut draft = job_draft("low", vec![group("main", 1, devices)]);
+        (draft.tenant, draft.tier) = (name("vision"), PriorityTier::Free);
+        let job = Submission::new(draft.check().expect("a job"), JobContract::default());
+        Submission { metadata: labelled(Some("web")), ..job }
+    };
+    let with_device = (0..24).map(|_| low(Some(accelerators("h100", 1))));
+    let without = (0..WITHOUT_DEVICES).map(|_| low(None));
+    let running = submit(&mut speculation, 1, with_device.chain(without).collect()).unwrap();
+    commit(&mut speculation, &mut replica);
+    // A round has no place for all of them.
+    while let Pass::Interrupted { .. } = schedule(&mut speculation, &mut Budget::new(1_000_000)) {
+        commit(&mut speculation, &mut replica);
+    }
+    commit(&mut speculation, &mut replica);
+    for job in running {
+        let placement = replica.job(job).and_then(|row| row.placement.clone()).expect("it is placed");
+        let (node, incarnation) = (placement.slots[0].node, placement.slots[0].incarnation);
+        let updates = vec![(0, RankUpdate::Running)];
+        let report = Command::Report { node, incarnation, job, token: placement.token, updates };
+        handle(&mut speculation, &report).expect("it is taken");
+    }
+    commit(&mut speculation, &mut replica);
+    let mut claimant = submission("vision", None, entries);
+    let mut draft = claimant.spec.into_draft();
+    draft.tier = PriorityTier::Production;
+    claimant.spec = draft.check().expect("a job");
+    submit(&mut speculation, 2, vec![claimant]).unwrap();
+    let mut budget = Budget::new(1_000_000);
+    schedule(&mut speculation, &mut budget);
+    let state = speculation.state();
+    let is_stopping = |job: &JobId| matches!(state.job(*job).expect("a job").phase, Phase::Stopping(_));
+    assert_eq!(state.active().filter(is_stopping).count(), 1);
+    1_000_000 - budget.left()
+}
+
+/// Jobs that are looked at, and that nobody would stop for a device.
+const WITHOUT_DEVICES: u64 = 300;
+
+#[test]
+fn each_look_at_other_jobs_in_a_search_for_gangs_to_stop_is_paid_for() {
+    let near = |level| Affinity { level, weight: Some(1), ..to(app("web"), AffinityRule::Together) };
+    let entries: Vec<Affinity> = LEVELS.into_iter().map(near).collect();
+    let others = 24 + WITHOUT_DEVICES;
+    let look = LEVELS.len() as u64 * (others + others / 16);
+    let (with, without) = (spent_on(entries), spent_on(Vec::new()));
+    // Eight are paid for at the beginning of its turn. Two more: for the search, and for the place that it frees, where one runs less.
+    assert!(
+        with >= without + 9 * look + look / 2,
+        "{with} with entries, {without} without, {look} for each look"
+    );
+}
+
+/// Jobs of which each needs more than half of a budget to look at others: no round has two of them, and each has its turn.
+fn check_that_each_takes_a_round(speculation: &mut Speculation, ids: &[JobId]) {
+    let mut placed = Vec::new();
+    for _ in 0..20 {
+        let (Pass::Complete { placed: now } | Pass::Interrupted { placed: now }) =
+            schedule(speculation, &mut Budget::new(1_500));
+        placed.push(now);
+        if placed.iter().sum::<u32>() == 3 {
+            break;
+        }
+    }
+    assert!(placed.iter().all(|now| *now <= 1), "no round looks for two of them: {placed:?}");
+    assert!(ids.iter().all(|job| !nodes_of(speculation.state(), *job).is_empty()), "{placed:?}");
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use muster_decider::{
-    Answer, BookingOrder, Command, QuotaOrder, Speculation, explain_briefly, handle, schedule, tick,
+    Answer, BookingExcesses, BookingOrder, Command, QuotaOrder, Speculation, explain_briefly, handle,
+    policy_warnings, schedule, tick,
 };
 use muster_journal::{Decision, RankUpdate, RequestKey, Round};
 use muster_planner::Budget;
@@ -263,6 +264,47 @@ fn set_quotas(speculation: &mut Speculation, tenants: &[(&str, Option<&str>, u64
         expected_version: None,
     };
     handle(speculation, &command).expect("it is taken");
+}
+
+#[test]
+fn a_booking_above_a_quota_that_shrank_stays_is_shown_and_grows_by_nothing() {
+    let (mut speculation, _) = fleet();
+    let mut two = BookingOrder { acts_for: Some(name("vision")), ..order(&speculation, 1) };
+    two.spec.shape = hosts(2);
+    create(&mut speculation, two).expect("its quota is 16 devices");
+    let excess = |speculation: &Speculation| {
+        let state = speculation.state();
+        let excesses = BookingExcesses::of(state);
+        let booking = state.booking(&name("b1")).expect("it stays");
+        excesses.with(state, booking).map(ToString::to_string)
+    };
+    assert_eq!(excess(&speculation), None);
+    set_quotas(&mut speculation, &[("vision", None, 8), ("video", Some("vision"), 0)]);
+    let said = excess(&speculation).expect("16 devices are more than 8");
+    assert!(
+        said.contains("tenant vision") && said.contains("16 devices") && said.ends_with("is 8"),
+        "{said}"
+    );
+    let mut one = BookingOrder { acts_for: Some(name("video")), ..order(&speculation, 2) };
+    one.spec.tenant = name("video");
+    one.spec.shape = hosts(1);
+    assert_eq!(code(create(&mut speculation, one)), Some(RefusalCode::PermissionDenied));
+}
+
+#[test]
+fn a_policy_that_takes_away_what_is_booked_is_warned_of() {
+    let (mut speculation, _) = fleet();
+    let mut two = BookingOrder { acts_for: Some(name("vision")), ..order(&speculation, 1) };
+    two.spec.shape = hosts(2);
+    create(&mut speculation, two).expect("its quota is 16 devices");
+    let warned = |devices: u64| {
+        let mut draft = policy(&["vision", "video", "speech"]);
+        draft.tenants.get_mut(&name("vision")).expect("it is listed").quotas[0].nominal_milli =
+            devices * 1_000;
+        let warnings = policy_warnings(speculation.state(), &draft.check().expect("a policy"));
+        warnings.listed.iter().any(|warning| warning.code.as_str() == "BOOKINGS_ABOVE_QUOTA")
+    };
+    assert!(warned(8) && warned(0) && !warned(16) && !warned(24));
 }
 
 #[test]

@@ -71,8 +71,15 @@ fn set_policy(speculation: &mut Speculation, n: u128, policy: PolicyDraft) {
     handle(speculation, &command).expect("it is taken");
 }
 
+/// Workers that are on nodes which their jobs asked for, and on those of a fallback.
+#[derive(Default)]
+struct Placed {
+    first: u32,
+    fallback: u32,
+}
+
 /// Every placement of a round is on nodes that its job allowed at that time.
-fn check_placements(replica: &State, round: &Round) {
+fn check_placements(replica: &State, round: &Round, placed: &mut Placed) {
     for decision in &round.decisions {
         let Decision::GangPlaced { job, workers } = decision else { continue };
         let (spec, row) = (replica.spec(*job).expect("a spec"), replica.job(*job).expect("a row"));
@@ -84,13 +91,18 @@ fn check_placements(replica: &State, round: &Round) {
                 || PurchaseKind::of_node(node).is_some_and(|purchase| rules.purchases.contains(purchase));
             let due = rules.fallback.map(|fallback| row.submitted_at.plus_ms(fallback.after_ms));
             assert!(first || due.is_some_and(|due| due <= round.log_time), "{job} took its fallback early");
+            *(if first { &mut placed.first } else { &mut placed.fallback }) += 1;
         }
     }
 }
 
 fn step(speculation: &mut Speculation, replica: &mut State) {
+    step_counting(speculation, replica, &mut Placed::default());
+}
+
+fn step_counting(speculation: &mut Speculation, replica: &mut State, placed: &mut Placed) {
     if let Some(round) = commit(speculation, replica) {
-        check_placements(replica, &round);
+        check_placements(replica, &round, placed);
     }
 }
 
@@ -125,6 +137,7 @@ fn end_some(speculation: &mut Speculation, random: &mut Random) {
 
 #[test]
 fn no_job_is_ever_on_a_purchase_that_it_does_not_allow() {
+    let mut placed = Placed::default();
     for seed in 0..40 {
         let mut random = Random::new(seed);
         let (mut speculation, mut replica) = founded();
@@ -133,7 +146,7 @@ fn no_job_is_ever_on_a_purchase_that_it_does_not_allow() {
         for (number, purchase) in purchases.iter().enumerate() {
             register(&mut speculation, &format!("n{number}"), *purchase);
         }
-        step(&mut speculation, &mut replica);
+        step_counting(&mut speculation, &mut replica, &mut placed);
         let mut now = speculation.now();
         for n in 0..60_u64 {
             match random.below(6) {
@@ -156,20 +169,21 @@ fn no_job_is_ever_on_a_purchase_that_it_does_not_allow() {
                 4 => {
                     let number = random.below(4) as usize;
                     lose(&mut speculation, &format!("n{number}"));
-                    step(&mut speculation, &mut replica);
+                    step_counting(&mut speculation, &mut replica, &mut placed);
                     register(&mut speculation, &format!("n{number}"), purchases[number]);
                 }
                 _ => {}
             }
-            step(&mut speculation, &mut replica);
+            step_counting(&mut speculation, &mut replica, &mut placed);
             now = now.plus_ms(random.below(10) * MINUTE_MS);
             speculation.set_now(now);
             tick(&mut speculation);
-            step(&mut speculation, &mut replica);
+            step_counting(&mut speculation, &mut replica, &mut placed);
             schedule(&mut speculation, &mut Budget::new(100_000));
-            step(&mut speculation, &mut replica);
+            step_counting(&mut speculation, &mut replica, &mut placed);
         }
     }
+    assert!(placed.first > 0 && placed.fallback > 0, "{} and {} workers", placed.first, placed.fallback);
 }
 
 #[test]

@@ -9,8 +9,9 @@ use muster_journal::Decision;
 use muster_state::{GuardError, ScheduleRow, State};
 use muster_types::policy::{OwnRole, PolicyDraft, TenantPolicy, Verb};
 use muster_types::{
-    JobId, LogIndex, LogTime, Name, NextRun, OverlapRule, Refusal, RefusalCode, Requester, Schedule,
-    ScheduleKey, ScheduleRun, ScheduleTemplate, Submission, TokenGrant, TokenId, TokenRole, limits,
+    CertificateSerial, JobId, LogIndex, LogTime, Name, NextRun, OverlapRule, OwnerRole, Refusal, RefusalCode,
+    Requester, Revocation, Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate, Submission, TokenGrant,
+    TokenId, TokenRole, limits,
 };
 
 use crate::random::Random;
@@ -51,6 +52,7 @@ fn order(n: u128, text: &str, overlap: OverlapRule) -> ScheduleOrder {
         request: request(n),
         by: Requester { name: "tenant/research/ada".into(), is_operator: false },
         acts_for: Some(name(TENANT)),
+        role: None,
         schedule: Schedule {
             key: key(text),
             cron: "* * * * *".parse().unwrap(),
@@ -280,8 +282,11 @@ fn rights_are_looked_at_when_a_moment_comes() {
         token: TokenId(7),
     };
     handle(&mut speculation, &revoke).unwrap();
+    // At once, and not only when its next moment comes.
+    assert!(row(&speculation).suspension.is_some());
     pass_minutes((&mut speculation, &mut state), 1);
     carry_out(&mut speculation);
+    assert_eq!(row(&speculation).submitted, 1);
     let reason = |speculation: &Speculation, text: &str| {
         let row = speculation.state().schedule(&key(text)).unwrap();
         row.suspension.as_ref().map(|suspension| suspension.reason.clone()).unwrap_or_default()
@@ -292,6 +297,78 @@ fn rights_are_looked_at_when_a_moment_comes() {
     pass_minutes((&mut speculation, &mut state), 1);
     carry_out(&mut speculation);
     assert!(reason(&speculation, "hourly").contains("does not list tenant research"));
+}
+
+#[test]
+fn a_role_of_the_policy_that_submits_no_more_suspends_what_a_person_with_it_has_set() {
+    let (mut speculation, mut state) = cluster();
+    set_role(&mut speculation, 60, &[Verb::Read, Verb::Submit]);
+    let mut signed_in = order(1, "nightly", OverlapRule::Allow);
+    signed_in.by.name = "tenant/research/ada+oidc/corp".into();
+    signed_in.role = Some(OwnerRole { name: name("ci"), part_of: TokenRole::Submitter });
+    set(&mut speculation, signed_in).unwrap();
+    carry_out(&mut speculation);
+    pass_minutes((&mut speculation, &mut state), 1);
+    carry_out(&mut speculation);
+    assert_eq!(row(&speculation).submitted, 1);
+    // With the verb gone, and with the whole role.
+    for (n, take_away) in [(61, true), (63, false)] {
+        if take_away {
+            set_role(&mut speculation, n, &[Verb::Read]);
+        } else {
+            set_policy(&mut speculation, n, &[TENANT]);
+        }
+        pass_minutes((&mut speculation, &mut state), 1);
+        carry_out(&mut speculation);
+        let suspension = row(&speculation).suspension.as_ref().expect("it is suspended");
+        assert!(suspension.reason.contains("role ci of its owner lacks the verb submit"), "{suspension:?}");
+        assert_eq!(row(&speculation).submitted, 1);
+        control(&mut speculation, n + 1, ScheduleAction::Resume).unwrap();
+        carry_out(&mut speculation);
+    }
+}
+
+#[test]
+fn a_certificate_that_is_revoked_suspends_what_its_holder_has_set() {
+    let (mut speculation, mut state) = cluster();
+    set(&mut speculation, order(1, "nightly", OverlapRule::Allow)).unwrap();
+    let mut of_bob = order(2, "hourly", OverlapRule::Allow);
+    of_bob.by.name = "tenant/research/bob".into();
+    set(&mut speculation, of_bob).unwrap();
+    let mut by_token = order(3, "by-token", OverlapRule::Allow);
+    by_token.by.name = "tenant/research/ada+oidc/corp".into();
+    set(&mut speculation, by_token).unwrap();
+    carry_out(&mut speculation);
+    let revoke = |n, serial: u8, holder: &str| Command::RevokeCertificate {
+        request: request(n),
+        by: Requester { name: "admin/root".into(), is_operator: true },
+        serial: CertificateSerial::from_bytes(&[serial; 20]).unwrap(),
+        revocation: Revocation { holder: holder.into(), until: LogTime(u64::MAX) },
+    };
+    let suspended = |speculation: &Speculation| -> Vec<String> {
+        let rows = speculation.state().schedules().filter(|(_, row)| row.suspension.is_some());
+        rows.map(|(key, _)| key.name.to_string()).collect()
+    };
+    // Nobody is named by the serial alone.
+    handle(&mut speculation, &revoke(50, 6, "")).unwrap();
+    assert!(suspended(&speculation).is_empty());
+    handle(&mut speculation, &revoke(51, 7, "tenant/research/ada")).unwrap();
+    assert_eq!(suspended(&speculation), ["nightly"]);
+    let reason = row(&speculation).suspension.as_ref().unwrap().reason.clone();
+    assert!(reason.contains("of tenant/research/ada, its owner, was revoked"), "{reason}");
+    pass_minutes((&mut speculation, &mut state), 1);
+    carry_out(&mut speculation);
+    assert_eq!(row(&speculation).submitted, 0);
+    // An operator takes it over; what was revoked earlier was another's.
+    let mut taken = ScheduleOrder { is_new: false, ..order(60, "nightly", OverlapRule::Allow) };
+    taken.by = Requester { name: "admin/root".into(), is_operator: true };
+    taken.acts_for = None;
+    set(&mut speculation, taken).unwrap();
+    control(&mut speculation, 61, ScheduleAction::Resume).unwrap();
+    carry_out(&mut speculation);
+    pass_minutes((&mut speculation, &mut state), 1);
+    carry_out(&mut speculation);
+    assert_eq!((row(&speculation).submitted, row(&speculation).by.name.as_str()), (1, "admin/root"));
 }
 
 /// A policy with the tenant, and a role `ci` with these verbs.

@@ -341,8 +341,7 @@ impl<'a> Drive<'a> {
                     cluster: None,
                     labels: BTreeMap::new(),
                 };
-                let times =
-                    BookingTimes { start: LogTime(0), length_ms: *length_ms, every_days: 0, windows: 1 };
+                let times = BookingTimes::once(LogTime(0), *length_ms);
                 let spec = BookingSpec {
                     tenant: name(tenant),
                     user: None,

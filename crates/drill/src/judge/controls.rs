@@ -11,8 +11,8 @@ use muster_journal::{Decision, WorkerSlot};
 use muster_types::policy::{Policy, QuotaGrant};
 use muster_types::token::token_of;
 use muster_types::{
-    BookingEnd, BookingSpec, Control, JobId, JobSpec, LogTime, Name, Requester, ScheduleKey, ScheduleRun,
-    TokenId,
+    ArrayId, BookingEnd, BookingSpec, Control, JobId, JobSpec, LogTime, Name, Requester, ScheduleKey,
+    ScheduleRun, TokenId,
 };
 
 use super::Rule;
@@ -34,7 +34,7 @@ struct Booked {
     is_open: bool,
 }
 
-struct Moments {
+struct ScheduleTimes {
     by: Requester,
     last: Option<LogTime>,
     is_suspended: bool,
@@ -44,9 +44,11 @@ struct Moments {
 #[derive(Default)]
 pub(super) struct Controls {
     holds: BTreeMap<JobId, Hold>,
+    /// Of arrays, for the members that are not created.
+    array_holds: BTreeMap<ArrayId, Hold>,
     cancelled: BTreeSet<JobId>,
     bookings: BTreeMap<Name, Booked>,
-    schedules: BTreeMap<ScheduleKey, Moments>,
+    schedules: BTreeMap<ScheduleKey, ScheduleTimes>,
     /// Tokens that were not revoked, with when they expire; and those that were.
     tokens: BTreeMap<TokenId, LogTime>,
     revoked: BTreeSet<TokenId>,
@@ -75,6 +77,7 @@ pub(super) fn concerns(decision: &Decision) -> bool {
             | Decision::JobHoldSet { .. }
             | Decision::JobRequeueRequested { .. }
             | Decision::ArraysControlled { .. }
+            | Decision::ArrayMembersCreated { .. }
             | Decision::BookingCreated { .. }
             | Decision::BookingDeleted { .. }
             | Decision::BookingOpened { .. }
@@ -87,6 +90,26 @@ pub(super) fn concerns(decision: &Decision) -> bool {
             | Decision::TokenCreated { .. }
             | Decision::TokenRevoked { .. }
     )
+}
+
+fn hold<K: Copy + Ord>(holds: &mut BTreeMap<K, Hold>, held: &[K], by: &Requester) {
+    for one in held {
+        let hold = holds.entry(*one).or_default();
+        hold.operator |= by.is_operator;
+        hold.owner |= !by.is_operator;
+    }
+}
+
+/// An operator's hold lies above the owner's.
+fn release<K: Ord>(holds: &mut BTreeMap<K, Hold>, released: &[K]) {
+    for one in released {
+        let Some(hold) = holds.get_mut(one) else { continue };
+        if hold.operator && hold.owner {
+            hold.operator = false;
+        } else {
+            holds.remove(one);
+        }
+    }
 }
 
 impl Controls {
@@ -154,7 +177,7 @@ impl Controls {
         match decision {
             Decision::BookingOpened { name } => {
                 let window = self.bookings.get(name).and_then(|booked| {
-                    let times = booked.spec.times;
+                    let times = &booked.spec.times;
                     times.next_at(now).and_then(|number| times.window(number))
                 });
                 let has_come = window.is_some_and(|window| window.from <= now);
@@ -170,6 +193,9 @@ impl Controls {
             }
             Decision::ScheduleRan { schedule, due, run, .. } => {
                 self.against_schedule(schedule, *due, run, now)
+            }
+            Decision::ArrayMembersCreated { array, .. } if self.array_holds.contains_key(array) => {
+                vec![(Rule::StartedHeld, format!("creates members of {array}, which is held"))]
             }
             _ => Vec::new(),
         }
@@ -228,26 +254,6 @@ impl Controls {
         self.overdue = overdue;
     }
 
-    fn hold(&mut self, jobs: &[JobId], by: &Requester) {
-        for job in jobs {
-            let hold = self.holds.entry(*job).or_default();
-            hold.operator |= by.is_operator;
-            hold.owner |= !by.is_operator;
-        }
-    }
-
-    /// An operator's hold lies above the owner's.
-    fn release(&mut self, jobs: &[JobId]) {
-        for job in jobs {
-            let Some(hold) = self.holds.get_mut(job) else { continue };
-            if hold.operator && hold.owner {
-                hold.operator = false;
-            } else {
-                self.holds.remove(job);
-            }
-        }
-    }
-
     /// Takes a decision over that was taken.
     pub(super) fn take(&mut self, index: u64, now: LogTime, decision: &Decision) {
         match decision {
@@ -257,12 +263,18 @@ impl Controls {
                 self.cancelled.extend(jobs)
             }
             Decision::JobHoldSet { by, jobs, held: true, .. }
-            | Decision::JobRequeueRequested { by, jobs, suspended: true, .. }
-            | Decision::ArraysControlled { by, control: Control::Hold | Control::Suspend, jobs, .. } => {
-                self.hold(jobs, by);
+            | Decision::JobRequeueRequested { by, jobs, suspended: true, .. } => {
+                hold(&mut self.holds, jobs, by);
             }
-            Decision::JobHoldSet { jobs, held: false, .. }
-            | Decision::ArraysControlled { control: Control::Release, jobs, .. } => self.release(jobs),
+            Decision::ArraysControlled { by, control: Control::Hold, arrays, jobs, .. } => {
+                hold(&mut self.holds, jobs, by);
+                hold(&mut self.array_holds, arrays, by);
+            }
+            Decision::JobHoldSet { jobs, held: false, .. } => release(&mut self.holds, jobs),
+            Decision::ArraysControlled { control: Control::Release, arrays, jobs, .. } => {
+                release(&mut self.holds, jobs);
+                release(&mut self.array_holds, arrays);
+            }
             Decision::JobFinished { job, .. } => _ = self.holds.remove(job),
             // What a tree makes of the grants that were in force is the policy's to say.
             Decision::PolicySet { policy, .. } => {
@@ -309,7 +321,8 @@ impl Controls {
                 let before = self.schedules.remove(&schedule.key).filter(|_| !is_new);
                 let (last, is_suspended) =
                     before.map_or((None, false), |before| (before.last, before.is_suspended));
-                self.schedules.insert(schedule.key.clone(), Moments { by: by.clone(), last, is_suspended });
+                let times = ScheduleTimes { by: by.clone(), last, is_suspended };
+                self.schedules.insert(schedule.key.clone(), times);
             }
             Decision::ScheduleDeleted { schedule, .. } => _ = self.schedules.remove(schedule),
             Decision::ScheduleSuspensionSet { schedule, reason, .. } => {

@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use muster_journal::{Decision, RankUpdate, StopCause, WorkerSlot};
-use muster_types::policy::{Policy, Quota, QuotaGrant};
-use muster_types::{DeviceSet, JobId, JobSpec, LogTime, Name, NodeId, NodeSpec};
+use muster_types::policy::{GrantedPolicy, Policy, Quota, QuotaGrant};
+use muster_types::{DeviceSet, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, NodeSpec};
 
 use super::controls::{self, Controls, Start};
 use super::{Checked, Findings, Rule};
@@ -63,10 +63,11 @@ pub(super) struct Leases {
     hosts: BTreeMap<NodeId, Host>,
     names: BTreeMap<Name, NodeId>,
     registered: u32,
-    /// By the record that submitted them, and their place in it.
-    specs: HashMap<(u64, u64), Arc<JobSpec>>,
-    /// What the members of arrays are made from, by the number of the first in its generation, with how many there are.
-    arrays: BTreeMap<u64, (u32, Arc<JobSpec>)>,
+    specs: HashMap<JobId, Arc<JobSpec>>,
+    /// What the members of arrays are made from, by the first, with how many there are.
+    arrays: BTreeMap<JobId, (u32, Arc<JobSpec>)>,
+    /// Of the cluster.
+    generation: u32,
     /// How far positions in ids run ahead of those in the log.
     ahead: u64,
     gangs: BTreeMap<JobId, Gang>,
@@ -87,16 +88,13 @@ fn in_force(grants: &BTreeMap<u64, (QuotaGrant, bool)>) -> impl Iterator<Item = 
     grants.iter().filter(|(_, (_, is_in_force))| *is_in_force).map(|(id, (grant, _))| (*id, grant))
 }
 
-fn key(job: JobId) -> (u64, u64) {
-    (job.submitted_at().0, job.0 % JobId::PER_RECORD)
-}
-
 impl Leases {
     /// A record that is about to be applied.
     pub(super) fn before(&mut self, decision: &Decision) {
         let concerns = matches!(
             decision,
-            Decision::JobsSubmitted { .. }
+            Decision::ClusterCreated { .. }
+                | Decision::JobsSubmitted { .. }
                 | Decision::ArraysSubmitted { .. }
                 | Decision::NodeRegistered { .. }
                 | Decision::NodeForgotten { .. }
@@ -156,9 +154,10 @@ impl Leases {
                 let hosts = workers.iter().filter_map(|slot| self.hosts.get(&slot.node));
                 let nodes = hosts.map(|host| &host.spec.name).collect();
                 let start = Start { job: *job, spec: self.spec(*job).map(|spec| &**spec), workers, nodes };
-                let grants = in_force(&self.grants);
-                found.extend(self.controls.broken_by_start(&start, &self.stated, grants, log_time));
+                // What was promised to it was charged then, with the grants of that time.
                 let is_charged = self.gangs.get(job).is_some_and(|gang| gang.promise.is_some());
+                let grants = in_force(&self.grants).filter(|_| !is_charged);
+                found.extend(self.controls.broken_by_start(&start, &self.stated, grants, log_time));
                 let over = if is_charged { None } else { self.exceeded_by(&[], &[(*job, workers)]) };
                 for (rule, text) in found.into_iter().chain(over.map(|text| (Rule::QuotaExceeded, text))) {
                     findings.say(rule, || format!("record {index} places {job}: {text}"));
@@ -185,14 +184,18 @@ impl Leases {
 
     fn spec(&self, job: JobId) -> Option<&Arc<JobSpec>> {
         let of_array = || {
-            let number = key(job).0 * JobId::PER_RECORD + key(job).1;
-            let (first, (count, spec)) = self.arrays.range(..=number).next_back()?;
-            (number - first < u64::from(*count)).then_some(spec)
+            let (first, (count, spec)) = self.arrays.range(..=job).next_back()?;
+            (job.0 - first.0 < u64::from(*count)).then_some(spec)
         };
-        self.specs.get(&key(job)).or_else(of_array)
+        self.specs.get(&job).or_else(of_array)
     }
 
-    /// What the worker in this place of so many takes.
+    /// The id of the first job that a record submits.
+    fn first_of(&self, index: u64) -> JobId {
+        JobId::derive_in(self.generation, LogIndex(index + self.ahead), 0)
+    }
+
+    /// What the worker in this place of a gang of this size takes.
     fn wanted(&self, job: JobId, (place, workers): (usize, usize), devices: DeviceSet) -> Option<Held> {
         let group = self.spec(job)?.group_of_slot(u32::try_from(place).ok()?, workers)?;
         let request = &group.request;
@@ -314,8 +317,16 @@ impl Leases {
         own + below.sum::<u64>()
     }
 
-    /// Limits count from the nominal quota, and that grows by what is granted.
+    /// Limits count from the nominal quota, and that grows by what is granted. What cannot be added to the policy any more has
+    /// ended, which no record names: of the grants on one level of the tree the latest.
     fn add_grants(&mut self) {
+        let mut granted = GrantedPolicy::of(&self.stated);
+        let in_order = self.stated.in_order(in_force(&self.grants), |(_, grant)| *grant);
+        let ended = in_order.into_iter().filter(|(_, grant)| granted.add(grant).is_err()).map(|(id, _)| id);
+        let ended: Vec<u64> = ended.collect();
+        for id in ended {
+            self.grants.remove(&id);
+        }
         let mut draft = self.stated.clone().into_draft();
         for (grant, _) in self.grants.values().filter(|(_, is_in_force)| *is_in_force) {
             let Some(tenant) = draft.tenants.get_mut(&grant.tenant) else { continue };
@@ -324,28 +335,23 @@ impl Leases {
                 quota.nominal_milli = quota.nominal_milli.saturating_add(grant.amount_milli);
             }
         }
-        // What breaks a rule of policies has ended grants with it, which no record names.
         self.policy = draft.check().unwrap_or_else(|_| self.stated.clone());
     }
 
     fn take(&mut self, index: u64, decision: Decision) {
         match decision {
             Decision::JobsSubmitted { specs, .. } => {
-                let specs = specs.into_iter().enumerate();
-                let position = index + self.ahead;
-                self.specs.extend(specs.map(|(place, spec)| ((position, place as u64), spec)));
+                let first = self.first_of(index).0;
+                self.specs.extend((first..).map(JobId).zip(specs));
             }
             Decision::ArraysSubmitted { parts, .. } => {
-                let mut number = (index + self.ahead) * JobId::PER_RECORD;
+                let mut number = self.first_of(index).0;
                 let mut jobs = 0;
                 for part in parts {
                     let count = part.job_count();
                     match part.array {
-                        Some(_) => _ = self.arrays.insert(number, (count, part.spec)),
-                        None => {
-                            let key = (number / JobId::PER_RECORD, number % JobId::PER_RECORD);
-                            self.specs.insert(key, part.spec);
-                        }
+                        Some(_) => _ = self.arrays.insert(JobId(number), (count, part.spec)),
+                        None => _ = self.specs.insert(JobId(number), part.spec),
                     }
                     number += u64::from(count);
                     jobs += count;
@@ -359,16 +365,21 @@ impl Leases {
                 }
             }
             Decision::NodeLost { node, .. } => self.end_session(node),
-            Decision::ClusterRecovered { .. } => {
+            Decision::ClusterCreated { generation, .. } => self.generation = generation,
+            Decision::ClusterRecovered { generation } => {
                 let nodes: Vec<NodeId> = self.hosts.keys().copied().collect();
                 nodes.into_iter().for_each(|node| self.end_session(node));
+                // Ids of a generation begin at its records.
+                (self.generation, self.ahead) = (generation, 0);
             }
             Decision::PolicySet { policy, .. } => {
                 let before = std::mem::replace(&mut self.stated, *policy);
                 let after = &self.stated;
-                self.grants.retain(|_, (grant, _)| {
+                // A request that nobody has answered outlives that its tenant moves within the tree.
+                self.grants.retain(|_, (grant, is_in_force)| {
                     let tenant = &grant.tenant;
-                    after.tenants.contains_key(tenant) && before.ancestry(tenant).eq(after.ancestry(tenant))
+                    let stays = !*is_in_force || before.ancestry(tenant).eq(after.ancestry(tenant));
+                    after.tenants.contains_key(tenant) && stays
                 });
                 self.add_grants();
             }
@@ -421,17 +432,17 @@ impl Leases {
                 changes.iter().for_each(|change| change.change_draft(&mut draft));
                 // What the guard took is a job.
                 if let Ok(changed) = draft.check() {
-                    self.specs.insert(key(job), Arc::new(changed));
+                    self.specs.insert(job, Arc::new(changed));
                 }
             }
             Decision::FallbackOpened { job } => {
                 if let Some(opened) = self.spec(job).and_then(|spec| spec.with_open_fallback()) {
-                    self.specs.insert(key(job), Arc::new(opened));
+                    self.specs.insert(job, Arc::new(opened));
                 }
             }
             Decision::JobFinished { job, .. } => {
                 self.end_attempt(job, true);
-                self.specs.remove(&key(job));
+                self.specs.remove(&job);
             }
             _ => {}
         }
@@ -473,7 +484,12 @@ impl Leases {
         let Some(gang) = self.gangs.get_mut(&job) else { return };
         let mut next = gang.slots.clone();
         let (gang_slots, spares) = next.split_at_mut(workers.min(gang.slots.len()));
-        let mut spares = spares.to_vec();
+        let is_there = |slot: &&WorkerSlot| {
+            let host = self.hosts.get(&slot.node);
+            host.is_some_and(|host| host.is_up && host.incarnation == slot.incarnation)
+        };
+        // One on a node that is lost has been charged, and is no spare any more.
+        let mut spares: Vec<WorkerSlot> = spares.iter().filter(is_there).copied().collect();
         for (rank, slot) in ranks {
             if let Some(place) = spares.iter().position(|spare| *spare == slot) {
                 spares.remove(place);

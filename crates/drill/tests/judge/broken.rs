@@ -297,7 +297,7 @@ fn booking(nodes: Vec<Name>, start: LogTime) -> Decision {
         jobs: Vec::new(),
         is_shared: true,
         shape: BookingShape::Nodes(nodes.clone()),
-        times: BookingTimes { start, length_ms: 3_600_000, every_days: 0, windows: 1 },
+        times: BookingTimes::once(start, 3_600_000),
         notice_ms: 0,
         clearing: BookingClearing::Finish,
         reason: String::new(),
@@ -388,6 +388,7 @@ fn schedule(sample: &Sample, by: &str) -> Option<(ScheduleKey, LogTime, Vec<Deci
         request: key(6),
         by: Requester { name: by.into(), is_operator: true },
         acts_for: None,
+        role: None,
         schedule: Box::new(asked),
         is_new: true,
     };

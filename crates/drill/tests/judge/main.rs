@@ -1,5 +1,6 @@
 //! Verdicts: what is clean is judged clean, and whatever is broken is found.
 
+mod books;
 mod broken;
 mod figures;
 mod page;

@@ -58,11 +58,11 @@ fn name(text: &str) -> Name {
     Name::new(text).expect("a name")
 }
 
-fn h100(count: u16) -> Accelerators {
+pub fn h100(count: u16) -> Accelerators {
     Accelerators { kind: name("h100"), count }
 }
 
-fn job(text: &str, tenant: &str, wants: Option<Accelerators>) -> JobSpec {
+pub fn job(text: &str, tenant: &str, wants: Option<Accelerators>) -> JobSpec {
     let request =
         WorkerRequest { accelerators: wants.map(Into::into), cpu_milli: 100, memory_bytes: 1 << 20 };
     let group = TaskGroup::new(name("main"), 1, vec!["true".into()], request);

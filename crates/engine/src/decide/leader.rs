@@ -44,12 +44,13 @@ const VISITS_PER_ROUND: u64 = 200_000;
 /// Bytes at which a round takes no further lost node. What follows from a loss is bounded by the
 /// decider; the losses themselves are bounded here: a whole fleet can fall silent at once.
 const ROUND_BYTES_LOST: usize = 64 << 10;
-/// Silent nodes that a pass over the queue avoids. Of more, those whose leases run out last are used as others are.
+/// The most silent nodes that a pass over the queue avoids. Beyond that number, those whose leases run out last are used
+/// like healthy ones.
 const SILENT_MAX: usize = 4_096;
 /// Of every group of this many commands one is a client's, however many the nodes have: a fleet that
 /// reports without end must not shut out those who would cancel its work.
 const CLIENT_TURN: usize = 4;
-/// How often history is looked at for what has been kept long enough.
+/// Time between two looks for work that time brings about, such as history that has expired.
 const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(10);
 /// The same while there was something to do, or something was left to look at: one look does a bounded part of it.
 const HOUSEKEEPING_PAUSE: Duration = Duration::from_millis(100);

@@ -98,6 +98,7 @@ mod tests {
                 request: RequestId(number as u128),
                 by: Requester { name: "admin/ops".to_owned(), is_operator: true },
                 acts_for: None,
+                role: None,
                 schedule,
                 is_new: true,
             };

@@ -18,6 +18,7 @@ use muster_types::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
@@ -33,6 +34,9 @@ const MESSAGES_WAITING_MAX: usize = 256;
 const STEPS_MAX: usize = 256;
 /// Heartbeats and confirmations of one session that wait for the quorum.
 const CONFIRMATIONS_MAX: usize = 64;
+/// Least time between two records of what others hold of one node: an agent that reports something else each time fills no
+/// log with it.
+const FOREIGN_LOADS_APART: Duration = Duration::from_secs(1);
 
 /// A session as its transport sees it. Dropping it ends it.
 pub struct Session {
@@ -115,7 +119,7 @@ impl<G: Environment> Engine<G> {
         let out = AgentSender { messages: to_agent, end: end.clone() };
         let reporter = Reporter { engine: self.clone(), node, incarnation, out: out.clone() };
         let (foreign, load) = watch::channel(None);
-        G::detach(report_foreign(self.clone(), node, incarnation, load));
+        G::detach(report_foreign(self.clone(), node, incarnation, (load, end.clone())));
         let work =
             Work { engine: self.clone(), node, session, incarnation, leadership, out, reports, foreign };
         G::detach(reporter.run(to_report));
@@ -187,12 +191,12 @@ enum AgentReport {
     Health(u64, Box<HealthReport>),
 }
 
-/// Takes what others hold of a node to the log, the newest word first, until the session is over.
+/// Takes what others hold of a node to the log, the newest report alone and at most one a second, until the session is over.
 async fn report_foreign<G: Environment>(
     engine: Engine<G>,
     node: NodeId,
     incarnation: u32,
-    mut load: watch::Receiver<Option<ForeignLoad>>,
+    (mut load, end): (watch::Receiver<Option<ForeignLoad>>, CancellationToken),
 ) {
     while load.changed().await.is_ok() {
         let Some(load) = *load.borrow_and_update() else { continue };
@@ -200,6 +204,12 @@ async fn report_foreign<G: Environment>(
         if let Err(refusal) = engine.execute_for_node(command).await {
             // The next word, or the next session, says it again.
             tracing::info!(%node, %refusal, "what others hold of a node was not taken over");
+        }
+        tokio::select! {
+            biased;
+            // What was reported last in this session must not come behind what the next one reports.
+            () = end.cancelled() => return,
+            () = G::pause(FOREIGN_LOADS_APART) => {}
         }
     }
 }

@@ -65,8 +65,8 @@ impl Sessions {
         }
     }
 
-    /// An agent that said nothing of what it takes has brought something that every release brings together with
-    /// all that it takes.
+    /// An agent that has not listed its features has sent a message that shows them: every release that sends this message
+    /// has all of them.
     pub(crate) fn show(&self, node: NodeId, session: u64) {
         let mut by_node = self.lock();
         let entry = by_node.get_mut(&node).filter(|r| r.session == session && r.takes.is_empty());

@@ -210,13 +210,14 @@ async fn a_recovered_cluster_waits_for_old_leases_and_begins_its_generation() {
     config.founding.generation = 2;
     let info = ReplicaInfo { replica: REPLICA, region: name("eu") };
     let engine = Engine::start(config, info, view, consensus.clone());
+    assert_eq!(engine.local_facts().recovers_as, Some(2), "nobody leads so far");
     form(&consensus).await;
     until(&engine, "a leadership begins", |view| view.log_index() >= LogIndex(5)).await;
     let refused = guarded("a session", engine.open_session(opening("n1", 1))).await;
     assert_eq!(refused.err().map(|refusal| refusal.code), Some(RefusalCode::ClusterRecovering));
     let view = until(&engine, "the generation begins", |view| view.generation() == 2).await;
     assert!(began.elapsed() >= Duration::from_millis(900), "one lease and its margin");
-    assert_eq!(view.nodes_up(), 0);
+    assert_eq!((view.nodes_up(), engine.local_facts().recovers_as), (0, None));
     let session = open(&engine, opening("n1", 1)).await;
     assert_eq!(session.incarnation, 2, "registered again");
 }

@@ -4,10 +4,10 @@ use muster_decider::{Answer, Command};
 use muster_state::{NodeStatus, Phase, RankState, State};
 use muster_types::health::HealthAction;
 use muster_types::{
-    Artifacts, DeviceSet, ExitStatus, Features, FencingToken, HolderId, JobId, LogIndex, NodeId, RefusalCode,
-    RequestId, StopReason,
+    Artifacts, DeviceSet, ExitStatus, Features, FencingToken, ForeignLoad, HolderId, JobId, LogIndex, NodeId,
+    RefusalCode, RequestId, StopReason,
 };
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::apply::orders::outstanding;
 use crate::sample::{host, name};
@@ -408,6 +408,22 @@ async fn a_stop_says_why() {
         })
         .await;
     }
+    beat.abort();
+}
+
+/// An agent that reports another load with each message must not fill the log.
+#[tokio::test]
+async fn what_others_hold_of_a_node_is_recorded_at_most_once_a_second() {
+    let engine = leader().await;
+    let session = open(&engine, opening("h1", 1)).await;
+    let (node, beat) = (session.node, beating(&session));
+    let begun = Instant::now();
+    for cpu_milli in 1..=3 {
+        say(&session, Inbound::ForeignLoad(ForeignLoad { cpu_milli, ..ForeignLoad::default() })).await;
+        let recorded = |view: &State| view.foreign_load(node).cpu_milli == cpu_milli;
+        until(&engine, "the newest load is recorded", recorded).await;
+    }
+    assert!(begun.elapsed() >= Duration::from_secs(2), "three records took {:?}", begun.elapsed());
     beat.abort();
 }
 

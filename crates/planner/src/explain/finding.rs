@@ -71,7 +71,7 @@ pub enum WaitReason {
 
 impl WaitReason {
     /// Every reason.
-    pub const ALL: [WaitReason; 24] = [
+    pub const ALL: [WaitReason; 25] = [
         WaitReason::NoClusterAllowed,
         WaitReason::NodesNotJoined,
         WaitReason::NoClusterLargeEnough,

@@ -53,10 +53,7 @@ impl Lines {
     /// The oldest file goes, each of the others gets the next number, and an empty one is begun.
     fn begin_next(&mut self) -> io::Result<()> {
         self.file.sync_data()?;
-        let numbered = |number: u32| match number {
-            0 => self.path.clone(),
-            number => PathBuf::from(format!("{}.{number}", self.path.display())),
-        };
+        let numbered = |number: u32| numbered(&self.path, number);
         for number in (0..self.files_max).rev() {
             let from = numbered(number);
             let moved = match number + 1 == self.files_max {
@@ -72,6 +69,14 @@ impl Lines {
         self.file = appended(&self.path)?;
         self.bytes = 0;
         Ok(())
+    }
+}
+
+/// The name of the file of this number; the higher, the older.
+pub(super) fn numbered(path: &Path, number: u32) -> PathBuf {
+    match number {
+        0 => path.to_path_buf(),
+        number => PathBuf::from(format!("{}.{number}", path.display())),
     }
 }
 

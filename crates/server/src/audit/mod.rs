@@ -7,6 +7,7 @@
 
 mod call_counts;
 mod file;
+mod read;
 
 use muster_api::RecordedCalls;
 use muster_types::ReplicaId;
@@ -16,6 +17,7 @@ use std::time::SystemTime;
 use crate::config::AuditConfig;
 use call_counts::CallCounts;
 use file::Lines;
+pub(crate) use read::AuditFiles;
 
 /// Its name in the data directory.
 const FILE: &str = "audit.log";

@@ -43,6 +43,8 @@ struct World {
     /// Commits between two looks at what was recorded so far; zero for none.
     look_every: usize,
     commits: usize,
+    /// The second in which the range begins; what is there by then is no input of it.
+    begin_s: u64,
     /// Placed gangs that nobody has heard of yet.
     placed: Vec<JobId>,
     requests: u128,
@@ -60,6 +62,7 @@ impl World {
             recorder: None,
             look_every: 0,
             commits: 0,
+            begin_s: 0,
             placed: Vec::new(),
             requests: 0,
         };
@@ -130,7 +133,8 @@ impl World {
         if self.commits.is_multiple_of(self.look_every) {
             let recording = recorder.so_far(&self.applied, self.applied.log_time()).unwrap();
             let side = unchanged(&recording);
-            assert!(side.submitted >= recording.record.finished, "{side:?}");
+            let at_begin = recording.running_at_begin + recording.waiting_at_begin;
+            assert!(side.submitted + at_begin >= recording.record.finished, "{side:?}");
         }
     }
 
@@ -164,8 +168,8 @@ impl World {
 
     /// Lets these jobs, in the order of their submission, come and end, until a second of the range.
     fn live(mut self, jobs: &[Job], end_s: u64) -> Recording {
-        let range = Range { from: LogTime(BEGIN), to: LogTime(BEGIN + end_s * 1_000) };
-        self.recorder = Some(Recorder::begin(&self.applied, range));
+        let at = |second: u64| LogTime(BEGIN + second * 1_000);
+        let range = Range { from: at(self.begin_s), to: at(end_s) };
         let mut run_s = std::collections::BTreeMap::new();
         let mut ends: Vec<(u64, JobId)> = Vec::new();
         let mut next = jobs.iter().peekable();
@@ -175,7 +179,10 @@ impl World {
             let Some(now_s) = end.into_iter().chain(submission).min().filter(|at| *at <= end_s) else {
                 break;
             };
-            self.speculation.set_now(LogTime(BEGIN + now_s * 1_000));
+            if now_s >= self.begin_s && self.recorder.is_none() {
+                self.recorder = Some(Recorder::begin(&self.applied, range));
+            }
+            self.speculation.set_now(at(now_s));
             let over: Vec<JobId> = ends.iter().filter(|(at, _)| *at <= now_s).map(|(_, job)| *job).collect();
             ends.retain(|(at, _)| *at > now_s);
             for job in over {
@@ -197,7 +204,8 @@ impl World {
                 }
             }
         }
-        let mut recorder = self.recorder.take().unwrap();
+        let begin = || Recorder::begin(&self.applied, range);
+        let mut recorder = self.recorder.take().unwrap_or_else(begin);
         if self.look_every > 0 {
             return recorder.so_far(&self.applied, range.to).unwrap();
         }
@@ -400,6 +408,22 @@ fn a_change_that_starves_a_tenant_is_noticed() {
     assert!(starved(&before, &after, 0).is_empty());
 }
 
+#[test]
+fn what_runs_and_waits_where_a_range_begins_is_followed_as_well() {
+    let jobs = [job(0, "a", 8, 100), job(10, "a", 8, 50), job(20, "b", 8, 30)];
+    let of = |look_every| {
+        let mut world = World::new(&["h100"], plain());
+        (world.begin_s, world.look_every) = (15, look_every);
+        world.live(&jobs, 400)
+    };
+    let (whole, followed) = (of(0), of(1));
+    assert_eq!((whole.running_at_begin, whole.waiting_at_begin), (1, 1));
+    assert_eq!((whole.record.submitted, whole.record.finished), (1, 3));
+    assert_eq!((followed.running_at_begin, followed.waiting_at_begin), (1, 1));
+    assert_eq!(followed.record, whole.record);
+    assert_eq!(unchanged(&followed), unchanged(&whole));
+}
+
 /// Jobs of one size and run time, so that their order makes no difference.
 fn like_jobs() -> impl Strategy<Value = Vec<Job>> {
     let submissions = proptest::collection::vec((0u64..2_000, any::<bool>()), 1..40);
@@ -423,18 +447,25 @@ proptest! {
     #[test]
     fn a_log_that_is_followed_in_pieces_comes_to_what_it_comes_to_as_a_whole(
         jobs in like_jobs(),
-        end_s in 100u64..2_500,
+        (begin_s, long_s) in (prop_oneof![Just(0u64), 1u64..1_500], 100u64..2_500),
         look_every in 1usize..40,
     ) {
-        let whole = World::new(&["h100"], plain()).live(&jobs, end_s);
-        let mut world = World::new(&["h100"], plain());
-        world.look_every = look_every;
-        let followed = world.live(&jobs, end_s);
+        let of = |look_every| {
+            let mut world = World::new(&["h100"], plain());
+            (world.begin_s, world.look_every) = (begin_s, look_every);
+            world.live(&jobs, begin_s + long_s)
+        };
+        let (whole, followed) = (of(0), of(look_every));
         prop_assert_eq!(&followed.record, &whole.record);
         for change in [Change::default(), more("8xh100@eu/train")] {
             prop_assert_eq!(replay(&followed, &change), replay(&whole, &change));
         }
-        // The policy that is in force differs in nothing.
+        prop_assert_eq!(followed.running_at_begin, whole.running_at_begin);
+        prop_assert_eq!(followed.waiting_at_begin, whole.waiting_at_begin);
+        if begin_s > 0 {
+            return Ok(());
+        }
+        // Where nothing waits at the beginning, the policy that is in force differs in nothing.
         let policy: &Policy = &followed.base.policy().policy;
         let same = Change { policy: Some(Box::new(policy.clone())), ..Change::default() };
         let difference = Difference::between(&unchanged(&followed), &replay(&followed, &same));

@@ -9,6 +9,9 @@ use muster_sim::queue::{Durations, Options, queue};
 use muster_sim::trace::{Jobs, Order, SubmitOrder, read_nodes};
 use muster_sim::{EPOCH_MS, Preset, ReplayPolicy, html};
 
+/// What the best published method allocates of this fleet once 130 % of it have arrived.
+const FRAGMENTATION_DESCENT_PERCENT: f64 = 95.39;
+
 fn traces() -> Option<PathBuf> {
     let directory = env::var_os("MUSTER_TRACES").map(PathBuf::from);
     if directory.is_none() {
@@ -34,6 +37,12 @@ fn a_fleet_is_filled_with_no_more_than_arrived_or_fits() {
         report.placements_per_s,
         report.scheduler_s,
         started.elapsed()
+    );
+    // What is claimed: more than fragmentation gradient descent, the best published method, on this order.
+    assert!(
+        report.allocated_percent_at_130.is_some_and(|percent| percent > FRAGMENTATION_DESCENT_PERCENT),
+        "{:?}",
+        report.allocated_percent_at_130
     );
     assert_eq!(report.capacity_milli, 6_212_000);
     assert_eq!(report.placed + report.unplaced.no_room + report.unplaced.never_fit, report.jobs);

@@ -59,12 +59,12 @@ pub struct ClusterMeta {
     pub parameters: Parameters,
 }
 
-/// Whether a node's session stands.
+/// The state of a node's session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeStatus {
-    /// It does.
+    /// The session is live.
     Up,
-    /// It ran out or was replaced; nothing is leased on the node.
+    /// The session ran out or was replaced, and nothing is leased on the node.
     Lost,
 }
 

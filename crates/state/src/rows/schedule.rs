@@ -3,7 +3,7 @@
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use muster_types::{JobId, LogIndex, LogTime, Name, NextRun, Requester, Schedule, ScheduleRun};
+use muster_types::{JobId, LogIndex, LogTime, Name, NextRun, OwnerRole, Requester, Schedule, ScheduleRun};
 use serde::{Deserialize, Serialize};
 
 /// A schedule, and what has become of it.
@@ -15,6 +15,8 @@ pub struct ScheduleRow {
     pub by: Requester,
     /// The tenant that the owner acts for, and for those below it; none acts for all.
     pub acts_for: Option<Name>,
+    /// The role of the policy that the owner had when it was set; none for a whole built-in role, and for a certificate.
+    pub role: Option<OwnerRole>,
     /// Whether the policy listed its tenant when it was set.
     pub tenant_was_listed: bool,
     /// The record that set it last.

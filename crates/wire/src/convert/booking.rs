@@ -178,6 +178,8 @@ pub fn booking_to_proto(name: &Name, booking: &Booking) -> v1::Booking {
         windows_left: booking.left().windows.into(),
         creator: booking.by.name.clone(),
         create_time: log_time(booking.created),
+        // What it is compared with is in the state.
+        above_quota: String::new(),
     }
 }
 

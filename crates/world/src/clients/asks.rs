@@ -197,12 +197,7 @@ fn booking(client: &Client, now: LogTime) -> BookingOrder {
             jobs: Vec::new(),
             is_shared: chance(600),
             shape: if chance(700) { chosen } else { named },
-            times: BookingTimes {
-                start: start.unwrap_or(now),
-                length_ms: MINUTE_MS,
-                every_days: 0,
-                windows: 1,
-            },
+            times: BookingTimes::once(start.unwrap_or(now), MINUTE_MS),
             notice_ms: below(4 * SECOND_MS),
             clearing,
             reason: String::new(),
@@ -246,7 +241,14 @@ fn schedule(client: &Client, state: &State) -> Option<ScheduleOrder> {
         starting_deadline_ms: MINUTE_MS,
         runs_max: 5,
     };
-    Some(ScheduleOrder { request: client.request_of_control(), by: owner(state), acts_for, schedule, is_new })
+    Some(ScheduleOrder {
+        request: client.request_of_control(),
+        by: owner(state),
+        acts_for,
+        role: None,
+        schedule,
+        is_new,
+    })
 }
 
 fn control_schedule(client: &Client, state: &State) -> Command {

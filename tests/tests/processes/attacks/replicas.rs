@@ -431,6 +431,8 @@ async fn delete(town: &Town, attacks: &mut Table, victim: &str) {
             note("a certificate", refused(admin.revoke_certificate(revoke).await));
             let receivers = admin.list_notifications(admin::ListNotificationsRequest {});
             note("the receivers of notifications", refused(receivers.await));
+            let denied = admin.list_denied_calls(admin::ListDeniedCallsRequest::default());
+            note("calls that were denied", refused(denied.await));
             let token = admin::CreateTokenRequest { request_id: request_id(), ..Default::default() };
             note("a token", refused(admin.create_token(token).await));
             let token = admin::RevokeTokenRequest { request_id: request_id(), id: "0".repeat(16) };

@@ -221,8 +221,10 @@ impl ImageConfig {
             )));
         }
         let mut variables = of_node.clone();
-        // A directory of the host.
-        variables.remove("TMPDIR");
+        // A directory and a user of the host.
+        for of_host in ["TMPDIR", "USER", "LOGNAME"] {
+            variables.remove(of_host);
+        }
         let named = own.iter().filter_map(|variable| variable.split_once('='));
         // What a job may not set an image may not either; and it names no secrets of the tenant.
         let taken = named.filter(|(name, value)| {
@@ -371,9 +373,10 @@ mod tests {
 
     #[test]
     fn variables_of_an_image_go_over_those_of_the_node() {
-        let node: BTreeMap<String, String> = [("PATH", "/bin"), ("HOME", "/"), ("TMPDIR", "/scratch")]
-            .map(|(k, v)| (k.to_owned(), v.to_owned()))
-            .into();
+        let node: BTreeMap<String, String> =
+            [("PATH", "/bin"), ("HOME", "/"), ("TMPDIR", "/scratch"), ("USER", "root")]
+                .map(|(k, v)| (k.to_owned(), v.to_owned()))
+                .into();
         let env =
             words(&["PATH=/opt/bin:/bin", "A=b=c", "MUSTER_RANK=7", "=x", "none", "K=muster-secret://key"]);
         let image = ImageConfig { env: Some(env), ..ImageConfig::default() };

@@ -74,7 +74,7 @@ const STAGE: &str = "stage";
 const BECOME: &str = "become";
 /// What the shim writes to its standard output once the worker is launched.
 pub(crate) const RUNNING_LINE: &str = "running";
-/// The kernel's OOM killer takes a shim last but for the unkillable: it holds no memory to speak of,
+/// Makes a shim the last choice of the kernel's OOM killer, before the processes that it never kills: a shim holds hardly any memory,
 /// and its death ends its worker.
 const SHIM_OOM_SCORE: &str = "-950";
 /// Between two looks whether a worker's control group is empty: what is left then has been killed, or is stuck in the kernel.

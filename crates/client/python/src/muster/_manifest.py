@@ -291,7 +291,7 @@ class Reader:
             balanced=self.value(at, f"{path}.balanced", quantity.flag) or False,
             segment_workers=self.positive(at, f"{path}.segmentWorkers", quantity.count, "for no segments"),
         )
-        for segment, field in self.items(at.get("segments"), f"{path}.segments"):
+        for field, segment in self.items(at.get("segments"), f"{path}.segments"):
             found = self.fields(segment, field, ("level", "workers"))
             rule.segments.add(
                 level=self.word(found.get("level"), f"{field}.level", LEVELS),

@@ -8,12 +8,14 @@ use muster_types::policy::{NonPreemptible, Quota, Window};
 use muster_types::{JobId, Name};
 
 use super::{Devices, JOBS_LOOKED_AT_MAX, Look, PolicyWarningCode, place};
+use crate::rules::bookings::booked_milli;
 use crate::rules::windows::{is_open, may_stay};
 
 /// Adds what is to be said of the change.
 pub(super) fn look_at(look: &mut Look<'_>) {
     guarantees(look);
     grants(look);
+    bookings(look);
     windows(look);
     rights(look);
 }
@@ -65,6 +67,36 @@ fn grants(look: &mut Look<'_>) {
             row.grant.until
         );
         look.warn(PolicyWarningCode::GrantEnded, look.field_of(tenant), text);
+    }
+}
+
+/// Tenants of whose devices more would be booked than they are promised. What is booked stays.
+fn bookings(look: &mut Look<'_>) {
+    let (state, policy) = (look.state, look.policy);
+    if state.booking_count() == 0 {
+        return;
+    }
+    for (tenant, settings) in &state.policy().policy.tenants {
+        // The bookings of a tenant that is not listed are over.
+        let Some(new) = policy.tenants.get(tenant) else { continue };
+        let booked = booked_milli(state, tenant, &[]);
+        for Quota { kind, region, nominal_milli: had, .. } in &settings.quotas {
+            let stated = new.quotas.iter().find(|quota| quota.kind == *kind && quota.region == *region);
+            let gets = stated.map_or(0, |quota| quota.nominal_milli);
+            let milli = booked.get(&(kind, region.as_ref())).copied().unwrap_or_default();
+            if gets >= *had || gets >= milli {
+                continue;
+            }
+            let text = format!(
+                "{} devices of type {kind} in {} are booked for tenant {tenant} and those below it, which would be guaranteed {}, \
+                 and no longer {}; the bookings stay, and the tenant books no more until they are within its quota",
+                Devices(milli),
+                place(region.as_ref()),
+                Devices(gets),
+                Devices(*had)
+            );
+            look.warn(PolicyWarningCode::BookingsAboveQuota, look.field_of(tenant), text);
+        }
     }
 }
 

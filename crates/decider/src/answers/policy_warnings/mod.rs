@@ -45,6 +45,8 @@ pub enum PolicyWarningCode {
     GuaranteeBelowUse,
     /// It ends a grant of quota before its time.
     GrantEnded,
+    /// It guarantees a tenant less than before and than is booked for it.
+    BookingsAboveQuota,
     /// A window is open already where jobs run that it stops.
     WindowStopsJobs,
     /// Jobs run that say they must not be stopped, and their tenant loses the right to that.
@@ -89,6 +91,7 @@ impl PolicyWarningCode {
             PolicyWarningCode::WaitingWithoutRight => "WAITING_WITHOUT_RIGHT",
             PolicyWarningCode::GuaranteeBelowUse => "GUARANTEE_BELOW_USE",
             PolicyWarningCode::GrantEnded => "GRANT_ENDED",
+            PolicyWarningCode::BookingsAboveQuota => "BOOKINGS_ABOVE_QUOTA",
             PolicyWarningCode::WindowStopsJobs => "WINDOW_STOPS_JOBS",
             PolicyWarningCode::RunningWithoutRight => "RUNNING_WITHOUT_RIGHT",
             PolicyWarningCode::NominalAboveFleet => "NOMINAL_ABOVE_FLEET",

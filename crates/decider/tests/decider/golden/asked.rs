@@ -121,7 +121,10 @@ fn keep_schedules(run: &mut Run) {
             runs_max: 10,
         };
         let request = run.next_request();
-        let order = ScheduleOrder { request, by: by.clone(), acts_for: None, schedule, is_new: true };
+        // No policy here has it, and the other one makes a job.
+        let role = muster_types::OwnerRole { name: name("ci"), part_of: TokenRole::Submitter };
+        let (acts_for, role) = (None, (text == "weekly").then_some(role));
+        let order = ScheduleOrder { request, by: by.clone(), acts_for, role, schedule, is_new: true };
         handle(&mut run.speculation, &Command::SetSchedule(Box::new(order))).unwrap();
     }
     let set_index = run.speculation.state().schedule(&key("nightly")).unwrap().set_index;

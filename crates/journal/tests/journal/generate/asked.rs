@@ -181,12 +181,16 @@ pub(super) fn schedules() -> impl Strategy<Value = Decision> {
             runs_max,
         },
     );
+    let part_of = prop::sample::select(muster_types::TokenRole::ALL.to_vec());
+    let role =
+        option::of((name(), part_of).prop_map(|(name, part_of)| muster_types::OwnerRole { name, part_of }));
     prop_oneof![
-        (request(), requester(), option::of(name()), schedule, any::<bool>()).prop_map(
-            |(request, by, acts_for, schedule, is_new)| Decision::ScheduleSet {
+        (request(), requester(), option::of(name()), role, schedule, any::<bool>()).prop_map(
+            |(request, by, acts_for, role, schedule, is_new)| Decision::ScheduleSet {
                 request,
                 by,
                 acts_for,
+                role,
                 schedule: Box::new(schedule),
                 is_new,
             }

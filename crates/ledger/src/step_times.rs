@@ -176,12 +176,12 @@ mod tests {
     }
 
     #[test]
-    fn too_little_says_nothing_and_a_step_back_begins_anew() {
+    fn too_little_says_nothing_and_a_step_back_begins_again() {
         assert_eq!(progress(&[(10, 10), (20, 20), (30, 30)]).sums(), None);
         let mut job = progress(&[(10, 10), (20, 20), (30, 30), (15, 40), (25, 50), (35, 60)]);
         let found = job.sums().unwrap();
         assert_eq!((found.steps, found.actual_ms), (40, 40_000));
-        // Another attempt begins anew as well.
+        // Another attempt begins again as well.
         job.saved(token(2), 100, LogTime(100_000), Window::default());
         assert_eq!(job.sums().unwrap(), found);
     }
