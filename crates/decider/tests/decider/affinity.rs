@@ -336,32 +336,6 @@ fn a_job_that_waits_for_one_that_never_ran_is_told_that_it_waits_in_vain() {
     assert!(text.ends_with("cancel the job, and submit it without that entry"), "{text}");
 }
 
-#[test]
-fn places_of_many_workers_are_work_of_the_pass() {
-    const WORKERS: u32 = 512;
-    let (mut speculation, _) = fleet();
-    let mut wide = submission("vision", Some("cache"), Vec::new());
-    let mut draft = job_draft("wide", vec![group("main", WORKERS, None)]);
-    draft.groups[0].request.cpu_milli = 1;
-    draft.tenant = name("vision");
-    wide.spec = draft.check().unwrap();
-    submit(&mut speculation, 1, vec![wide]).unwrap();
-    pass(&mut speculation);
-    assert_eq!(speculation.state().active_count(), 1);
-    let mut spent = Vec::new();
-    for (n, weight) in [(2, None), (3, Some(1))] {
-        let wish = Affinity { weight, ..to(app("cache"), AffinityRule::Apart) };
-        let affinity = if weight.is_some() { vec![wish] } else { Vec::new() };
-        submit(&mut speculation, n, vec![submission("vision", None, affinity)]).unwrap();
-        let mut budget = Budget::new(1_000_000);
-        schedule(&mut speculation, &mut budget);
-        spent.push(1_000_000 - budget.left());
-    }
-    assert_eq!(speculation.state().active_count(), 3);
-    // Half, as one of them goes another way through the planner.
-    assert!(spent[1] >= spent[0] + u64::from(WORKERS / 2), "{spent:?}");
-}
-
 /// The first workers of all gangs that hold devices say that they run.
 fn run_all(speculation: &mut Speculation) {
     for job in speculation.state().active().collect::<Vec<_>>() {
