@@ -319,7 +319,13 @@ impl Future {
     }
 
     /// The same for a gang whose like do not wait for it: what is kept for them stays theirs.
-    pub(crate) fn turn_alone(&mut self, state: &State, job: JobId, within_nominal: bool, budget: &mut Budget) {
+    pub(crate) fn turn_alone(
+        &mut self,
+        state: &State,
+        job: JobId,
+        within_nominal: bool,
+        budget: &mut Budget,
+    ) {
         self.begin_turn(state, job, within_nominal, budget);
         self.take_out(job);
     }

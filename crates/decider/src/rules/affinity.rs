@@ -312,7 +312,7 @@ fn domains_at<'a>(
 }
 
 /// The nodes of the workers of a job, or of those that it had last; each as often as it has workers there.
-fn nodes_of(state: &State, job: JobId, row: &JobRow) -> impl Iterator<Item = NodeId> {
+fn nodes_of<'a>(state: &'a State, job: JobId, row: &'a JobRow) -> impl Iterator<Item = NodeId> + use<'a> {
     let placement = row.placement.as_ref().or(row.previous.as_ref());
     let slots = placement.map_or(&[][..], |placement| &placement.slots[..]);
     let spares = if row.placement.is_some() { state.spares(job) } else { &[] };
@@ -320,7 +320,7 @@ fn nodes_of(state: &State, job: JobId, row: &JobRow) -> impl Iterator<Item = Nod
 }
 
 /// The nodes of the workers that a job will have to which capacity is promised.
-fn promised_nodes(row: &JobRow) -> impl Iterator<Item = NodeId> {
+fn promised_nodes(row: &JobRow) -> impl Iterator<Item = NodeId> + '_ {
     row.promise.iter().flat_map(|promise| promise.slots.iter().map(|slot| slot.node))
 }
 

@@ -364,8 +364,7 @@ fn nobody_is_stopped_for_two_jobs_of_which_one_can_start() {
     pass(&mut speculation);
     assert_eq!(speculation.state().active_count(), 2);
     run_all(&mut speculation);
-    let replica =
-        || in_us(PriorityTier::Standard, Some("web"), vec![to(app("web"), AffinityRule::Apart)]);
+    let replica = || in_us(PriorityTier::Standard, Some("web"), vec![to(app("web"), AffinityRule::Apart)]);
     let replicas = submit(&mut speculation, 2, vec![replica(), replica()]).unwrap();
     pass(&mut speculation);
     pass(&mut speculation);

@@ -6,8 +6,9 @@ use muster_decider::{Answer, Command, JobPath, Speculation, check_submission, ha
 use muster_journal::{Decision, Estimate, RequestKey};
 use muster_state::{GuardError, State};
 use muster_types::{
-    Affinity, AffinityLevel, AffinityRule, AffinityTarget, ArraySpec, Dependency, DependencyRule, DependencyScope, JobContract, JobDraft, JobId, LogTime,
-    NamedDependency, Refusal, RefusalCode, Submission,
+    Affinity, AffinityLevel, AffinityRule, AffinityTarget, ArraySpec, Dependency, DependencyRule,
+    DependencyScope, JobContract, JobDraft, JobId, LogTime, NamedDependency, Refusal, RefusalCode,
+    Submission,
 };
 
 use crate::random::Random;

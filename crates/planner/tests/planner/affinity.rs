@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use crate::support::*;
 use muster_planner::{
-    AffinityTerm, Budget, CapacityTimeline, Holds, Plan, PreemptionCost, ReliefQuestion, ReliefVerdict, Terms,
-    Verdict, WaitReason, explain, plan, relief,
+    AffinityTerm, Budget, CapacityTimeline, Holds, Plan, PreemptionCost, ReliefQuestion, ReliefVerdict,
+    Terms, Verdict, WaitReason, explain, plan, relief,
 };
 use muster_types::{AffinityLevel, AffinityRule, JobId, JobSpec, Level, NodeDraft, NodeId, TopologyRule};
 
