@@ -36,8 +36,11 @@ pub(crate) struct Candidate<'a> {
     pub(crate) order: usize,
 }
 
+/// The part of the budget that may go into finding out which wishes can be met: the rest stays for a place without them.
+const WISHES_PART: u64 = 4;
+
 /// The gang at one site, with as many workers as fit. Of its wishes about where other jobs are as many are met as can be,
-/// the lightest given up first; a gang that may be smaller is not smaller for a wish.
+/// the lightest given up first; a gang that may be smaller is not smaller for a wish, and none waits for one.
 pub(crate) fn place(
     state: &State,
     spec: &JobSpec,
@@ -46,15 +49,27 @@ pub(crate) fn place(
     cheapest: Option<u64>,
     budget: &mut Budget,
 ) -> Result<Option<Plan>, Spent> {
+    // Without wishes first: it says how many workers fit, which may be fewer than counters allow, and a gang that has
+    // no place at all is not tried with each of them.
+    let Some(plain) = place_with(state, (spec, terms, &[]), candidate, cheapest, budget)? else {
+        return Ok(None);
+    };
     let wishes = terms.wishes();
+    let mut for_wishes = Budget::new(budget.left() / WISHES_PART);
+    let before = for_wishes.left();
+    let mut best = None;
     for kept in (1..=wishes.len()).rev() {
         let met = wishes.get(..kept).unwrap_or_default();
-        let found = place_with(state, (spec, terms, met), candidate, cheapest, budget)?;
-        if let Some(plan) = found.filter(|plan| plan.workers.len() == candidate.bound as usize) {
-            return Ok(Some(plan));
+        let found = place_with(state, (spec, terms, met), candidate, cheapest, &mut for_wishes);
+        // What is too much work to find is given up like what is not there.
+        let Ok(found) = found else { break };
+        best = found.filter(|plan| plan.workers.len() >= plain.workers.len());
+        if best.is_some() {
+            break;
         }
     }
-    place_with(state, (spec, terms, &[]), candidate, cheapest, budget)
+    budget.take(before - for_wishes.left());
+    Ok(Some(best.unwrap_or(plain)))
 }
 
 /// The same with these wishes met.

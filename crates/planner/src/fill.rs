@@ -135,10 +135,13 @@ impl<'a, 'b> Attempt<'a, 'b> {
 
     /// Places workers of one group as close together as it is simple.
     pub(crate) fn fill_together(&mut self, group: usize, rest: u32, scope: Scope<'a>) -> Result<u32, Spent> {
-        if let (Scope::Cluster, Some(names)) = (scope, only_named(self.spec))
-            && self.spec.topology.is_free()
-        {
-            return self.fill_named(group, rest, names);
+        if matches!(scope, Scope::Cluster) && self.spec.topology.is_free() {
+            if let Some(names) = only_named(self.spec) {
+                return self.fill_named(group, rest, names.iter());
+            }
+            if let Some(hosts) = self.closed.only_hosts(self.site.region, self.site.cluster) {
+                return self.fill_named(group, rest, hosts.into_iter());
+            }
         }
         let amount = self.spec.groups[group].request.accelerators.as_ref().map(|a| a.amount);
         match (scope, amount) {
@@ -152,9 +155,14 @@ impl<'a, 'b> Attempt<'a, 'b> {
         }
     }
 
-    /// Workers anywhere on the nodes that the job names as its only ones, without a look at others: all on the one with the
-    /// least capacity that holds them; while none does, those with the most are filled.
-    fn fill_named(&mut self, group: usize, mut rest: u32, names: &'a BTreeSet<Name>) -> Result<u32, Spent> {
+    /// Workers anywhere on nodes of which it is known that they are the only ones, without a look at others: all on the one
+    /// with the least capacity that holds them; while none does, those with the most are filled.
+    fn fill_named(
+        &mut self,
+        group: usize,
+        mut rest: u32,
+        names: impl Iterator<Item = &'a Name>,
+    ) -> Result<u32, Spent> {
         let pools = self.site.pools_of_group(group);
         let mut holding: Vec<(u32, NodeId)> = Vec::new();
         for name in names {

@@ -55,6 +55,7 @@ pub(crate) fn try_plan(
     if let Some(valuation) = terms.valuation
         && single::is_single(spec)
         && terms.wishes().is_empty()
+        && !terms.has_only_hosts()
     {
         return single::plan_single(state, spec, terms, &candidates, valuation, budget);
     }
@@ -113,6 +114,8 @@ fn candidates<'a>(
         // No node that it names is in the others, and each look there would cost as much as all of its names.
         let here = cluster.first().map(|(key, _)| (&key.region, &key.cluster));
         let may_go = named.as_ref().is_none_or(|named| here.is_some_and(|here| named.contains(&here)));
+        // Nor is anything in those where other jobs are, or are not, as a whole.
+        let may_go = may_go && here.is_none_or(|(region, cluster)| !terms.excludes_cluster(region, cluster));
         for site in Site::of_cluster(cluster, spec) {
             order += 1;
             if terms.policy.weights.cost > 0

@@ -86,6 +86,16 @@ impl Terms<'_> {
         (self.interruptions)(&key).per_day_milli.is_none_or(|milli| milli <= most)
     }
 
+    /// Whether no node of a cluster is where the gang has to be with respect to other jobs.
+    pub(crate) fn excludes_cluster(&self, region: &Name, cluster: &Name) -> bool {
+        self.affinity.iter().any(|term| term.is_required() && term.excludes_cluster(region, cluster))
+    }
+
+    /// Whether other jobs decide which hosts are the only ones for the gang.
+    pub(crate) fn has_only_hosts(&self) -> bool {
+        self.affinity.iter().any(|term| term.is_required() && term.has_only_hosts())
+    }
+
     /// Thousandths of devices that the gang may use in a pool if it starts now and ends then.
     pub(crate) fn room_until(&self, pool: &PoolKey, end: LogTime) -> u64 {
         (self.room_milli)(pool).min(self.holds.room_milli(pool, end))
@@ -119,7 +129,38 @@ pub struct AffinityTerm<'a> {
     pub domains: BTreeSet<AffinityDomain<'a>>,
 }
 
+impl<'a> AffinityTerm<'a> {
+    /// The only hosts of a cluster on which workers meet it; none where it does not name hosts.
+    fn only_hosts(&self, region: &'a Name, cluster: &'a Name) -> Option<Vec<&'a Name>> {
+        if !self.has_only_hosts() {
+            return None;
+        }
+        let whole: AffinityDomain<'a> = (region, Some(cluster), None, None, None);
+        let there = self.domains.range(whole..);
+        let there = there.take_while(|domain| (domain.0, domain.1) == (region, Some(cluster)));
+        Some(there.filter_map(|domain| domain.4).collect())
+    }
+}
+
 impl AffinityTerm<'_> {
+    fn has_only_hosts(&self) -> bool {
+        (self.level, self.rule) == (AffinityLevel::Host, AffinityRule::Together)
+    }
+
+    /// Whether no worker in a cluster meets it.
+    fn excludes_cluster(&self, region: &Name, cluster: &Name) -> bool {
+        let cluster = Some(cluster).filter(|_| self.level > AffinityLevel::Region);
+        let whole: AffinityDomain<'_> = (region, cluster, None, None, None);
+        match self.rule {
+            // The domains in it follow behind it.
+            AffinityRule::Together => {
+                let first = self.domains.range(whole..).next();
+                first.is_none_or(|first| (first.0, first.1) != (region, cluster))
+            }
+            AffinityRule::Apart => self.level <= AffinityLevel::Cluster && self.domains.contains(&whole),
+        }
+    }
+
     /// Whether a worker on a node does not meet it.
     #[must_use]
     pub fn excludes(&self, node: &NodeDraft) -> bool {
@@ -222,6 +263,16 @@ impl<'a> ClosedPlaces<'a> {
     /// Closes what these entries exclude as well.
     pub(crate) fn require(&mut self, entries: impl Iterator<Item = &'a AffinityTerm<'a>>) {
         self.asked.extend(entries.map(ClosedPlace::Affinity));
+    }
+
+    /// The only hosts of a cluster that may be open to the gang, where other jobs decide that; of several such entries those
+    /// of the one with the fewest.
+    pub(crate) fn only_hosts(&self, region: &'a Name, cluster: &'a Name) -> Option<Vec<&'a Name>> {
+        let hosts = self.asked.iter().filter_map(|place| match place {
+            ClosedPlace::Affinity(term) => term.only_hosts(region, cluster),
+            ClosedPlace::Window(_) | ClosedPlace::Booking(_) => None,
+        });
+        hosts.min_by_key(Vec::len)
     }
 
     /// Whether a node is closed to the gang.

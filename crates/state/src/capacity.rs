@@ -63,8 +63,11 @@ impl State {
     /// When a waiting job takes what it names as a fallback; none for one that names none, or that takes it already.
     #[must_use]
     pub fn fallback_due(&self, job: JobId) -> Option<LogTime> {
-        let fallback = self.specs.get(&job)?.capacity.as_deref()?.closed_fallback()?;
-        Some(self.waits_since(job)?.plus_ms(fallback.after_ms))
+        let spec = self.specs.get(&job)?;
+        let fallback = spec.capacity.as_deref()?.closed_fallback()?;
+        // Before the time from which on it may start nothing could be had for it.
+        let since = self.waits_since(job)?.max(spec.not_before.unwrap_or_default());
+        Some(since.plus_ms(fallback.after_ms))
     }
 
     /// Jobs in the pending queue with a fallback that they do not take yet, by the earliest time at which they might.

@@ -5,6 +5,8 @@ use core::ops::Deref;
 use muster_journal::WorkerSlot;
 use muster_types::{JobId, JobMetadata, JobSpec};
 
+use crate::index::keeps_away;
+use crate::rows::PromiseRow;
 use crate::state::State;
 
 /// A copy of the state in which gangs have ended or begun without a record. Only its capacity is
@@ -28,6 +30,7 @@ impl Forecast {
     pub fn end(&mut self, job: JobId) {
         let Some(row) = self.0.jobs.get(&job) else { return };
         let Some(placement) = row.placement.clone().filter(|p| p.live > 0) else { return };
+        let is_promised = row.promise.is_some();
         let spec = self.0.specs.get(&job).expect("a placed job has a spec").clone();
         for (rank, (slot, state)) in placement.slots.iter().zip(&placement.ranks).enumerate() {
             if !state.is_over() {
@@ -47,7 +50,9 @@ impl Forecast {
         // Nobody goes to where it was, and nobody keeps away from there.
         let key = (spec.tenant.clone(), job);
         self.0.indexes.active_by_tenant.remove(&key);
-        self.0.indexes.apart.remove(&key);
+        if !is_promised {
+            self.0.indexes.apart.remove(&key);
+        }
     }
 
     /// A job that has no row yet has these labels, for a plan of it.
@@ -68,6 +73,9 @@ impl Forecast {
         if let Some((region, charge)) = row_charge(&self.0, job) {
             self.0.change_charge(&spec, Some((region, charge)), None);
         }
+        self.0.jobs.change(&job, |row, _| row.promise = None);
+        self.0.indexes.promised.remove(&job);
+        self.0.indexes.apart.remove(&(spec.tenant.clone(), job));
     }
 
     /// A gang takes devices that are free and not promised.
@@ -80,6 +88,25 @@ impl Forecast {
         let charge = self.0.charge_for(spec, workers);
         let region = self.0.region_of(workers);
         self.0.change_charge(spec, None, Some((region, charge)));
+    }
+
+    /// The same for a job that is known: from here on others heed where it is going to be.
+    pub fn begin_as(&mut self, job: JobId, spec: &JobSpec, workers: &[WorkerSlot]) {
+        self.begin(spec, workers);
+        let promise = PromiseRow {
+            since: self.0.meta.log_index,
+            region: self.0.region_of(workers),
+            slots: workers.to_vec(),
+            charge: self.0.charge_for(spec, workers),
+        };
+        let promise = Arc::new(promise);
+        if self.0.jobs.change(&job, |row, _| row.promise = Some(promise)).is_none() {
+            return;
+        }
+        self.0.indexes.promised.insert(job);
+        if spec.affinity.iter().any(keeps_away) {
+            self.0.indexes.apart.insert((spec.tenant.clone(), job));
+        }
     }
 }
 

@@ -496,13 +496,13 @@ impl State {
         self.indexes.work.iter().map(|(tenant, _)| tenant)
     }
 
-    /// Jobs of a tenant that hold devices and keep other jobs away from where they are, by id.
+    /// Jobs of a tenant that hold devices, or to which some are promised, and that keep other jobs away from there, by id.
     pub fn apart_of<'a>(&'a self, tenant: &Name) -> impl Iterator<Item = JobId> + use<'a> {
         let range = (tenant.clone(), JobId(0))..=(tenant.clone(), JobId(u64::MAX));
         self.indexes.apart.range(range).map(|(_, job)| *job)
     }
 
-    /// Whether any job keeps others away from where it is.
+    /// Whether any job keeps others away from where it is, or will be.
     #[must_use]
     pub fn has_apart(&self) -> bool {
         !self.indexes.apart.is_empty()

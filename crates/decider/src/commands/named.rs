@@ -8,8 +8,8 @@ use alloc::vec::Vec;
 use muster_state::State;
 use muster_types::cycle::cycle_of;
 use muster_types::{
-    AffinityTarget, ArrayId, Dependency, DependencyScope, JobId, Name, NamedDependency, Refusal, Submission,
-    Violation, limits,
+    AffinityRule, AffinityTarget, ArrayId, Dependency, DependencyScope, JobId, Name, NamedDependency,
+    Refusal, Submission, Violation, limits,
 };
 
 use crate::commands::answer::VIOLATIONS_MAX;
@@ -109,6 +109,7 @@ pub(super) fn check_named(jobs: &[Submission], path: JobPath) -> Result<(), Refu
             };
             found.extend(wrong.map(|text| Violation::new(field(place, on), text)));
         }
+        others.extend(starts_after(job, &places));
         waits_for.push(others);
     }
     if found.is_empty() {
@@ -116,6 +117,20 @@ pub(super) fn check_named(jobs: &[Submission], path: JobPath) -> Result<(), Refu
     }
     found.truncate(VIOLATIONS_MAX);
     if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
+}
+
+/// The jobs of the request that a job has to be together with: it does not start before they run, and so none of them can wait
+/// for its end.
+fn starts_after<'a>(
+    job: &'a Submission,
+    places: &'a BTreeMap<&'a Name, Option<usize>>,
+) -> impl Iterator<Item = usize> + 'a {
+    let required = job.spec.affinity.iter().filter(|entry| entry.is_required());
+    let together = required.filter(|entry| entry.rule == AffinityRule::Together);
+    together.filter_map(move |entry| match &entry.target {
+        AffinityTarget::Named(name) => places.get(name).copied().flatten(),
+        AffinityTarget::Job(_) | AffinityTarget::Array(_) | AffinityTarget::Labels(_) => None,
+    })
 }
 
 fn wrong_members(job: &Submission, on: &NamedDependency, other: Option<&Submission>) -> Option<String> {
@@ -132,9 +147,15 @@ fn in_a_cycle(
     cycle: &[usize],
     field: impl Fn(usize, &NamedDependency) -> String,
 ) -> Option<Violation> {
+    // Not all of it are dependencies: some jobs have to be where others run.
+    let dependency = |at: usize| {
+        let (job, next) = (jobs.get(*cycle.get(at)?)?, jobs.get(*cycle.get((at + 1) % cycle.len())?)?);
+        job.named_dependencies.iter().find(|on| on.name == next.spec.name)
+    };
+    let (begin, on) = (0..cycle.len()).find_map(|at| Some((at, dependency(at)?)))?;
+    let (behind, ahead) = cycle.split_at(begin);
+    let cycle = [ahead, behind].concat();
     let first = *cycle.first()?;
-    let next = jobs.get(*cycle.get(1).unwrap_or(&first))?;
-    let on = jobs.get(first)?.named_dependencies.iter().find(|on| on.name == next.spec.name)?;
     let mut names: Vec<&str> = cycle
         .iter()
         .take(NAMED_MAX)

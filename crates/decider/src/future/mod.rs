@@ -236,6 +236,9 @@ impl Future {
     /// Takes up what is remembered, as far as it still concerns anybody.
     pub(crate) fn take_up(&mut self, state: &State, budget: &mut Budget) {
         self.lent.retain(state, self.now);
+        // So much stays for the first turn, wherever the others are that the reservations depend on: else it would find
+        // nothing, pass for pass.
+        let kept = budget.left() / 2;
         for mut reservation in core::mem::take(&mut self.remembered) {
             let job = reservation.job;
             let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
@@ -260,7 +263,7 @@ impl Future {
             }
             // Nor do nodes where the jobs are not any more that it has to be with, or where others have come since.
             let affinity = affinity::resolve(state, job, spec);
-            budget.take(affinity.looked_at);
+            budget.take(affinity.looked_at.min(budget.left().saturating_sub(kept)));
             let is_excluded =
                 |node: &NodeId| state.node(*node).is_some_and(|row| affinity.excludes(&row.spec));
             if reservation.start.nodes.iter().any(|(node, _)| is_excluded(node)) {
@@ -310,6 +313,24 @@ impl Future {
     /// Takes the gang's own reservation out: it is its turn. What becomes of it says [`Future::reserve`] or
     /// [`Future::placed`]; without a word of them it stays as it was.
     pub(crate) fn turn_of(&mut self, state: &State, job: JobId, within_nominal: bool, budget: &mut Budget) {
+        self.begin_turn(state, job, within_nominal, budget);
+        self.take_over(state, job, budget);
+        self.take_out(job);
+    }
+
+    /// The same for a gang whose like do not wait for it: what is kept for them stays theirs.
+    pub(crate) fn turn_alone(
+        &mut self,
+        state: &State,
+        job: JobId,
+        within_nominal: bool,
+        budget: &mut Budget,
+    ) {
+        self.begin_turn(state, job, within_nominal, budget);
+        self.take_out(job);
+    }
+
+    fn begin_turn(&mut self, state: &State, job: JobId, within_nominal: bool, budget: &mut Budget) {
         if self.lent.set_turn(job, within_nominal) {
             self.holds = None;
         }
@@ -318,8 +339,6 @@ impl Future {
         self.put_back();
         self.take_up(state, budget);
         self.had_turn.insert(job);
-        self.take_over(state, job, budget);
-        self.take_out(job);
     }
 
     /// Hands what is kept for a gang that has had no turn to a gang before it of the same tenant that asks for the same

@@ -17,7 +17,7 @@ use muster_journal::{Decision, RankUpdate};
 use muster_planner::needs_one_host;
 use muster_policy::asker;
 use muster_state::{GangClass, QuotaGrantStatus, State};
-use muster_types::{JobSpec, LogIndex, LogTime, Name, NodeId, PriorityTier};
+use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, NodeId, PriorityTier};
 
 /// After this time a search covers all hosts again: some gangs may be stopped only because time has passed.
 const SEARCH_AGAIN_MS: u64 = 10_000;
@@ -89,6 +89,15 @@ impl Searches {
     pub(crate) fn claim(state: &State, spec: &JobSpec) -> Claim {
         let asks = asker(&state.policy().policy, &spec.tenant).clone();
         (spec.tier, asks, GangClass::of(spec))
+    }
+
+    /// The same of a job that other jobs keep away, or let start, because of its labels: what is found in vain for it may be
+    /// there for its like.
+    pub(crate) fn claim_by_labels(state: &State, (job, spec): (JobId, &JobSpec)) -> Claim {
+        let (tier, asks, class) = Searches::claim(state, spec);
+        let none = BTreeMap::new();
+        let labels = state.metadata(job).map_or(&none, |metadata| &metadata.labels);
+        (tier, asks, class.with_labels(labels))
     }
 
     /// What a decision changes for gangs that wait for capacity. `state` is the one behind it.

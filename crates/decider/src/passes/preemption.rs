@@ -443,7 +443,7 @@ impl Claimant<'_> {
         for job in stopped {
             forecast.end(*job);
         }
-        forecast.begin(self.spec, &plan.workers);
+        forecast.begin_as(self.job, self.spec, &plan.workers);
         let mut stops = Vec::with_capacity(stopped.len());
         let mut promises = alloc::vec![CapacityHold { job: self.job, workers: plan.workers.clone() }];
         let mut lost: u64 = 0;
@@ -464,7 +464,7 @@ impl Claimant<'_> {
             if means == Means::Move && workers.len() < before {
                 return Err(Fault::Gang(job));
             }
-            forecast.begin(spec, &workers);
+            forecast.begin_as(job, spec, &workers);
             let is_resized = workers.len() != before;
             let cause =
                 if is_resized { RearrangeCause::Resized } else { RearrangeCause::Moved { by: self.job } };

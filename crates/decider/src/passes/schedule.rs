@@ -171,9 +171,14 @@ fn offer(
     if is_without_others {
         return if is_alone { Outcome::WithoutOthers } else { Outcome::NotOpen };
     }
-    pass.future().turn_of(state, job, candidate.within_nominal, budget);
+    // In strict order all that are behind it wait, whatever their labels are.
+    if is_alone && state.policy().policy.backfill.depth_max > 1 {
+        pass.future().turn_alone(state, job, candidate.within_nominal, budget);
+    } else {
+        pass.future().turn_of(state, job, candidate.within_nominal, budget);
+    }
     let quota = if candidate.within_nominal { QuotaPart::Nominal } else { QuotaPart::All };
-    let offer = Offer { job, spec: &spec, row: &row, quota };
+    let offer = Offer { job, spec: &spec, row: &row, quota, is_alone };
     let mut found = offer.find(speculation, pass.future(), budget);
     // Where there is something to be had, what those before it are owed is kept from it.
     if matches!(found, Found::Place(_)) && pass.future().keep_what_is_owed(speculation.state(), budget) {
@@ -237,6 +242,8 @@ struct Offer<'a> {
     spec: &'a JobSpec,
     row: &'a JobRow,
     quota: QuotaPart,
+    /// Whether it would be otherwise for a job that asks for the same and has other labels.
+    is_alone: bool,
 }
 
 /// What there is for a gang now.
@@ -250,7 +257,7 @@ enum Found {
 impl Offer<'_> {
     /// Where the gang can go now, outside of what is kept for others.
     fn find(&self, speculation: &Speculation, future: &mut Future, budget: &mut Budget) -> Found {
-        let Offer { job, spec, row, quota } = *self;
+        let Offer { job, spec, row, quota, .. } = *self;
         let (state, valuation) = (speculation.state(), speculation.valuation());
         let holds = future.holds_for_job(state, job, spec, row);
         let mut place = |spec: &JobSpec, holds: &Holds| {
@@ -316,8 +323,12 @@ impl Offer<'_> {
         pass: &mut UnfinishedPass,
         budget: &mut Budget,
     ) -> Option<Outcome> {
-        let Offer { job, spec, row, .. } = *self;
-        let claim = Searches::claim(speculation.state(), spec);
+        let Offer { job, spec, row, is_alone, .. } = *self;
+        let claim = if is_alone {
+            Searches::claim_by_labels(speculation.state(), (job, spec))
+        } else {
+            Searches::claim(speculation.state(), spec)
+        };
         let kind = pass.may_search(speculation.searches(), &claim)?;
         match preemption::claim_capacity(speculation, (job, spec, row), claim.clone(), pass.future(), budget)
         {

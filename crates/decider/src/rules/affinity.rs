@@ -5,8 +5,8 @@
 //! order of tenant and id. A job that asks to be together with jobs that it would itself be one of may start as the first of
 //! them.
 //!
-//! Jobs that have to be apart from others keep these away while they hold devices: what an entry forbids holds whichever of
-//! the two starts first. What an entry asks for holds when a job starts, and nobody is stopped because of it.
+//! Jobs that have to be apart from others keep these away while they hold devices or have some promised: what an entry forbids
+//! holds whichever of the two starts first. What an entry asks for holds when a job starts, and nobody is stopped because of it.
 //!
 //! **Invariant:** what is looked at for one entry is bounded, and counted.
 
@@ -31,11 +31,11 @@ const WORKERS_PER_LOOK: u64 = 16;
 pub(crate) struct Resolved<'a> {
     /// What the planner has to heed.
     pub(crate) terms: Vec<AffinityTerm<'a>>,
-    /// Jobs and tenants that were looked at, and entries of jobs that keep this one away.
+    /// Tenants and jobs that were looked at, and entries of those that keep this one away.
     pub(crate) looked_at: u64,
     /// The first entry that no place can meet, because nothing runs that it is about.
     pub(crate) waits_for: Option<&'a Affinity>,
-    /// Whether it would be otherwise for a job that asks for the same and has other labels.
+    /// Whether it would be otherwise for a job that asks for the same and has other labels, or that no other job names.
     pub(crate) depends_on_labels: bool,
 }
 
@@ -45,6 +45,7 @@ struct Others {
     nodes: BTreeSet<NodeId>,
     jobs: u64,
     looked_at: u64,
+    tenants: u64,
     workers: u64,
     is_cut: bool,
     /// The time at which those do not count that are being stopped; none where they do.
@@ -56,8 +57,6 @@ struct Others {
 struct KeptBy {
     /// The first of them that is of the same tenant: jobs of those above it are none of its business.
     first: Option<JobId>,
-    /// Whether one of them does because of the labels of the other.
-    by_labels: bool,
     nodes: BTreeSet<NodeId>,
 }
 
@@ -87,10 +86,9 @@ fn resolve_at<'a>(
     }
     let none = BTreeMap::new();
     let labels = state.metadata(job).map_or(&none, |metadata| &metadata.labels);
-    let tenants = tenants_below(state, spec, &mut resolved.looked_at);
     for entry in &spec.affinity {
-        let others = others(state, (job, spec), &tenants, (entry, behind_stops));
-        resolved.looked_at += others.looked_at + others.workers / WORKERS_PER_LOOK;
+        let others = others(state, (job, spec), entry, behind_stops);
+        resolved.looked_at += others.looked_at + others.tenants + others.workers / WORKERS_PER_LOOK;
         if others.jobs == 0 && entry.rule == AffinityRule::Together && entry.is_required() {
             if entry.selector().is_some_and(|selector| selector.matches(labels)) {
                 // The first of its kind.
@@ -120,20 +118,20 @@ fn is_leaving(state: &State, job: JobId, now: Option<LogTime>) -> bool {
     now.zip(state.stopped_by(job)).is_some_and(|(now, killed)| now < killed.plus_ms(allowed_ms))
 }
 
-/// Jobs that hold devices and have to be apart from this one, at most [`limits::AFFINITY_JOBS_MAX`] of each tenant.
+/// Jobs that hold devices, or to which some are promised, and that have to be apart from this one; at most
+/// [`limits::AFFINITY_JOBS_MAX`] of each tenant.
 fn kept_away<'a>(
     state: &'a State,
     (job, spec): (JobId, &JobSpec),
     (labels, behind_stops): (&BTreeMap<String, String>, Option<LogTime>),
     resolved: &mut Resolved<'a>,
 ) {
-    let counts = |other: &JobId| *other != job && !is_leaving(state, *other, behind_stops);
     let policy = &state.policy().policy;
     let mut by_level: BTreeMap<AffinityLevel, KeptBy> = BTreeMap::new();
     // Jobs that serve the same have the same selector: each is read once.
     let mut known: BTreeMap<&str, bool> = BTreeMap::new();
     for tenant in policy.ancestry(&spec.tenant) {
-        for other in state.apart_of(tenant).take(limits::AFFINITY_JOBS_MAX).filter(counts) {
+        for other in state.apart_of(tenant).take(limits::AFFINITY_JOBS_MAX).filter(|other| *other != job) {
             resolved.looked_at += 1;
             let Some((row, theirs)) = state.job(other).zip(state.spec(other)) else { continue };
             // Each entry may have another selector, which is read and compared.
@@ -149,25 +147,28 @@ fn kept_away<'a>(
                 if is_meant {
                     let kept = by_level.entry(entry.level).or_default();
                     kept.first = kept.first.or(Some(other).filter(|_| theirs.tenant == spec.tenant));
-                    kept.by_labels |= matches!(entry.target, AffinityTarget::Labels(_));
                     let mut workers = 0u64;
-                    kept.nodes.extend(nodes_of(state, other, row).inspect(|_| workers += 1));
+                    if holds(state, other) && !is_leaving(state, other, behind_stops) {
+                        kept.nodes.extend(nodes_of(state, other, row).inspect(|_| workers += 1));
+                    }
+                    kept.nodes.extend(promised_nodes(row).inspect(|_| workers += 1));
                     resolved.looked_at += workers / WORKERS_PER_LOOK;
                 }
             }
         }
     }
-    for (level, KeptBy { first, by_labels, nodes }) in by_level {
+    for (level, KeptBy { first, nodes }) in by_level {
         let domains = domains_at(state, &nodes, level);
         // Jobs that serve the same ask for it themselves.
         let is_asked = resolved.terms.iter().any(|term| {
             let is_alike = term.is_required() && term.rule == AffinityRule::Apart && term.level == level;
             is_alike && domains.is_subset(&term.domains)
         });
-        if is_asked {
+        if is_asked || domains.is_empty() {
             continue;
         }
-        resolved.depends_on_labels |= by_labels;
+        // By its labels, or by its id.
+        resolved.depends_on_labels = true;
         let text = match first {
             Some(first) => format!("in no {level} of {first} or another job that has to be apart from it"),
             None => format!("in no {level} of jobs above its tenant that have to be apart from it"),
@@ -188,25 +189,11 @@ fn names(target: &AffinityTarget, job: JobId, spec: &JobSpec) -> bool {
     }
 }
 
-/// The tenant of a job and those below it, as far as they have jobs that hold devices, if an entry of the job needs to know them.
-/// Every tenant with such jobs is asked, once for all entries, and counted.
-fn tenants_below<'a>(state: &'a State, spec: &JobSpec, looked_at: &mut u64) -> Vec<&'a Name> {
-    let is_of_many =
-        |entry: &Affinity| matches!(entry.target, AffinityTarget::Array(_) | AffinityTarget::Labels(_));
-    if !spec.affinity.iter().any(is_of_many) {
-        return Vec::new();
-    }
-    let policy = &state.policy().policy;
-    let active = state.active_tenants().inspect(|_| *looked_at += 1);
-    active.filter(|tenant| policy.ancestry(tenant).any(|above| *above == spec.tenant)).collect()
-}
-
-/// `tenants` are those of [`tenants_below`].
 fn others(
     state: &State,
     (job, spec): (JobId, &JobSpec),
-    tenants: &[&Name],
-    (entry, behind_stops): (&Affinity, Option<LogTime>),
+    entry: &Affinity,
+    behind_stops: Option<LogTime>,
 ) -> Others {
     let mut found = Others { behind_stops, ..Others::default() };
     match &entry.target {
@@ -219,7 +206,7 @@ fn others(
         AffinityTarget::Array(ArrayId(first)) => {
             let size = state.array(ArrayId(*first)).map_or(0, |array| array.template.array.size());
             let last = JobId(first.saturating_add(u64::from(size)).saturating_sub(1));
-            found.look_through(state, (job, tenants), (JobId(*first), last), entry, None);
+            found.look_through(state, (job, spec), (JobId(*first), last), entry, None);
             // Where those of its members were that are over, while none runs.
             if found.jobs == 0 && is_within(state, &spec.tenant, JobId(*first)) {
                 let members = state.jobs().range(JobId(*first)..=last).map(|(member, _)| *member);
@@ -232,8 +219,11 @@ fn others(
         AffinityTarget::Named(_) => {}
         AffinityTarget::Labels(_) => {
             let selector = entry.selector();
-            found.look_through(state, (job, tenants), (JobId(0), JobId(u64::MAX)), entry, selector.as_ref());
+            found.look_through(state, (job, spec), (JobId(0), JobId(u64::MAX)), entry, selector.as_ref());
         }
+    }
+    if entry.rule == AffinityRule::Apart {
+        found.look_at_promised(state, (job, spec), entry);
     }
     found
 }
@@ -246,16 +236,21 @@ impl Resolved<'_> {
 }
 
 impl Others {
-    /// Looks at the jobs of these tenants that hold devices, have an id of a range, and are selected.
+    /// Looks at the jobs of a tenant and of those below it that hold devices, have an id of a range, and are selected.
     fn look_through(
         &mut self,
         state: &State,
-        (job, tenants): (JobId, &[&Name]),
+        (job, spec): (JobId, &JobSpec),
         (first, last): (JobId, JobId),
         entry: &Affinity,
         selector: Option<&LabelSelector>,
     ) {
-        for tenant in tenants {
+        let policy = &state.policy().policy;
+        for tenant in state.active_tenants() {
+            self.tenants += 1;
+            if !policy.ancestry(tenant).any(|above| *above == spec.tenant) {
+                continue;
+            }
             for other in state.active_of(tenant, first..=last).filter(|other| *other != job) {
                 if self.looked_at >= limits::AFFINITY_JOBS_MAX as u64 || self.workers >= WORKERS_MAX {
                     self.is_cut = true;
@@ -268,6 +263,29 @@ impl Others {
                 if is_selected {
                     self.add(state, other, entry, false);
                 }
+            }
+        }
+    }
+
+    /// Looks at jobs to which capacity is promised. Who has to be apart from them does not go to where they will be: of two that
+    /// others are stopped for, one would have them stopped for nothing.
+    fn look_at_promised(&mut self, state: &State, (job, spec): (JobId, &JobSpec), entry: &Affinity) {
+        let selector = entry.selector();
+        for other in state.promised().filter(|other| *other != job) {
+            if self.looked_at >= limits::AFFINITY_JOBS_MAX as u64 || self.workers >= WORKERS_MAX {
+                self.is_cut = true;
+                return;
+            }
+            self.looked_at += 1;
+            let Some((row, theirs)) = state.job(other).zip(state.spec(other)) else { continue };
+            let is_meant = match &entry.target {
+                AffinityTarget::Labels(_) => selector.as_ref().is_some_and(|selector| {
+                    state.metadata(other).is_some_and(|metadata| selector.matches(&metadata.labels))
+                }),
+                target => names(target, other, theirs),
+            };
+            if is_meant && is_within(state, &spec.tenant, other) {
+                self.add_nodes(state, promised_nodes(row));
             }
         }
     }
@@ -288,7 +306,13 @@ impl Others {
         if !is_there {
             return;
         }
-        for node in nodes_of(state, job, row) {
+        self.add_nodes(state, nodes_of(state, job, row));
+        // One whose nodes are all gone is nowhere.
+        self.jobs += u64::from(!self.nodes.is_empty());
+    }
+
+    fn add_nodes(&mut self, state: &State, nodes: impl Iterator<Item = NodeId>) {
+        for node in nodes {
             if self.workers >= WORKERS_MAX {
                 self.is_cut = true;
                 break;
@@ -298,8 +322,6 @@ impl Others {
                 self.nodes.insert(node);
             }
         }
-        // One whose nodes are all gone is nowhere.
-        self.jobs += u64::from(!self.nodes.is_empty());
     }
 }
 
@@ -324,29 +346,44 @@ fn domains_at<'a>(
 }
 
 /// The nodes of the workers of a job, or of those that it had last; each as often as it has workers there.
-fn nodes_of(state: &State, job: JobId, row: &JobRow) -> impl Iterator<Item = NodeId> {
+fn nodes_of<'a>(state: &'a State, job: JobId, row: &'a JobRow) -> impl Iterator<Item = NodeId> + use<'a> {
     let placement = row.placement.as_ref().or(row.previous.as_ref());
     let slots = placement.map_or(&[][..], |placement| &placement.slots[..]);
     let spares = if row.placement.is_some() { state.spares(job) } else { &[] };
     slots.iter().chain(spares).map(|slot| slot.node)
 }
 
+/// The nodes of the workers that a job will have to which capacity is promised.
+fn promised_nodes(row: &JobRow) -> impl Iterator<Item = NodeId> + '_ {
+    row.promise.iter().flat_map(|promise| promise.slots.iter().map(|slot| slot.node))
+}
+
 /// Why a job waits for another one to run, whatever is free.
 pub(crate) fn why_it_waits(state: &State, job: JobId, spec: &JobSpec) -> Option<String> {
     let resolved = resolve(state, job, spec);
     let entry = resolved.waits_for?;
+    // What will not come about is no reason to go on waiting.
+    let leave_out = "cancel the job, and submit it without that entry";
     let text = match &entry.target {
         AffinityTarget::Job(other) if is_within(state, &spec.tenant, *other) => {
-            format!("it has to be {entry}, and {other} is nowhere now; it starts once that runs")
+            match state.job(*other).map(|row| &row.phase) {
+                Some(Phase::Finished(_)) => format!(
+                    "it has to be {entry}, and {other} is over and was on no node that is still there; {leave_out}"
+                ),
+                _ => format!("it has to be {entry}, and {other} is nowhere now; it starts once that runs"),
+            }
         }
         AffinityTarget::Job(other) => {
-            format!(
-                "it has to be {entry}, and {other} is not there any more; cancel the job, and submit it without that entry"
-            )
+            format!("it has to be {entry}, and {other} is not there any more; {leave_out}")
         }
-        AffinityTarget::Array(array) => {
-            format!("it has to be {entry}, and no member of {array} has run yet; it starts once one does")
-        }
+        AffinityTarget::Array(array) => match state.array(*array) {
+            Some(row) if row.finished_at.is_none() => {
+                format!("it has to be {entry}, and no member of {array} has run yet; it starts once one does")
+            }
+            _ => format!(
+                "it has to be {entry}, and {array} is over and was on no node that is still there; {leave_out}"
+            ),
+        },
         AffinityTarget::Named(_) | AffinityTarget::Labels(_) => {
             format!("it has to be {entry}, and none runs now that its tenant has; it starts once one does")
         }
@@ -377,71 +414,4 @@ fn not_found(shown: &str) -> String {
     format!(
         "there is no {shown} of the tenant or of one below it: it never was, or its history has been dropped"
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use alloc::vec;
-    use muster_planner::Budget;
-    use muster_types::{
-        AcceleratorRequest, Accelerators, ClusterId, HolderId, JobContract, JobDraft, Leadership, Parameters,
-        ReplicaId, RequestId, Submission, TaskGroup, WorkerRequest,
-    };
-
-    use crate::{BootstrapConfig, Command, Speculation, handle, schedule};
-
-    fn draft(tenant: &str) -> JobDraft {
-        let has = Accelerators { kind: Name::literal("h100"), count: 1 };
-        let request = WorkerRequest {
-            accelerators: Some(AcceleratorRequest::from(has)),
-            cpu_milli: 1_000,
-            memory_bytes: 1 << 20,
-        };
-        let group = TaskGroup::new(Name::literal("main"), 1, vec!["work".to_string()], request);
-        JobDraft::new(Name::literal("work"), Name::new(tenant).expect("a name"), vec![group])
-    }
-
-    #[test]
-    fn tenants_that_are_asked_count_once_for_all_entries() {
-        let bootstrap = BootstrapConfig::new(ClusterId(1), Parameters::DEFAULT);
-        let leadership = Leadership { term: 1, replica: ReplicaId(1) };
-        let mut speculation = Speculation::begin(State::default(), leadership, LogTime(1), bootstrap);
-        let node = NodeDraft {
-            name: Name::literal("n1"),
-            region: Name::literal("eu"),
-            cluster: Name::literal("c1"),
-            block: Name::literal("b"),
-            rack: Name::literal("r"),
-            address: "n1".to_string(),
-            accelerators: Some(Accelerators { kind: Name::literal("h100"), count: 8 }),
-            cpu_milli: 64_000,
-            memory_bytes: 1 << 40,
-            labels: BTreeMap::new(),
-            taints: BTreeSet::new(),
-            pod: None,
-        };
-        let spec = node.check().expect("a host");
-        let register = Command::Register { spec, holder: HolderId(1), other_session_is_over: false };
-        handle(&mut speculation, &register).expect("it is new");
-        let tenants = ["video", "vision", "speech", "text"];
-        for (number, tenant) in (1..).zip(tenants) {
-            let spec = draft(tenant).check().expect("a job");
-            let jobs = [Submission::new(spec, JobContract::default())].into();
-            handle(&mut speculation, &Command::submit(RequestId(number), jobs)).expect("it fits");
-        }
-        schedule(&mut speculation, &mut Budget::new(100_000));
-        assert_eq!(speculation.state().active_count(), tenants.len());
-        let entry = |text: &str| Affinity {
-            target: AffinityTarget::Labels(text.to_string()),
-            level: AffinityLevel::Host,
-            rule: AffinityRule::Apart,
-            weight: None,
-        };
-        let affinity = vec![entry("app=cache"), entry("app=web")];
-        let asks = JobDraft { affinity, ..draft("vision") }.check().expect("a job");
-        let looked_at = resolve(speculation.state(), JobId(u64::MAX), &asks).looked_at;
-        // Every tenant once, and the one job of its own for each entry.
-        assert_eq!(looked_at, 4 + 2);
-    }
 }

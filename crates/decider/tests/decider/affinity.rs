@@ -393,6 +393,110 @@ fn a_promise_waits_until_those_have_left_that_it_has_to_be_apart_from() {
     commit(&mut speculation, &mut replica);
 }
 
+#[test]
+fn a_job_that_waits_for_one_that_never_ran_is_told_that_it_waits_in_vain() {
+    let (mut speculation, _) = fleet();
+    let cache = submit(&mut speculation, 1, vec![submission("vision", None, Vec::new())]).unwrap()[0];
+    let near = vec![to(AffinityTarget::Job(cache), AffinityRule::Together)];
+    let reader = submit(&mut speculation, 2, vec![submission("vision", None, near)]).unwrap()[0];
+    let why = |speculation: &Speculation| {
+        let known = explain_briefly(speculation.state(), speculation.now(), reader);
+        known.map(|(_, text)| text).expect("it waits")
+    };
+    assert!(why(&speculation).ends_with("it starts once that runs"), "{}", why(&speculation));
+    handle(&mut speculation, &Command::cancel(request(3), cache)).expect("it is taken");
+    pass(&mut speculation);
+    let text = why(&speculation);
+    assert!(text.ends_with("cancel the job, and submit it without that entry"), "{text}");
+}
+
+/// The first workers of all gangs that hold devices say that they run.
+fn run_all(speculation: &mut Speculation) {
+    for job in speculation.state().active().collect::<Vec<_>>() {
+        let placement = speculation.state().job(job).unwrap().placement.clone().unwrap();
+        let slot = placement.slots[0];
+        let updates = vec![(0, RankUpdate::Running)];
+        let (node, incarnation, token) = (slot.node, slot.incarnation, placement.token);
+        handle(speculation, &Command::Report { node, incarnation, job, token, updates }).unwrap();
+    }
+}
+
+#[test]
+fn nobody_is_stopped_for_two_jobs_of_which_one_can_start() {
+    let (mut speculation, _) = fleet();
+    // One host, with two devices for each.
+    let in_us = |tier, app: Option<&str>, affinity| {
+        let mut submission = submission("vision", app, affinity);
+        let mut draft = submission.spec.clone().into_draft();
+        draft.groups[0].request.accelerators = Some(accelerators("h100", 2).into());
+        (draft.tier, draft.regions) = (tier, vec![name("us")]);
+        submission.spec = draft.check().unwrap();
+        submission
+    };
+    let low = (0..2).map(|_| in_us(PriorityTier::Free, None, Vec::new())).collect();
+    submit(&mut speculation, 1, low).unwrap();
+    pass(&mut speculation);
+    assert_eq!(speculation.state().active_count(), 2);
+    run_all(&mut speculation);
+    let replica = || in_us(PriorityTier::Standard, Some("web"), vec![to(app("web"), AffinityRule::Apart)]);
+    let replicas = submit(&mut speculation, 2, vec![replica(), replica()]).unwrap();
+    pass(&mut speculation);
+    pass(&mut speculation);
+    let state = speculation.state();
+    let promised = replicas.iter().filter(|job| state.job(**job).is_some_and(|row| row.promise.is_some()));
+    assert_eq!(promised.count(), 1);
+    assert_eq!(state.stopping().count(), 1, "only one of them can be there");
+    assert_eq!(state.verify(), Ok(()));
+}
+
+#[test]
+fn nobody_is_asked_in_vain_for_jobs_with_other_labels() {
+    let (mut speculation, _) = fleet();
+    let in_eu = |tier, app: Option<&str>, affinity| {
+        let mut submission = submission("vision", app, affinity);
+        let mut draft = submission.spec.clone().into_draft();
+        draft.groups[0].request.accelerators = Some(accelerators("h100", 4).into());
+        (draft.tier, draft.regions) = (tier, vec![name("eu")]);
+        submission.spec = draft.check().unwrap();
+        submission
+    };
+    let apart = Affinity { level: AffinityLevel::Region, ..to(app("web"), AffinityRule::Apart) };
+    submit(&mut speculation, 1, vec![in_eu(PriorityTier::Critical, None, vec![apart])]).unwrap();
+    pass(&mut speculation);
+    let low = (0..4).map(|_| in_eu(PriorityTier::Free, None, Vec::new())).collect();
+    submit(&mut speculation, 2, low).unwrap();
+    pass(&mut speculation);
+    assert_eq!(speculation.state().active_count(), 5, "every host there has a gang");
+    run_all(&mut speculation);
+    // The first of them is kept away from everywhere, so nobody stops for it; the other asks for the same.
+    let kept = submit(&mut speculation, 3, vec![in_eu(PriorityTier::Standard, Some("web"), Vec::new())]);
+    let behind = submit(&mut speculation, 4, vec![in_eu(PriorityTier::Standard, None, Vec::new())]);
+    pass(&mut speculation);
+    let is_promised = |job: JobId| speculation.state().job(job).is_some_and(|row| row.promise.is_some());
+    assert!(!is_promised(kept.unwrap()[0]) && is_promised(behind.unwrap()[0]));
+}
+
+#[test]
+fn a_job_that_another_names_to_be_apart_from_holds_up_none_of_its_like() {
+    let (mut speculation, _) = fleet();
+    let in_eu = |tier, affinity| {
+        let mut submission = submission("vision", None, affinity);
+        let mut draft = submission.spec.clone().into_draft();
+        (draft.tier, draft.regions) = (tier, vec![name("eu")]);
+        submission.spec = draft.check().unwrap();
+        submission
+    };
+    let named = submit(&mut speculation, 1, vec![in_eu(PriorityTier::Standard, Vec::new())]).unwrap()[0];
+    let target = AffinityTarget::Job(named);
+    let apart = Affinity { level: AffinityLevel::Region, ..to(target, AffinityRule::Apart) };
+    let first = submit(&mut speculation, 2, vec![in_eu(PriorityTier::Critical, vec![apart])]).unwrap()[0];
+    let alike = submit(&mut speculation, 3, vec![in_eu(PriorityTier::Standard, Vec::new())]).unwrap()[0];
+    pass(&mut speculation);
+    let state = speculation.state();
+    assert!(!nodes_of(state, first).is_empty() && nodes_of(state, named).is_empty());
+    assert!(!nodes_of(state, alike).is_empty(), "nobody names this one");
+}
+
 /// One random world: jobs of three tenants that are to be together and apart, hosts that are lost and come back, preemption.
 struct World {
     random: Random,

@@ -223,6 +223,30 @@ fn a_fallback_opens_when_it_is_due_and_once() {
 }
 
 #[test]
+fn a_job_that_starts_later_waits_for_its_fallback_from_then_on() {
+    let (mut speculation, mut replica) = founded();
+    register(&mut speculation, "own-1", Some(PurchaseKind::OnDemand));
+    let start = speculation.now();
+    let not_before = start.plus_ms(DAY_MS);
+    let mut draft = asking("later", 8, spot_then_on_demand(30 * MINUTE_MS)).into_draft();
+    draft.not_before = Some(not_before);
+    let later = submit(&mut speculation, 1, draft.check().unwrap()).unwrap();
+    step(&mut speculation, &mut replica);
+    let placed_at = |speculation: &mut Speculation, replica: &mut State, time: LogTime| {
+        speculation.set_now(time);
+        tick(speculation);
+        // What a tick releases is looked at by the next one.
+        tick(speculation);
+        schedule(speculation, &mut Budget::new(100_000));
+        step(speculation, replica);
+        replica.job(later).is_some_and(|row| row.placement.is_some())
+    };
+    assert!(!placed_at(&mut speculation, &mut replica, not_before), "it may start now, and has not waited");
+    assert!(!placed_at(&mut speculation, &mut replica, not_before.plus_ms(30 * MINUTE_MS - 1)));
+    assert!(placed_at(&mut speculation, &mut replica, not_before.plus_ms(30 * MINUTE_MS)));
+}
+
+#[test]
 fn losses_are_counted_against_the_time_of_nodes() {
     let (mut speculation, mut replica) = founded();
     let rates = vec![InterruptionRate { purchase: PurchaseKind::Spot, region: None, per_day_milli: 70 }];

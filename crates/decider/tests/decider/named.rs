@@ -6,8 +6,9 @@ use muster_decider::{Answer, Command, JobPath, Speculation, check_submission, ha
 use muster_journal::{Decision, Estimate, RequestKey};
 use muster_state::{GuardError, State};
 use muster_types::{
-    ArraySpec, Dependency, DependencyRule, DependencyScope, JobContract, JobDraft, JobId, LogTime,
-    NamedDependency, Refusal, RefusalCode, Submission,
+    Affinity, AffinityLevel, AffinityRule, AffinityTarget, ArraySpec, Dependency, DependencyRule,
+    DependencyScope, JobContract, JobDraft, JobId, LogTime, NamedDependency, Refusal, RefusalCode,
+    Submission,
 };
 
 use crate::random::Random;
@@ -38,6 +39,16 @@ fn waiting(own: &str, others: &[&str]) -> Submission {
 
 fn array(mut submission: Submission, text: &str) -> Submission {
     submission.array = Some(ArraySpec::parse(text).unwrap());
+    submission
+}
+
+/// A job that has to be on the host of another one of its request.
+fn near(mut submission: Submission, other: &str) -> Submission {
+    let target = AffinityTarget::Named(name(other));
+    let mut draft = submission.spec.clone().into_draft();
+    let (level, rule) = (AffinityLevel::Host, AffinityRule::Together);
+    draft.affinity = vec![Affinity { target, level, rule, weight: None }];
+    submission.spec = draft.check().unwrap();
     submission
 }
 
@@ -108,7 +119,7 @@ fn what_cannot_be_waited_for_is_refused_with_its_field() {
     let (mut speculation, state) = founded();
     let before = speculation.last_index();
     let of_ten = |own, others: &[&str]| array(waiting(own, others), "0-9");
-    let cases: [(&str, Vec<Submission>, &str, &str); 12] = [
+    let cases: [(&str, Vec<Submission>, &str, &str); 14] = [
         ("itself", vec![waiting("a", &["a"])], "jobs[0].spec.dependencies[0].job_name", "itself"),
         (
             "nobody",
@@ -180,6 +191,18 @@ fn what_cannot_be_waited_for_is_refused_with_its_field() {
             "arrays in a circle",
             vec![of_ten("a", &["*b"]), of_ten("b", &["*a"])],
             "jobs[0].spec.dependencies[0].job_name",
+            "a -> b -> a",
+        ),
+        (
+            "one that waits for who has to be with it",
+            vec![waiting("a", &["b"]), near(waiting("b", &[]), "a")],
+            "jobs[0].spec.dependencies[0].job_name",
+            "a -> b -> a",
+        ),
+        (
+            "the same behind a job",
+            vec![waiting("z", &["b"]), waiting("a", &["b"]), near(waiting("b", &[]), "a")],
+            "jobs[1].spec.dependencies[0].job_name",
             "a -> b -> a",
         ),
     ];

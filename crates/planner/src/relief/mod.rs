@@ -225,7 +225,7 @@ impl<'a> Search<'a, '_> {
         self.spend(1)?;
         let spec = self.question.spec;
         let terms = self.question.terms;
-        if !self.has_quota(site) {
+        if !self.has_quota(site) || terms.excludes_cluster(site.region, site.cluster) {
             return Ok(());
         }
         self.hosts.clear();
@@ -671,13 +671,17 @@ impl<'a> Search<'a, '_> {
     /// Hosts of a part of the cluster that workers of a group may be on, the emptiest first.
     fn nodes(&mut self, site: &Site<'a>, group: usize, scope: Scope<'a>) -> Result<Vec<NodeId>, Spent> {
         let mut found: Vec<NodeId> = Vec::new();
-        if let (Some(only), true) = (self.question.only, matches!(scope, Scope::Cluster)) {
+        let state = self.question.state;
+        // Where other jobs decide which hosts are the only ones, the others need no look.
+        let by_others = self.closed.only_hosts(site.region, site.cluster);
+        let by_others: Option<BTreeSet<NodeId>> =
+            by_others.map(|names| names.into_iter().filter_map(|name| state.node_named(name)).collect());
+        let only = self.question.only.or(by_others.as_ref());
+        if let (Some(only), true) = (only, matches!(scope, Scope::Cluster)) {
             let pools = site.pools_of_group(group);
             let mut by_free: Vec<(FreeKey, NodeId)> = Vec::new();
             for node in only {
-                let Some(row) = self.question.state.node(*node).filter(|row| row.is_placeable()) else {
-                    continue;
-                };
+                let Some(row) = state.node(*node).filter(|row| row.is_placeable()) else { continue };
                 let pool = PoolKey::of(&row.spec);
                 if pools.iter().any(|(key, _)| **key == pool) {
                     by_free.push((row.offer().key(), *node));

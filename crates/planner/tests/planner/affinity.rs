@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use crate::support::*;
 use muster_planner::{
-    AffinityTerm, Budget, CapacityTimeline, Holds, Plan, Terms, Verdict, WaitReason, explain, plan,
+    AffinityTerm, Budget, CapacityTimeline, Holds, Plan, PreemptionCost, ReliefQuestion, ReliefVerdict,
+    Terms, Verdict, WaitReason, explain, plan, relief,
 };
-use muster_types::{AffinityLevel, AffinityRule, JobSpec, NodeDraft, NodeId};
+use muster_types::{AffinityLevel, AffinityRule, JobId, JobSpec, Level, NodeDraft, NodeId, TopologyRule};
 
 /// Two racks of two hosts.
 fn fleet() -> (Fleet, Vec<NodeId>) {
@@ -87,4 +88,91 @@ fn wishes_are_met_where_they_can_be_and_the_lightest_are_given_up_first() {
     // A gang without wishes has no such term.
     let plain = planned(&fleet, &spec, &[]).expect("it fits");
     assert!(plain.score.parts.iter().all(|part| part.name != "affinity"));
+}
+
+#[test]
+fn a_gang_that_is_smaller_than_counters_allow_has_its_wishes_met() {
+    let (fleet, nodes) = fleet();
+    let mut draft = job_draft(vec![group("main", 10, None)]);
+    // One fits on a host, and so two in a rack, whatever the number that is asked for.
+    (draft.groups[0].workers_min, draft.groups[0].request.cpu_milli) = (1, 40_000);
+    draft.topology = TopologyRule { required: Some(Level::Rack), ..TopologyRule::default() };
+    let spec = draft.check().unwrap();
+    for rack in [&nodes[..2], &nodes[2..]] {
+        let plan = planned(&fleet, &spec, &[term(&fleet, &rack[..1], RACK, Some(1))]).expect("it fits");
+        assert_eq!(nodes_of(&plan), rack);
+    }
+    // It is not smaller for a wish.
+    let plan = planned(&fleet, &spec, &[term(&fleet, &nodes[2..3], HOST, Some(100))]).expect("it fits");
+    assert_eq!(plan.workers.len(), 2);
+}
+
+#[test]
+fn a_wish_that_is_too_much_work_keeps_no_gang_from_starting() {
+    let mut fleet = Fleet::new();
+    let nodes: Vec<NodeId> = (10..74).map(|n| fleet.add_node(node_draft(&format!("n{n}")))).collect();
+    let spec = job_draft(vec![group("main", 1, None)]).check().unwrap();
+    let holds = Holds::new();
+    let wishes = [term(&fleet, &nodes[63..], HOST, Some(100))];
+    let terms = Terms { affinity: &wishes, ..fleet.terms(&holds, &spec) };
+    let on = |visits| match plan(&fleet.state, &spec, &terms, &mut Budget::new(visits)) {
+        Verdict::Fits(plan) => Some(nodes_of(&plan)),
+        Verdict::Waits | Verdict::OutOfBudget => None,
+    };
+    assert_eq!(on(1_000), Some(vec![nodes[63]]));
+    assert!(on(40).is_some_and(|on| on != [nodes[63]]), "without the wish there is enough for it");
+}
+
+#[test]
+fn what_other_jobs_rule_out_as_a_whole_is_no_work() {
+    let mut fleet = Fleet::new();
+    let crowd: Vec<NodeId> = (10..74)
+        .map(|n| fleet.add_node(NodeDraft { cluster: name("c0"), ..node_draft(&format!("n{n}")) }))
+        .collect();
+    let there = fleet.add_node(node_draft("n9"));
+    let spec = job_draft(vec![group("main", 1, None)]).check().unwrap();
+    let holds = Holds::new();
+    let on = |affinity: &[AffinityTerm<'_>]| {
+        let terms = Terms { affinity, ..fleet.terms(&holds, &spec) };
+        match plan(&fleet.state, &spec, &terms, &mut Budget::new(40)) {
+            Verdict::Fits(plan) => nodes_of(&plan),
+            verdict => panic!("{verdict:?}"),
+        }
+    };
+    // The others are on one host of many.
+    assert_eq!(on(&[term(&fleet, &crowd[63..], HOST, None)]), crowd[63..]);
+    // They are in the other cluster, or in the whole of this one.
+    assert_eq!(on(&[term(&fleet, &[there], RACK, None)]), [there]);
+    let not_in_cluster = (AffinityLevel::Cluster, AffinityRule::Apart);
+    assert_eq!(on(&[term(&fleet, &crowd[..1], not_in_cluster, None)]), [there]);
+}
+
+#[test]
+fn nobody_is_asked_to_stop_on_hosts_that_other_jobs_rule_out() {
+    let mut fleet = Fleet::new();
+    let nodes: Vec<NodeId> = (10..74).map(|n| fleet.add_node(node_draft(&format!("n{n}")))).collect();
+    let mut draft = job_draft(vec![group("main", 1, None)]);
+    draft.groups[0].request.cpu_milli = 64_000;
+    let spec = draft.check().unwrap();
+    for _ in &nodes {
+        let workers = fleet.plan(&spec).expect("a host is free").workers;
+        fleet.start(&spec, 1_000, workers).expect("it fits");
+    }
+    let holds = Holds::new();
+    let gone = BTreeSet::new();
+    for node in &nodes {
+        let required = [term(&fleet, &[*node], HOST, None)];
+        let terms = Terms { affinity: &required, ..fleet.terms(&holds, &spec) };
+        let question =
+            ReliefQuestion { state: &fleet.state, gone: &gone, spec: &spec, terms: &terms, only: None };
+        let mut harm_of = |_: JobId| Some(PreemptionCost::new(1, 1));
+        // Enough for a look at half of the hosts.
+        match relief(question, &mut harm_of, &mut Budget::new(60)) {
+            ReliefVerdict::Ways(ways) => {
+                let there: Vec<JobId> = fleet.state.gangs_on(*node).collect();
+                assert_eq!((ways.len(), &ways[0].stops), (1, &there));
+            }
+            verdict => panic!("{verdict:?}"),
+        }
+    }
 }

@@ -198,7 +198,7 @@ pub(crate) struct JobIndexKeys {
     /// It waits, and somebody holds it.
     pub(crate) on_hold: bool,
     pub(crate) active: bool,
-    /// Whether it keeps other jobs away from where it is.
+    /// Whether it keeps other jobs away from where it is, or will be.
     apart: bool,
     charged: bool,
     /// Thousandths of devices that it holds.
@@ -244,7 +244,7 @@ impl JobIndexKeys {
             held,
             on_hold: pending && row.held,
             active: holds_devices(row),
-            apart: holds_devices(row) && spec.affinity.iter().any(keeps_away),
+            apart: (holds_devices(row) || row.promise.is_some()) && spec.affinity.iter().any(keeps_away),
             charged: row.charge().is_some_and(|(_, charge)| !charge.devices_milli.is_empty()),
             active_milli: held_milli(row),
             stopping: matches!(row.phase, Phase::Stopping(_)),
@@ -256,7 +256,9 @@ impl JobIndexKeys {
                 .as_deref()
                 .and_then(|asked| asked.closed_fallback())
                 .filter(|_| is_in_line)
-                .map(|fallback| row.submitted_at.plus_ms(fallback.after_ms)),
+                .map(|fallback| {
+                    row.submitted_at.max(spec.not_before.unwrap_or_default()).plus_ms(fallback.after_ms)
+                }),
             finished: match &row.phase {
                 Phase::Finished(_) => Some(row.finished_at.unwrap_or_default()),
                 _ => None,
@@ -311,7 +313,7 @@ pub(crate) struct Indexes {
     pub(crate) active: Set<JobId>,
     /// The same, by tenant.
     pub(crate) active_by_tenant: Set<(Name, JobId)>,
-    /// Those of them that keep other jobs away from where they are, by tenant.
+    /// Those of them, and of jobs with a promise, that keep other jobs away from where they are or will be, by tenant.
     pub(crate) apart: Set<(Name, JobId)>,
     /// Jobs that are charged for devices, by tenant.
     pub(crate) charged: Set<(Name, JobId)>,
@@ -806,7 +808,7 @@ fn held_milli(row: &JobRow) -> u64 {
 }
 
 /// Whether an entry keeps other jobs away from where its job is.
-fn keeps_away(entry: &Affinity) -> bool {
+pub(crate) fn keeps_away(entry: &Affinity) -> bool {
     entry.rule == AffinityRule::Apart && entry.is_required()
 }
 

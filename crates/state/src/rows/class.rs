@@ -1,5 +1,7 @@
 //! Classes of jobs that ask for the same.
 
+use alloc::collections::BTreeMap;
+use alloc::string::String;
 use muster_journal::hash;
 use muster_types::{JobSpec, TaskGroup};
 use serde::{Serialize, Serializer};
@@ -20,6 +22,12 @@ impl GangClass {
     #[must_use]
     pub fn of(spec: &JobSpec) -> GangClass {
         GangClass::of_request(GangClass::request(spec), spec)
+    }
+
+    /// The class of a job for which its labels decide as well where it can go, because of other jobs.
+    #[must_use]
+    pub fn with_labels(self, labels: &BTreeMap<String, String>) -> GangClass {
+        GangClass(hash(&(self.0, labels)))
     }
 
     pub(crate) fn of_request(request: u64, spec: &JobSpec) -> GangClass {
