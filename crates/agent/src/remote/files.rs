@@ -418,9 +418,10 @@ impl ShareFiles {
             files.has_sent_all(&store, &digest)
         });
         match looked.await {
-            Ok(true) => said,
+            // How many they are is not the runner's to say.
+            Ok(Some((files, bytes))) => Artifacts { files, bytes, ..said },
             // This agent was started again since, or the runner says what is not so.
-            Ok(false) => nothing(ArtifactFault::StoreUnreachable),
+            Ok(None) => nothing(ArtifactFault::StoreUnreachable),
             Err(error) => {
                 tracing::warn!(%digest, %error, "what a runner has kept cannot be looked at");
                 nothing(ArtifactFault::StoreUnreachable)
@@ -428,14 +429,22 @@ impl ShareFiles {
         }
     }
 
-    /// Whether it has sent a list, and every file in it.
-    fn has_sent_all(&self, store: &OwnStore, digest: &BlobDigest) -> Result<bool, UnpackError> {
+    /// How many files are in a list and how many bytes they have; none unless it has sent the list and every file in it.
+    fn has_sent_all(&self, store: &OwnStore, digest: &BlobDigest) -> Result<Option<(u32, u64)>, UnpackError> {
         if !self.state.lock().sent.contains(digest) {
-            return Ok(false);
+            return Ok(None);
         }
         let tree = list(&store.store, digest, store.config.artifacts_bytes_max)?;
         let state = self.state.lock();
-        Ok(tree.entries().iter().filter_map(digest_in).all(|file| state.sent.contains(&file)))
+        let (mut files, mut bytes) = (0u32, 0u64);
+        for entry in tree.entries() {
+            let Entry::File { digest, size, .. } = entry else { continue };
+            if !state.sent.contains(digest) {
+                return Ok(None);
+            }
+            (files, bytes) = (files.saturating_add(1), bytes.saturating_add(*size));
+        }
+        Ok(Some((files, bytes)))
     }
 }
 
@@ -657,6 +666,9 @@ mod tests {
         let said = kept(1 << 20).await;
         assert_eq!((said.files, said.bytes, said.fault), (1, 200_000, None));
         assert_eq!(bench.files.checked(Some(&bench.store), said).await, said);
+        // Numbers that are not those of what it has sent are not passed on.
+        let more = Artifacts { files: 9_999, bytes: 1 << 60, ..said };
+        assert_eq!(bench.files.checked(Some(&bench.store), more).await, said);
         let digest = said.digest.unwrap();
         let tree = list(&bench.store.store, &digest, 1 << 20).unwrap();
         assert_eq!(tree.entries().len(), 1);
