@@ -37,8 +37,8 @@ const PIECE_BYTES: usize = 64 << 10;
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// How long a runner waits for a turn at its agent, where its own limit is not over before: as long as another object may hold one.
 const TURN_MAX: Duration = OBJECT_MAX;
-/// How long a connection may stand without a question.
-const IDLE_MAX: Duration = Duration::from_secs(600);
+/// How long a connection may stand without a question. A runner keeps one for less, and opens another when it needs one.
+const IDLE_MAX: Duration = Duration::from_secs(30);
 /// How long one object may be on its way, and hold a turn meanwhile.
 const OBJECT_MAX: Duration = Duration::from_secs(900);
 /// How long a runner may keep a turn waiting on top of what its pace gives it.
@@ -421,6 +421,11 @@ impl ShareFiles {
             }
         };
         Ok(own.contains(digest))
+    }
+
+    /// Whose job it is.
+    pub(super) fn tenant(&self) -> &str {
+        &self.tenant
     }
 
     fn has_sent(&self, digest: &BlobDigest) -> bool {
