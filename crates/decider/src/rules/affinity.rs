@@ -154,7 +154,9 @@ fn kept_away<'a>(
         resolved.depends_on_labels |= by_labels;
         let cut = if is_cut { CUT } else { "" };
         let text = match first {
-            Some(first) => format!("in no {level} of {first} or another job that has to be apart from it{cut}"),
+            Some(first) => {
+                format!("in no {level} of {first} or another job that has to be apart from it{cut}")
+            }
             None => format!("in no {level} of jobs above its tenant that have to be apart from it{cut}"),
         };
         resolved.terms.push(AffinityTerm { text, level, rule: AffinityRule::Apart, weight: None, domains });
@@ -353,8 +355,8 @@ mod tests {
     use muster_planner::Budget;
     use muster_types::policy::{PolicyDraft, TenantPolicy, TenantRights};
     use muster_types::{
-        Accelerators, ClusterId, HolderId, JobContract, JobDraft, JobMetadata, Leadership, LogTime, Parameters,
-        ReplicaId, RequestId, Requester, Submission, TaskGroup, WorkerRequest,
+        Accelerators, ClusterId, HolderId, JobContract, JobDraft, JobMetadata, Leadership, LogTime,
+        Parameters, ReplicaId, RequestId, Requester, Submission, TaskGroup, WorkerRequest,
     };
 
     use crate::{Answer, BootstrapConfig, Command, Speculation, handle, schedule};
