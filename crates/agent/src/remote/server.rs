@@ -115,9 +115,9 @@ impl TenantPermits {
 impl Drop for TenantPermit<'_> {
     fn drop(&mut self) {
         let mut held = self.of.held.lock();
-        match held.get_mut(&self.tenant) {
-            Some(own) if *own > 1 => *own -= 1,
-            _ => _ = held.remove(&self.tenant),
+        let left = held.remove(&self.tenant).unwrap_or(0).saturating_sub(1);
+        if left > 0 {
+            held.insert(self.tenant.clone(), left);
         }
     }
 }
