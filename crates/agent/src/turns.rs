@@ -36,7 +36,16 @@ struct State {
 impl Turns {
     /// As many turns. Where there are several, one of them is never any single tenant's.
     pub(crate) fn new(count: usize) -> Turns {
-        let each_max = count.saturating_sub(1).max(1);
+        Turns::with_each_max(count, count.saturating_sub(1))
+    }
+
+    /// As many turns, of which one tenant holds at most half: the others' work is not slower than its own.
+    pub(crate) fn halved(count: usize) -> Turns {
+        Turns::with_each_max(count, count / 2)
+    }
+
+    fn with_each_max(count: usize, each_max: usize) -> Turns {
+        let each_max = each_max.max(1);
         let (held, waiting, last) = (BTreeMap::new(), BTreeMap::new(), String::new());
         Turns { state: Arc::new(Mutex::new(State { free: count, each_max, held, waiting, last })) }
     }
@@ -147,6 +156,17 @@ mod tests {
         }
         let few = order.iter().position(|tenant| tenant == "few");
         assert_eq!((few, order.len()), (Some(0), 6), "{order:?}");
+    }
+
+    #[tokio::test]
+    async fn a_tenant_holds_at_most_half_of_halved_turns() {
+        let turns = Turns::halved(4);
+        let held = (turns.take("many").await, turns.take("many").await);
+        let more = asked(&turns, "many").await;
+        let others = (turns.take("few").await, turns.take("few").await);
+        drop(held);
+        assert_eq!(more.await.tenant, "many");
+        drop(others);
     }
 
     #[tokio::test]

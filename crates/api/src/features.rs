@@ -18,7 +18,9 @@ use crate::headers::REQUIRED_FEATURES;
 /// `job-nodes`: `JobSpec.nodes`. `job-workdir`: `JobSpec.workdir`. `accelerator-budgets`: `accelerator_hours` of limits.
 /// `quota-grants`: `QuotaService`. `job-artifacts`: `JobSpec.artifacts`.
 /// `job-ulimits`: `JobSpec.ulimits`. `job-capacity`: `JobSpec.capacity`. `job-affinity`: `JobSpec.affinity`.
-pub(crate) const FEATURES: [&str; 11] = [
+/// `job-segments`: `TopologyRule.segments`. `elastic-groups`: `TaskGroup.min_workers` in jobs of several groups. `booking-rules`:
+/// `BookingSpec.rule`.
+pub(crate) const FEATURES: [&str; 14] = [
     "job-controls",
     "job-limits",
     "policy-parts",
@@ -30,6 +32,9 @@ pub(crate) const FEATURES: [&str; 11] = [
     "job-ulimits",
     "job-capacity",
     "job-affinity",
+    "job-segments",
+    "elastic-groups",
+    "booking-rules",
 ];
 
 /// Bytes of all names that a request may have.
@@ -88,6 +93,7 @@ mod tests {
         assert_eq!(checked(&[]), Ok(()));
         assert_eq!(checked(&["job-controls"]), Ok(()));
         assert_eq!(checked(&["policy-parts, job-controls"]), Ok(()));
+        assert_eq!(checked(&["job-segments, elastic-groups, booking-rules"]), Ok(()));
         assert_eq!(checked(&["job-controls,time-travel"]), Err("time-travel".to_owned()));
         assert_eq!(checked(&["job-controls", "policy-parts"]), Err(String::new()));
         assert_eq!(checked(&[""]), Err(String::new()));

@@ -110,7 +110,8 @@ fn about(template: &Field<'_>, rules: &mut Rules, labels: &mut BTreeMap<String, 
             metadata::label(key, value, &field, labels);
         }
     }
-    for (key, field) in template.at(["metadata", "annotations"]).entries() {
+    let annotations = template.at(["metadata", "annotations"]);
+    for (key, field) in annotations.entries() {
         let Some(value) = field.text() else { continue };
         match topology::exclusive(key) {
             Some(strength) => topology::require(value, &field, strength, rules),
@@ -118,6 +119,7 @@ fn about(template: &Field<'_>, rules: &mut Rules, labels: &mut BTreeMap<String, 
             None => field.drop("annotations are those of the job, and workers have none"),
         }
     }
+    topology::check_segment(&annotations, rules);
 }
 
 /// The container that the worker is.

@@ -4,6 +4,10 @@ use super::draft::Rules;
 use super::field::Field;
 use super::finding::shown;
 
+/// Annotations of Kueue for workers that stay together: on which level, and how many.
+const SLICE_LEVEL: &str = "kueue.x-k8s.io/podset-slice-required-topology";
+const SLICE_SIZE: &str = "kueue.x-k8s.io/podset-slice-size";
+
 /// Whether all workers have to be within a level, or should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strength {
@@ -43,23 +47,37 @@ pub fn require(label: &str, field: &Field<'_>, strength: Strength, rules: &mut R
 /// Notes what an annotation of Kueue says of workers that stay together by a number; whether it is one of these.
 pub fn segment(annotation: &str, value: &str, field: &Field<'_>, rules: &mut Rules) -> bool {
     match annotation {
-        "kueue.x-k8s.io/podset-slice-required-topology" => match level(value) {
-            Some(level) => {
-                rules.segment_level = Some(level);
-                field.approximate(format!("consecutive ranks of the whole job are in one {level} together"));
-            }
+        SLICE_LEVEL => match level(value) {
+            Some(level) => rules.segment_level = Some(level),
             None => field.drop(format!(
                 "no level is known for {:?}; `topology: {{segments}}` takes block, rack or host",
                 shown(value)
             )),
         },
-        "kueue.x-k8s.io/podset-slice-size" => match value.trim().parse::<u32>() {
+        SLICE_SIZE => match value.trim().parse::<u32>() {
             Ok(workers) if workers > 0 => rules.segment_workers = Some(workers),
             _ => field.refuse(format!("must be a number of workers from 1, got {:?}", shown(value))),
         },
         _ => return false,
     }
     true
+}
+
+/// Says what the two annotations of Kueue for workers that stay together become: one without the other makes no segment.
+pub fn check_segment(annotations: &Field<'_>, rules: &Rules) {
+    let (level, size) = (annotations.get(SLICE_LEVEL), annotations.get(SLICE_SIZE));
+    match rules.segment_level {
+        Some(name) if size.is_given() => {
+            level.approximate(format!("consecutive ranks of the whole job are in one {name} together"));
+        }
+        Some(_) => {
+            level.drop(format!("no workers stay together without {SLICE_SIZE}, which says how many; add it"));
+        }
+        None => {}
+    }
+    if rules.segment_workers.is_some() && rules.segment_level.is_none() {
+        size.drop(format!("no workers stay together without a level that is known in {SLICE_LEVEL}; add it"));
+    }
 }
 
 /// The level of the fleet that a label of nodes stands for.
@@ -71,5 +89,36 @@ fn level(label: &str) -> Option<&'static str> {
         () if is_of("rack") || is_of("subblock") => Some("rack"),
         () if is_of("host") => Some("host"),
         () => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{FindingKind, Options, convert_with};
+
+    /// What became of the annotations of a job of Kubernetes.
+    fn found(annotations: &str) -> Vec<(String, FindingKind)> {
+        let text = include_str!("../testdata/job-segments.yaml");
+        let kept = |line: &&str| !line.contains("podset-slice");
+        let lines: Vec<&str> = text.lines().filter(kept).collect();
+        let text = lines.join("\n").replace("annotations:", &format!("annotations: {annotations}"));
+        let conversion = convert_with(&text, &Options::default()).expect("it is a job");
+        let found = conversion.findings.iter().filter(|finding| finding.path.contains("podset-slice"));
+        found.map(|finding| (finding.path.clone(), finding.kind)).collect()
+    }
+
+    #[test]
+    fn one_annotation_of_a_segment_without_the_other_is_named() {
+        let level = r#""kueue.x-k8s.io/podset-slice-required-topology": kubernetes.io/hostname"#;
+        let size = r#""kueue.x-k8s.io/podset-slice-size": "4""#;
+        let both = found(&format!("{{{level}, {size}}}"));
+        assert!(both.iter().all(|(_, kind)| *kind == FindingKind::Approximated), "{both:?}");
+        for (alone, name) in [(level, "required-topology"), (size, "slice-size")] {
+            let found = found(&format!("{{{alone}}}"));
+            let is_named = |(path, kind): &(String, FindingKind)| {
+                path.contains(name) && *kind == FindingKind::NotHonoured
+            };
+            assert!(found.len() == 1 && found.iter().any(is_named), "{alone}: {found:?}");
+        }
     }
 }

@@ -61,7 +61,11 @@ pub const WHOLE_VARIABLE: &str = "MUSTER_AGENT_WHOLE";
 
 /// Is the agent until it is told to stop.
 pub fn main(args: AgentArgs) -> ExitCode {
-    process::log_to_stderr("info", process::log_format(Some(&args.config)));
+    let format = match process::log_format(Some(&args.config)) {
+        Ok(format) => format,
+        Err(error) => return process::complain(&error),
+    };
+    process::log_to_stderr("info", format);
     process::die_with_parent();
     process::run(Some(THREADS), |shutdown| run(args, shutdown))
 }

@@ -92,7 +92,10 @@ fn main() -> ExitCode {
         Command::Server(args) => {
             // The protocol's own steps are for those who look for a fault in it; that an answer is not to be had any
             // more because this replica stops is no fault, and why it stops the replica says itself.
-            let format = process::log_format(args.config());
+            let format = match process::log_format(args.config()) {
+                Ok(format) => format,
+                Err(error) => return process::complain(&error),
+            };
             process::log_to_stderr("info,openraft=warn,openraft::raft::stream_append=off", format);
             process::die_with_parent();
             process::run(None, |shutdown| async {

@@ -3,6 +3,7 @@
 use muster_local_cluster::DIE_WITH_PARENT;
 use muster_types::LogFormat;
 use std::error::Error;
+use std::ffi::OsStr;
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
@@ -16,18 +17,36 @@ const BLOCKING_CALLS_MAX: Duration = Duration::from_millis(500);
 
 /// Bytes of a configuration file that are looked at for the form of log lines.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
+/// Characters that are shown of a form that there is not.
+const NAMED_MAX: usize = 64;
+
+/// In the environment: the form of log lines, which goes before that of a configuration file.
+const LOG_FORMAT: &str = "MUSTER_LOG_FORMAT";
+
+/// A form of log lines that there is not.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{LOG_FORMAT} must be text or json, got {0:?}")]
+pub struct LogFormatError(String);
 
 /// The form of log lines that `MUSTER_LOG_FORMAT` names, else `log_format` of a configuration file, else that for people. The log
 /// begins before the file is read as a configuration, which refuses what is wrong with it.
-pub fn log_format(config: Option<&Path>) -> LogFormat {
-    if let Ok(named) = std::env::var("MUSTER_LOG_FORMAT") {
-        return LogFormat::parse(&named).unwrap_or_default();
+///
+/// # Errors
+/// When the variable names none.
+pub fn log_format(config: Option<&Path>) -> Result<LogFormat, LogFormatError> {
+    log_format_of(std::env::var_os(LOG_FORMAT).as_deref(), config)
+}
+
+fn log_format_of(variable: Option<&OsStr>, config: Option<&Path>) -> Result<LogFormat, LogFormatError> {
+    if let Some(named) = variable {
+        let form = named.to_str().and_then(LogFormat::parse);
+        return form.ok_or_else(|| LogFormatError(named.to_string_lossy().chars().take(NAMED_MAX).collect()));
     }
     let is_small = |path: &&Path| std::fs::metadata(path).is_ok_and(|file| file.len() <= CONFIG_BYTES_MAX);
     let text = config.filter(is_small).and_then(|path| std::fs::read_to_string(path).ok());
     let table = text.and_then(|text| text.parse::<toml::Table>().ok());
     let named = table.as_ref().and_then(|table| table.get("log_format")?.as_str());
-    named.and_then(LogFormat::parse).unwrap_or_default()
+    Ok(named.and_then(LogFormat::parse).unwrap_or_default())
 }
 
 /// Sends log lines to standard error. `MUSTER_LOG` filters them (`info`, `muster_engine=debug`, …).
@@ -173,9 +192,22 @@ mod tests {
             ("[other]\nlog_format = \"json\"\n", LogFormat::Text),
         ] {
             std::fs::write(&path, text).unwrap();
-            assert_eq!(log_format(Some(&path)), expected, "{text}");
+            assert_eq!(log_format_of(None, Some(&path)), Ok(expected), "{text}");
         }
-        assert_eq!(log_format(None), LogFormat::Text);
+        assert_eq!(log_format_of(None, None), Ok(LogFormat::Text));
+    }
+
+    #[test]
+    fn a_form_of_log_lines_that_the_environment_names_is_there_or_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("server.toml");
+        std::fs::write(&path, "log_format = \"text\"\n").unwrap();
+        let of = |named: &str| log_format_of(Some(OsStr::new(named)), Some(&path));
+        assert_eq!((of("json"), of("text")), (Ok(LogFormat::Json), Ok(LogFormat::Text)));
+        for wrong in ["nonsense", "JSON", ""] {
+            let refused = of(wrong).unwrap_err().to_string();
+            assert_eq!(refused, format!("MUSTER_LOG_FORMAT must be text or json, got {wrong:?}"));
+        }
     }
 
     #[test]

@@ -557,23 +557,20 @@ impl Truth {
         }
     }
 
-    /// Arrays with more members under way than their throttle allows. A member does not count for it while somebody holds it,
-    /// so there may be more by each one that was held and released. Those that nobody ever held are never more than it.
+    /// Arrays with more members under way than any throttle that they have had allows. A member does not count for it while
+    /// somebody holds it, so there may be more by each one that was held and released. Those that nobody ever held are never
+    /// more than it.
     fn beyond_throttles(&self, state: &State) -> Vec<String> {
         let mut running: BTreeMap<ArrayId, u32> = BTreeMap::new();
         let never_held = state.active().filter(|job| !self.jobs_ever_held.contains(job));
-        let of_arrays = never_held.filter_map(|job| state.array_of(job));
-        // No member is stopped for a throttle that is lowered.
-        for (array, _) in of_arrays.filter(|(array, _)| !self.follower.throttled.contains(array)) {
+        for (array, _) in never_held.filter_map(|job| state.array_of(job)) {
             *running.entry(array).or_default() += 1;
         }
-        let throttle = |array| state.array(array).and_then(|row| row.template.array.throttle);
-        let beyond = running
-            .into_iter()
-            .filter(|(array, running)| throttle(*array).is_some_and(|most| *running > most));
+        let beyond =
+            running.into_iter().filter(|(array, running)| self.follower.throttles.forbade(*array, *running));
         beyond
             .map(|(array, running)| {
-                format!("{running} members of {array} that nobody held are under way, beyond its throttle")
+                format!("{running} members of {array} that nobody held are under way, beyond its throttles")
             })
             .collect()
     }

@@ -23,10 +23,39 @@ pub struct Follower {
     pub accepted: BTreeMap<&'static str, u64>,
     /// Requests that leaders made for schedules.
     pub scheduled: BTreeSet<RequestId>,
-    /// Arrays whose throttle was changed: members that ran under another are still there.
-    pub throttled: BTreeSet<ArrayId>,
+    /// The throttles that arrays have had.
+    pub throttles: Throttles,
     /// Tokens that were revoked.
     revoked: BTreeSet<TokenId>,
+}
+
+/// The highest throttle that each array has had so far; none where it once had no limit, or nobody saw what it had before.
+///
+/// No member is stopped for a throttle that is lowered, so as many as were ever allowed may be under way.
+#[derive(Default)]
+pub struct Throttles(BTreeMap<ArrayId, Option<u32>>);
+
+impl Throttles {
+    /// What a state has. What it had before every change that follows is known then.
+    fn seen(&mut self, array: ArrayId, throttle: Option<u32>) {
+        let highest = self.0.entry(array).or_insert(throttle);
+        *highest = highest.zip(throttle).map(|(highest, throttle)| highest.max(throttle));
+    }
+
+    /// What a record sets it to.
+    fn changed(&mut self, array: ArrayId, throttle: Option<u32>) {
+        if self.0.contains_key(&array) {
+            self.seen(array, throttle);
+        } else {
+            // It was submitted in the same round.
+            self.0.insert(array, None);
+        }
+    }
+
+    /// Whether no throttle so far has allowed so many members under way.
+    pub fn forbade(&self, array: ArrayId, running: u32) -> bool {
+        self.0.get(&array).copied().flatten().is_some_and(|highest| running > highest)
+    }
 }
 
 fn is_of_schedules(by: &Requester) -> bool {
@@ -48,6 +77,9 @@ impl Follower {
             self.note(decision);
         }
         self.reached = self.reached.max(state.log_index());
+        for (array, row) in state.arrays().iter() {
+            self.throttles.seen(*array, row.template.array.throttle);
+        }
         let now = state.log_time();
         for token in self.revoked.iter().filter(|token| state.live_token(**token, now).is_some()) {
             found.push(format!("token {token} is accepted behind {}, and was revoked", state.log_index()));
@@ -66,10 +98,33 @@ impl Follower {
             {
                 self.scheduled.insert(request.id);
             }
-            Decision::ArrayThrottleSet { array, .. } => _ = self.throttled.insert(*array),
+            Decision::ArrayThrottleSet { array, throttle, .. } => self.throttles.changed(*array, *throttle),
             Decision::TokenRevoked { token, .. } => _ = self.revoked.insert(*token),
             Decision::TokenCreated { token, .. } => _ = self.revoked.remove(token),
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_array_has_no_more_members_under_way_than_its_highest_throttle_so_far() {
+        let (changed, open, unseen) = (ArrayId(1), ArrayId(2), ArrayId(3));
+        let mut throttles = Throttles::default();
+        throttles.seen(changed, Some(2));
+        throttles.seen(open, Some(2));
+        assert!(throttles.forbade(changed, 3) && !throttles.forbade(changed, 2));
+        for throttle in [5, 1] {
+            throttles.changed(changed, Some(throttle));
+            throttles.seen(changed, Some(throttle));
+        }
+        assert!(throttles.forbade(changed, 6) && !throttles.forbade(changed, 5));
+        throttles.changed(open, None);
+        throttles.changed(open, Some(1));
+        throttles.changed(unseen, Some(1));
+        assert!(!throttles.forbade(open, 100) && !throttles.forbade(unseen, 100));
     }
 }

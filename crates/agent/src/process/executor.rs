@@ -272,17 +272,17 @@ impl ProcessExecutor {
     }
 
     /// Has a worker's image prepared, where it has one. None where the worker has met its end meanwhile.
-    async fn image_of(&self, key: WorkerKey, worker: &Launch) -> Option<Result<Option<Prepared>, String>> {
+    async fn image_of(&self, of: &Placement, worker: &Launch) -> Option<Result<Option<Prepared>, String>> {
         let Some(container) = &worker.container else { return Some(Ok(None)) };
         let Some(images) = &self.shared.settings.images else {
             return Some(Err("this node has no container runtime".to_owned()));
         };
         tokio::select! {
-            prepared = images.prepare(container) => {
+            prepared = images.prepare(&of.tenant, container) => {
                 Some(prepared.map(Some).map_err(|error| error.to_string()))
             }
             // Nobody waits for it any more: the next image need not wait for this one either.
-            () = self.stopped_while_waiting(key) => None,
+            () = self.stopped_while_waiting(of.key(worker.rank)) => None,
         }
     }
 
@@ -292,7 +292,7 @@ impl ProcessExecutor {
         let settings = &self.shared.settings;
         let bounds = (spec.isolation.user, spec.disk_bytes_max);
         let fetched = match &settings.files {
-            Some(files) => files.fetch(&settings.tasks, spec.key, digest, bounds).await,
+            Some(files) => files.fetch(&settings.tasks, (spec.key, &placement.tenant), digest, bounds).await,
             None => Err(FilesError::no_store()),
         };
         fetched.map(Some).map_err(|error| error.to_string())
@@ -687,7 +687,7 @@ impl Executor for ProcessExecutor {
         self.shared.waiting.lock().extend(waiting.map(|worker| placement.key(worker.rank)));
         let mut images = Vec::new();
         for (place, worker) in placement.workers.iter().enumerate() {
-            let Some(image) = self.image_of(placement.key(worker.rank), worker).await else { continue };
+            let Some(image) = self.image_of(&placement, worker).await else { continue };
             let spec = image.and_then(|image| {
                 let spec = self.spec(&placement, worker, epoch, &isolation, image.as_ref());
                 // Nobody removes it before a shim holds it.

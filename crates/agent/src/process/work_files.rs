@@ -215,7 +215,8 @@ pub struct WorkFiles {
     store: Arc<dyn SharedStore>,
     bytes_max: u64,
     time: Duration,
-    turns: Semaphore,
+    /// Of those whose files are fetched, in rotation over tenants.
+    turns: Turns,
     /// Of those whose artifacts are kept, in rotation over tenants. No worker waits for its files until another one's were kept.
     artifact_turns: Turns,
     /// Each is held by its thread.
@@ -239,7 +240,7 @@ impl WorkFiles {
             store,
             bytes_max: config.bytes_max,
             time: Duration::from_millis(config.fetch_timeout_ms),
-            turns: Semaphore::new(AT_ONCE),
+            turns: Turns::new(AT_ONCE),
             artifact_turns: Turns::new(AT_ONCE),
             keeping: Arc::new(Semaphore::new(KEEPING_MAX)),
             fetching: Arc::new(Semaphore::new(FETCHING_MAX)),
@@ -322,7 +323,7 @@ impl WorkFiles {
     pub(crate) async fn fetch(
         &self,
         tasks: &Path,
-        key: WorkerKey,
+        (key, tenant): (WorkerKey, &str),
         digest: BlobDigest,
         (owner, disk_bytes_max): (Option<u32>, u64),
     ) -> Result<Staged, FilesError> {
@@ -331,7 +332,7 @@ impl WorkFiles {
             let found = format!("not within {} s{why}", self.time.as_secs());
             FilesError { word: FilesError::TIMED_OUT, found }
         };
-        let Ok(Ok(_turn)) = tokio::time::timeout_at(until, self.turns.acquire()).await else {
+        let Ok(_turn) = tokio::time::timeout_at(until, self.turns.take(tenant)).await else {
             return Err(timed_out(": other workers are given their files"));
         };
         let bytes_max = if disk_bytes_max == 0 { self.bytes_max } else { self.bytes_max.min(disk_bytes_max) };
@@ -410,7 +411,8 @@ mod tests {
         }
 
         async fn fetch(&self, digest: BlobDigest, disk: u64) -> Result<Staged, FilesError> {
-            self.files.fetch(&self.scratch.path().join("tasks"), key(), digest, (None, disk)).await
+            let tasks = self.scratch.path().join("tasks");
+            self.files.fetch(&tasks, (key(), "research"), digest, (None, disk)).await
         }
 
         fn tasks(&self) -> usize {
@@ -496,6 +498,19 @@ mod tests {
         assert_eq!(bench.fetch(digest, 0).await.unwrap_err().word, FilesError::TIMED_OUT);
         drop(hanging);
         bench.files.time = Duration::from_secs(20);
+        assert!(bench.fetch(digest, 0).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_tenant_whose_files_take_long_leaves_a_turn_to_others() {
+        let bench = Bench::new(20_000);
+        let digest = bench.put();
+        let mut turns = Vec::new();
+        for _ in 1..AT_ONCE {
+            turns.push(bench.files.turns.take("many").await);
+        }
+        let more = tokio::time::timeout(Duration::ZERO, bench.files.turns.take("many")).await;
+        assert!(more.is_err(), "the last one is for another tenant");
         assert!(bench.fetch(digest, 0).await.is_ok());
     }
 

@@ -11,10 +11,13 @@ use parking_lot::Mutex;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
 /// Connections that are kept for the next object.
 const IDLE_MAX: usize = 4;
+/// How long they are kept: less than the agent waits for a question on one.
+const KEPT_MAX: Duration = Duration::from_secs(10);
 
 /// The store. It is used on threads for work that blocks, and nowhere else.
 #[derive(Clone)]
@@ -25,7 +28,8 @@ pub(crate) struct FarStore {
 struct Shared {
     dialling: Dialling,
     runtime: Handle,
-    idle: Mutex<Vec<Wire>>,
+    /// Each with when it was used last.
+    idle: Mutex<Vec<(Instant, Wire)>>,
 }
 
 impl fmt::Debug for FarStore {
@@ -40,6 +44,14 @@ fn broken(error: &io::Error) -> BlobError {
 
 fn of_another_version() -> BlobError {
     BlobError::Unreachable("the agent says what it has no reason to".to_owned())
+}
+
+/// Asks on a connection, and takes the first frame of the answer.
+fn first_of(wire: &mut Wire, question: Question) -> io::Result<Frame<Answer>> {
+    wire.ask(question)?;
+    let frame = wire.read()?;
+    wire.note_answer();
+    Ok(frame)
 }
 
 impl FarStore {
@@ -60,21 +72,28 @@ impl Shared {
     fn give_back(&self, wire: Wire) {
         let mut idle = self.idle.lock();
         if idle.len() < IDLE_MAX {
-            idle.push(wire);
+            idle.push((Instant::now(), wire));
         }
+    }
+
+    /// A connection that was used a moment ago. Others are closed: a runner waits long for a turn, and the host of its agent may be
+    /// gone.
+    fn kept(&self) -> Option<Wire> {
+        let mut idle = self.idle.lock();
+        idle.retain(|(since, _)| since.elapsed() < KEPT_MAX);
+        idle.pop().map(|(_, wire)| wire)
     }
 
     /// Asks, and takes the first frame of the answer. A connection that was kept may be over since; then another is asked.
     fn ask(&self, question: Question) -> Result<(Wire, Frame<Answer>), BlobError> {
-        let kept = self.idle.lock().pop();
-        if let Some(mut wire) = kept {
-            if let Ok(frame) = wire.write(&encode(&question)).and_then(|()| wire.read()) {
+        if let Some(mut wire) = self.kept() {
+            if let Ok(frame) = first_of(&mut wire, question) {
                 return Ok((wire, frame));
             }
             self.idle.lock().clear();
         }
         let mut wire = self.dial()?;
-        let frame = wire.write(&encode(&question)).and_then(|()| wire.read());
+        let frame = first_of(&mut wire, question);
         frame.map(|frame| (wire, frame)).map_err(|error| broken(&error))
     }
 
@@ -84,7 +103,7 @@ impl Shared {
         digest: &BlobDigest,
         write: &mut dyn FnMut(&mut dyn Write) -> Result<(), BlobError>,
     ) -> Result<(), BlobError> {
-        wire.write(&encode(&Question::Put(*digest))).map_err(|error| broken(&error))?;
+        wire.ask(Question::Put(*digest)).map_err(|error| broken(&error))?;
         {
             let mut pieces = Pieces::to(&mut wire);
             // Where it fails the connection is closed, and nothing of the object appears.

@@ -35,10 +35,16 @@ const LOOKS_AT_ONCE: usize = 2;
 const PIECE_BYTES: usize = 64 << 10;
 /// Between two frames of a connection on which an object is sent.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
-/// How long a connection may stand without a question.
-const IDLE_MAX: Duration = Duration::from_secs(600);
+/// How long a runner waits for a turn at its agent, where its own limit is not over before: as long as another object may hold one.
+const TURN_MAX: Duration = OBJECT_MAX;
+/// How long a connection may stand without a question. A runner keeps one for less, and opens another when it needs one.
+const IDLE_MAX: Duration = Duration::from_secs(30);
 /// How long one object may be on its way, and hold a turn meanwhile.
 const OBJECT_MAX: Duration = Duration::from_secs(900);
+/// How long a runner may keep a turn waiting on top of what its pace gives it.
+const PACE_GRACE: Duration = Duration::from_secs(20);
+/// The least pace of an object, in bytes a second: who sends or takes it slower gives its turn up.
+const PACE_BYTES: u64 = 256 << 10;
 /// Connections of one share at a time: its runner keeps a few.
 const CONNECTIONS_MAX: usize = 32;
 /// Objects that one share may send.
@@ -73,6 +79,16 @@ pub(super) enum Question {
     Put(BlobDigest),
     /// That was the last of them.
     End,
+}
+
+impl Question {
+    /// Whether the answer takes disk and network, and so a turn.
+    fn needs_turn(self) -> bool {
+        match self {
+            Question::Get(_) | Question::Put(_) => true,
+            Question::Has(_) | Question::End => false,
+        }
+    }
 }
 
 /// An answer to one.
@@ -140,42 +156,94 @@ fn decode<T: for<'a> Deserialize<'a>>(frame: &[u8]) -> Option<Frame<T>> {
     }
 }
 
+/// What the other side of a connection has of the time for one object. Only waiting for it counts for its pace: a slow store is
+/// not its fault.
+#[derive(Debug)]
+struct Pace {
+    until: Instant,
+    waited: Duration,
+    moved_bytes: u64,
+}
+
+impl Pace {
+    fn from(now: Instant) -> Pace {
+        Pace { until: now + OBJECT_MAX, waited: Duration::ZERO, moved_bytes: 0 }
+    }
+
+    /// A frame was waited for.
+    fn note(&mut self, waited: Duration, bytes: usize) {
+        self.waited = self.waited.saturating_add(waited);
+        self.moved_bytes = self.moved_bytes.saturating_add(bytes as u64);
+    }
+
+    /// How long it may still be waited for.
+    fn left(&self, now: Instant) -> Duration {
+        let earned = Duration::from_millis(self.moved_bytes.saturating_mul(1_000) / PACE_BYTES);
+        let of_pace = PACE_GRACE.saturating_add(earned).saturating_sub(self.waited);
+        of_pace.min(self.until.saturating_duration_since(now))
+    }
+}
+
 /// A connection as work that blocks uses it, on a thread for such work.
 pub(super) struct Wire {
     stream: Stream,
     runtime: Handle,
-    /// When the other side has had its time; none for no bound beyond that of each frame.
-    until: Option<Instant>,
+    /// Between two frames.
+    silence_max: Duration,
+    /// What the other side has to keep to; none for no bound beyond that of each frame.
+    pace: Option<Pace>,
 }
 
 impl Wire {
     pub(super) fn new(stream: Stream, runtime: Handle) -> Wire {
-        Wire { stream, runtime, until: None }
+        Wire { stream, runtime, silence_max: SILENCE_MAX, pace: None }
+    }
+
+    /// Sends a question. What needs a turn at the agent is waited for as long as that may take.
+    pub(super) fn ask(&mut self, question: Question) -> io::Result<()> {
+        self.silence_max = if question.needs_turn() { TURN_MAX } else { SILENCE_MAX };
+        self.write(&encode(&question))
+    }
+
+    /// The agent has begun with its answer.
+    pub(super) fn note_answer(&mut self) {
+        self.silence_max = SILENCE_MAX;
     }
 
     /// How long the next frame may take.
     fn patience(&self) -> Duration {
-        self.until
-            .map_or(SILENCE_MAX, |until| until.saturating_duration_since(Instant::now()).min(SILENCE_MAX))
+        self.pace
+            .as_ref()
+            .map_or(self.silence_max, |pace| pace.left(Instant::now()).min(self.silence_max))
+    }
+
+    /// A frame of so many bytes was waited for.
+    fn note(&mut self, begun: Instant, bytes: usize) {
+        if let Some(pace) = &mut self.pace {
+            pace.note(begun.elapsed(), bytes);
+        }
     }
 
     /// The next frame; an error when the connection is over.
     pub(super) fn read<T: for<'a> Deserialize<'a>>(&mut self) -> io::Result<Frame<T>> {
-        let patience = self.patience();
+        let (begun, patience) = (Instant::now(), self.patience());
         let Wire { stream, runtime, .. } = self;
         let read = runtime.block_on(async { tokio::time::timeout(patience, stream.reader.read()).await });
         let frame = read.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
         let frame = frame.map_err(io::Error::other)?;
         let frame = frame.ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionAborted))?;
+        self.note(begun, frame.len());
         decode(&frame).ok_or_else(|| io::Error::other("a frame of another version"))
     }
 
     pub(super) fn write(&mut self, frame: &[u8]) -> io::Result<()> {
-        let patience = self.patience();
+        let (begun, patience) = (Instant::now(), self.patience());
         let Wire { stream, runtime, .. } = self;
         let written =
             runtime.block_on(async { tokio::time::timeout(patience, stream.writer.write(frame)).await });
-        written.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?.map_err(io::Error::other)
+        written.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?.map_err(io::Error::other)?;
+        self.note(begun, frame.len());
+        Ok(())
     }
 
     fn piece(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -281,7 +349,7 @@ impl OwnStore {
     /// As an operator says; none where no store is named.
     pub(super) fn of(config: &FilesConfig) -> Option<OwnStore> {
         let store = BlobDirectory::at(config.store.clone()?);
-        let (turns, looks) = (Turns::new(AT_ONCE), Turns::new(LOOKS_AT_ONCE));
+        let (turns, looks) = (Turns::halved(AT_ONCE), Turns::halved(LOOKS_AT_ONCE));
         Some(OwnStore { config: config.clone(), store, turns, looks, lists: Mutex::default() })
     }
 
@@ -355,6 +423,15 @@ impl ShareFiles {
         Ok(own.contains(digest))
     }
 
+    /// Whose job it is.
+    pub(super) fn tenant(&self) -> &str {
+        &self.tenant
+    }
+
+    fn has_sent(&self, digest: &BlobDigest) -> bool {
+        self.state.lock().sent.contains(digest)
+    }
+
     /// How many bytes the next object may have.
     ///
     /// # Errors
@@ -418,9 +495,10 @@ impl ShareFiles {
             files.has_sent_all(&store, &digest)
         });
         match looked.await {
-            Ok(true) => said,
+            // How many they are is not the runner's to say.
+            Ok(Some((files, bytes))) => Artifacts { files, bytes, ..said },
             // This agent was started again since, or the runner says what is not so.
-            Ok(false) => nothing(ArtifactFault::StoreUnreachable),
+            Ok(None) => nothing(ArtifactFault::StoreUnreachable),
             Err(error) => {
                 tracing::warn!(%digest, %error, "what a runner has kept cannot be looked at");
                 nothing(ArtifactFault::StoreUnreachable)
@@ -428,14 +506,22 @@ impl ShareFiles {
         }
     }
 
-    /// Whether it has sent a list, and every file in it.
-    fn has_sent_all(&self, store: &OwnStore, digest: &BlobDigest) -> Result<bool, UnpackError> {
-        if !self.state.lock().sent.contains(digest) {
-            return Ok(false);
+    /// How many files are in a list and how many bytes they have; none unless it has sent the list and every file in it.
+    fn has_sent_all(&self, store: &OwnStore, digest: &BlobDigest) -> Result<Option<(u32, u64)>, UnpackError> {
+        if !self.has_sent(digest) {
+            return Ok(None);
         }
         let tree = list(&store.store, digest, store.config.artifacts_bytes_max)?;
         let state = self.state.lock();
-        Ok(tree.entries().iter().filter_map(digest_in).all(|file| state.sent.contains(&file)))
+        let (mut files, mut bytes) = (0u32, 0u64);
+        for entry in tree.entries() {
+            let Entry::File { digest, size, .. } = entry else { continue };
+            if !state.sent.contains(digest) {
+                return Ok(None);
+            }
+            (files, bytes) = (files.saturating_add(1), bytes.saturating_add(*size));
+        }
+        Ok(Some((files, bytes)))
     }
 }
 
@@ -466,11 +552,19 @@ pub(super) async fn serve(
         let Some(Frame::Word(question)) = decode::<Question>(&asked) else {
             return Err("a question was expected".to_owned());
         };
+        // It is answered from memory, and waits for nobody's object.
+        if let Question::Has(digest) = question {
+            let answer = encode(&Answer::Has(files.has_sent(&digest)));
+            let written = tokio::time::timeout(SILENCE_MAX, stream.writer.write(&answer)).await;
+            written.map_err(|_| "an answer was not taken in time")?.map_err(|error| error.to_string())?;
+            continue;
+        }
         let turn = store.turns.take(&files.tenant).await;
         let (store, files, runtime) = (Arc::clone(store), Arc::clone(files), runtime.clone());
         let work = move || {
             let _turn = turn;
-            let mut wire = Wire { stream, runtime, until: Some(Instant::now() + OBJECT_MAX) };
+            let mut wire = Wire::new(stream, runtime);
+            wire.pace = Some(Pace::from(Instant::now()));
             answer(&store, &files, &mut wire, question).map(|()| wire.stream)
         };
         stream = blocking(work).await.map_err(|error| error.to_string())?;
@@ -480,7 +574,7 @@ pub(super) async fn serve(
 /// Answers one question.
 fn answer(store: &OwnStore, files: &ShareFiles, wire: &mut Wire, question: Question) -> io::Result<()> {
     let answer = match question {
-        Question::Has(digest) => Answer::Has(files.state.lock().sent.contains(&digest)),
+        Question::Has(digest) => Answer::Has(files.has_sent(&digest)),
         Question::Get(digest) => match files.is_own(store, &digest) {
             Ok(true) => match store.store.open(&digest) {
                 Ok(object) => send(object, wire)?,
@@ -657,6 +751,9 @@ mod tests {
         let said = kept(1 << 20).await;
         assert_eq!((said.files, said.bytes, said.fault), (1, 200_000, None));
         assert_eq!(bench.files.checked(Some(&bench.store), said).await, said);
+        // Numbers that are not those of what it has sent are not passed on.
+        let more = Artifacts { files: 9_999, bytes: 1 << 60, ..said };
+        assert_eq!(bench.files.checked(Some(&bench.store), more).await, said);
         let digest = said.digest.unwrap();
         let tree = list(&bench.store.store, &digest, 1 << 20).unwrap();
         assert_eq!(tree.entries().len(), 1);
@@ -665,6 +762,49 @@ mod tests {
         assert_eq!(checked.digest, None, "another share has not sent it");
         // One that wants nothing kept may send nothing.
         assert!(matches!(again.room(&digest), Err(BlobError::TooLarge { .. })));
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_others_send_delays_no_question_and_takes_half_of_the_turns() {
+        let bench = Bench::new(None).await;
+        // As if objects of other tenants were on their way and came slowly.
+        let mut held = Vec::new();
+        for number in 0..AT_ONCE {
+            held.push(bench.store.turns.take(["one", "two"][number % 2]).await);
+        }
+        let digest = BlobDigest::new([3; 32]);
+        let asked = bench.there(move |far| far.has(&digest).map_err(|error| error.to_string()));
+        let found = tokio::time::timeout(Duration::from_secs(30), asked).await;
+        assert_eq!(found, Ok(Ok(false)), "it is answered without a turn");
+        held.clear();
+        for _ in 0..AT_ONCE / 2 {
+            held.push(bench.store.turns.take("one").await);
+        }
+        let more = tokio::time::timeout(Duration::ZERO, bench.store.turns.take("one")).await;
+        assert!(more.is_err(), "the other half is for others");
+        for _ in 0..AT_ONCE / 2 {
+            held.push(bench.store.turns.take("two").await);
+        }
+    }
+
+    #[test]
+    fn an_object_that_comes_too_slowly_gives_its_turn_up() {
+        let now = Instant::now();
+        let mut pace = Pace::from(now);
+        assert_eq!(pace.left(now), PACE_GRACE);
+        // A piece every ten seconds.
+        for _ in 0..3 {
+            pace.note(Duration::from_secs(10), PIECE_BYTES);
+        }
+        assert_eq!(pace.left(now), Duration::ZERO, "and not after a quarter of an hour");
+        // One at the least pace goes on, up to the end of its time.
+        let mut pace = Pace::from(now);
+        for _ in 0..100 {
+            pace.note(Duration::from_secs(1), 256 << 10);
+        }
+        assert_eq!(pace.left(now), PACE_GRACE);
+        assert_eq!(pace.left(now + OBJECT_MAX), Duration::ZERO);
+        assert!(TURN_MAX > SILENCE_MAX && !Question::End.needs_turn());
     }
 
     /// Bytes that come in two parts; between them something else happens.

@@ -60,6 +60,9 @@ struct KeptBy {
     nodes: BTreeSet<NodeId>,
 }
 
+/// What is said behind an entry where not every job was looked at that it may be about.
+const CUT: &str = " (of the first that were looked at)";
+
 /// What the entries of a job come to, and those of jobs that keep it away.
 pub(crate) fn resolve<'a>(state: &'a State, job: JobId, spec: &'a JobSpec) -> Resolved<'a> {
     resolve_at(state, (job, spec), None)
@@ -99,7 +102,7 @@ fn resolve_at<'a>(
             // One of those that it is about may start as the first.
             resolved.depends_on_labels |= matches!(entry.target, AffinityTarget::Labels(_));
         }
-        let cut = if others.is_cut { " (of the first that were looked at)" } else { "" };
+        let cut = if others.is_cut { CUT } else { "" };
         resolved.terms.push(AffinityTerm {
             text: format!("{entry}{cut}"),
             level: entry.level,
@@ -108,7 +111,7 @@ fn resolve_at<'a>(
             domains: domains_at(state, &others.nodes, entry.level),
         });
     }
-    kept_away(state, (job, spec), (labels, behind_stops), &mut resolved);
+    kept_away(state, (job, spec), (labels, behind_stops), limits::AFFINITY_JOBS_MAX, &mut resolved);
     resolved
 }
 
@@ -119,19 +122,28 @@ fn is_leaving(state: &State, job: JobId, now: Option<LogTime>) -> bool {
 }
 
 /// Jobs that hold devices, or to which some are promised, and that have to be apart from this one; at most
-/// [`limits::AFFINITY_JOBS_MAX`] of each tenant.
+/// `jobs_max` of each tenant.
 fn kept_away<'a>(
     state: &'a State,
     (job, spec): (JobId, &JobSpec),
     (labels, behind_stops): (&BTreeMap<String, String>, Option<LogTime>),
+    jobs_max: usize,
     resolved: &mut Resolved<'a>,
 ) {
     let policy = &state.policy().policy;
     let mut by_level: BTreeMap<AffinityLevel, KeptBy> = BTreeMap::new();
     // Jobs that serve the same have the same selector: each is read once.
     let mut known: BTreeMap<&str, bool> = BTreeMap::new();
+    // Some job was not looked at, which may keep this one away as well.
+    let mut is_cut = false;
     for tenant in policy.ancestry(&spec.tenant) {
-        for other in state.apart_of(tenant).take(limits::AFFINITY_JOBS_MAX).filter(|other| *other != job) {
+        let mut looked_through = 0;
+        for other in state.apart_of(tenant).filter(|other| *other != job) {
+            if looked_through >= jobs_max {
+                is_cut = true;
+                break;
+            }
+            looked_through += 1;
             resolved.looked_at += 1;
             let Some((row, theirs)) = state.job(other).zip(state.spec(other)) else { continue };
             // Each entry may have another selector, which is read and compared.
@@ -169,9 +181,12 @@ fn kept_away<'a>(
         }
         // By its labels, or by its id.
         resolved.depends_on_labels = true;
+        let cut = if is_cut { CUT } else { "" };
         let text = match first {
-            Some(first) => format!("in no {level} of {first} or another job that has to be apart from it"),
-            None => format!("in no {level} of jobs above its tenant that have to be apart from it"),
+            Some(first) => {
+                format!("in no {level} of {first} or another job that has to be apart from it{cut}")
+            }
+            None => format!("in no {level} of jobs above its tenant that have to be apart from it{cut}"),
         };
         resolved.terms.push(AffinityTerm { text, level, rule: AffinityRule::Apart, weight: None, domains });
     }
@@ -414,4 +429,108 @@ fn not_found(shown: &str) -> String {
     format!(
         "there is no {shown} of the tenant or of one below it: it never was, or its history has been dropped"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::boxed::Box;
+    use alloc::sync::Arc;
+    use alloc::vec;
+    use muster_planner::Budget;
+    use muster_types::policy::{PolicyDraft, TenantPolicy, TenantRights};
+    use muster_types::{
+        Accelerators, ClusterId, HolderId, JobContract, JobDraft, JobMetadata, Leadership, LogTime,
+        Parameters, ReplicaId, RequestId, Requester, Submission, TaskGroup, WorkerRequest,
+    };
+
+    use crate::{Answer, BootstrapConfig, Command, Speculation, handle, schedule};
+
+    fn name(text: &str) -> Name {
+        Name::new(text).expect("a name")
+    }
+
+    fn h100(count: u16) -> Accelerators {
+        Accelerators { kind: name("h100"), count }
+    }
+
+    /// One host with eight devices, and a tenant.
+    fn fleet() -> Speculation {
+        let bootstrap = BootstrapConfig::new(ClusterId(1), Parameters::DEFAULT);
+        let leadership = Leadership { term: 1, replica: ReplicaId(1) };
+        let mut speculation = Speculation::begin(State::default(), leadership, LogTime(1), bootstrap);
+        let mut policy = PolicyDraft::default();
+        policy
+            .tenants
+            .insert(name("team"), TenantPolicy { rights: TenantRights::ALL, ..TenantPolicy::default() });
+        let set = Command::SetPolicy {
+            request: RequestId(1),
+            by: Requester::default(),
+            policy: Box::new(policy.check().expect("a policy")),
+            expected_version: None,
+        };
+        handle(&mut speculation, &set).expect("it is taken");
+        let spec = NodeDraft {
+            name: name("n1"),
+            region: name("eu"),
+            cluster: name("c1"),
+            block: name("b"),
+            rack: name("r"),
+            address: "n1".to_string(),
+            accelerators: Some(h100(8)),
+            cpu_milli: 64_000,
+            memory_bytes: 1 << 38,
+            labels: BTreeMap::new(),
+            taints: BTreeSet::new(),
+            pod: None,
+        };
+        let spec = spec.check().expect("a host");
+        let register = Command::Register { spec, holder: HolderId(1), other_session_is_over: false };
+        handle(&mut speculation, &register).expect("it is new");
+        speculation
+    }
+
+    fn submit(speculation: &mut Speculation, request: u128, app: &str, affinity: Vec<Affinity>) -> JobId {
+        let asks =
+            WorkerRequest { accelerators: Some(h100(1).into()), cpu_milli: 1_000, memory_bytes: 1 << 30 };
+        let group = TaskGroup::new(name("main"), 1, vec!["run".to_string()], asks);
+        let mut draft = JobDraft::new(name("job"), name("team"), vec![group]);
+        draft.affinity = affinity;
+        let labels = [("app".to_string(), app.to_string())].into_iter().collect();
+        let metadata = Some(Arc::new(JobMetadata { labels, ..JobMetadata::default() }));
+        let spec = draft.check().expect("a job");
+        let job = Submission { metadata, ..Submission::new(spec, JobContract::default()) };
+        match handle(speculation, &Command::submit(RequestId(request), vec![job].into())) {
+            Ok(Answer::Submitted { jobs, .. }) => jobs[0],
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn jobs_that_were_not_looked_at_are_mentioned() {
+        let mut speculation = fleet();
+        let apart = Affinity {
+            target: AffinityTarget::Labels("app=web".to_string()),
+            level: AffinityLevel::Host,
+            rule: AffinityRule::Apart,
+            weight: None,
+        };
+        for request in 2..4 {
+            submit(&mut speculation, request, "batch", vec![apart.clone()]);
+        }
+        schedule(&mut speculation, &mut Budget::new(1_000_000));
+        let web = submit(&mut speculation, 4, "web", Vec::new());
+        let state = speculation.state();
+        assert_eq!(state.apart_of(&name("team")).count(), 2, "both hold devices");
+        let spec = state.spec(web).expect("it was taken");
+        let text = |jobs_max| {
+            let labels = &state.metadata(web).expect("it has labels").labels;
+            let mut resolved = Resolved::default();
+            kept_away(state, (web, spec), (labels, None), jobs_max, &mut resolved);
+            assert_eq!(resolved.terms.len(), 1);
+            resolved.terms.remove(0).text
+        };
+        assert!(text(1).ends_with(CUT), "{}", text(1));
+        assert!(!text(2).contains("first that were"), "{}", text(2));
+    }
 }

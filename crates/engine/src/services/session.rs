@@ -16,7 +16,7 @@ use muster_types::{
     ExitStatus, Feature, FencingToken, ForeignLoad, JobId, Leadership, Name, NodeId, Refusal, RefusalCode,
     limits,
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc, watch};
@@ -34,6 +34,8 @@ const MESSAGES_WAITING_MAX: usize = 256;
 const STEPS_MAX: usize = 256;
 /// Heartbeats and confirmations of one session that wait for the quorum.
 const CONFIRMATIONS_MAX: usize = 64;
+/// Reports of a node's health that wait for their time. An agent sends one at a time.
+const HEALTH_HELD_MAX: usize = 16;
 /// Least time between two records of what others hold of one node: an agent that reports something else each time fills no
 /// log with it.
 const FOREIGN_LOADS_APART: Duration = Duration::from_secs(1);
@@ -470,19 +472,14 @@ struct Reporter<G: Environment> {
 
 impl<G: Environment> Reporter<G> {
     async fn run(self, mut reports: mpsc::Receiver<AgentReport>) {
-        loop {
-            let next = tokio::select! {
-                biased;
-                () = self.out.end.cancelled() => None,
-                next = reports.recv() => next,
-            };
+        let mut held = VecDeque::new();
+        while let Some(next) = self.next(&mut reports, &mut held).await {
             let (taken, answer) = match next {
-                None => return,
-                Some(AgentReport::Workers(sequence, workers)) => {
+                AgentReport::Workers(sequence, workers) => {
                     let answer = sequence.map(|sequence| Outbound::ReportAck { sequence });
                     (self.carry_out(workers).await, answer)
                 }
-                Some(AgentReport::Health(sequence, report)) => {
+                AgentReport::Health(sequence, report) => {
                     (self.take_over(report).await, Some(Outbound::HealthAck { sequence }))
                 }
             };
@@ -499,9 +496,46 @@ impl<G: Environment> Reporter<G> {
         }
     }
 
+    /// The next report whose time has come; none when the session is over. Those of health keep their order, and those of workers
+    /// pass them while they wait.
+    async fn next(
+        &self,
+        reports: &mut mpsc::Receiver<AgentReport>,
+        held: &mut VecDeque<(u64, Box<HealthReport>)>,
+    ) -> Option<AgentReport> {
+        let pace = &self.engine.inner.sessions.health;
+        loop {
+            if self.out.end.is_cancelled() {
+                return None;
+            }
+            let wait = held.front().map(|(_, report)| pace.wait(self.node, report, instant::<G>()));
+            if wait == Some(Duration::ZERO) {
+                let (sequence, report) = held.pop_front()?;
+                return Some(AgentReport::Health(sequence, report));
+            }
+            let received = tokio::select! {
+                biased;
+                () = self.out.end.cancelled() => return None,
+                received = reports.recv() => received?,
+                () = G::pause(wait.unwrap_or_default()), if wait.is_some() => continue,
+            };
+            match received {
+                AgentReport::Health(..) if held.len() >= HEALTH_HELD_MAX => {
+                    tracing::warn!(node = %self.node, "reports of health come faster than they may; session ends");
+                    self.out.end.cancel();
+                    return None;
+                }
+                AgentReport::Health(sequence, report) => held.push_back((sequence, report)),
+                workers @ AgentReport::Workers(..) => return Some(workers),
+            }
+        }
+    }
+
     async fn take_over(&self, report: Box<HealthReport>) -> Result<(), Refusal> {
         let (node, incarnation) = (self.node, self.incarnation);
+        let taken = HealthReport::clone(&report);
         self.engine.execute_for_node(Command::ReportHealth { node, incarnation, report }).await?;
+        self.engine.inner.sessions.health.note(node, taken, instant::<G>());
         Ok(())
     }
 

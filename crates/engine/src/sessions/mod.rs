@@ -2,6 +2,7 @@
 
 pub(crate) mod checkpoints;
 pub(crate) mod execs;
+pub(crate) mod health_pace;
 pub(crate) mod liveness;
 pub(crate) mod logs;
 pub(crate) mod messages;

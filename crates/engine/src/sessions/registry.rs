@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::sessions::health_pace::HealthPace;
 use crate::sessions::messages::Outbound;
 
 struct RegistryEntry {
@@ -23,6 +24,8 @@ pub(crate) struct Sessions {
     by_node: Mutex<BTreeMap<NodeId, RegistryEntry>>,
     /// Moves with every session that opens.
     opened: watch::Sender<u64>,
+    /// How often their health reaches the log.
+    pub(crate) health: HealthPace,
 }
 
 impl Sessions {

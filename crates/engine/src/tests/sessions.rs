@@ -2,7 +2,7 @@
 
 use muster_decider::{Answer, Command};
 use muster_state::{NodeStatus, Phase, RankState, State};
-use muster_types::health::HealthAction;
+use muster_types::health::{HealthAction, HealthReport};
 use muster_types::{
     Artifacts, DeviceSet, ExitStatus, Features, FencingToken, ForeignLoad, HolderId, JobId, LogIndex, NodeId,
     RefusalCode, RequestId, StopReason,
@@ -371,6 +371,33 @@ async fn an_older_agent_is_sent_nothing_that_it_has_not_shown_to_take() {
     for beat in beats {
         beat.abort();
     }
+}
+
+#[tokio::test]
+async fn findings_that_come_and_go_are_paced_and_delay_no_report_of_workers() {
+    let engine = leader().await;
+    let mut session = open(&engine, opening("h1", 1)).await;
+    let beat = beating(&session);
+    let report = |boot| Box::new(HealthReport { boot, ..HealthReport::default() });
+    // What is new is taken over at once.
+    for (sequence, boot) in [(1, 1), (2, 2)] {
+        say(&session, Inbound::Health { sequence, report: report(boot) }).await;
+        told(&mut session, "the health ack", |message| match message {
+            Outbound::HealthAck { sequence: acked } => (acked == sequence).then_some(()),
+            _ => None,
+        })
+        .await;
+    }
+    // What was taken over a moment ago waits, and what is said of workers behind it does not.
+    say(&session, Inbound::Health { sequence: 3, report: report(1) }).await;
+    say(&session, Inbound::Report { sequence: 1, workers: Vec::new() }).await;
+    told(&mut session, "the report's ack", |message| match message {
+        Outbound::HealthAck { sequence } => panic!("health report {sequence} was taken over again at once"),
+        Outbound::ReportAck { sequence: 1 } => Some(()),
+        _ => None,
+    })
+    .await;
+    beat.abort();
 }
 
 #[tokio::test]

@@ -294,8 +294,12 @@ impl Images {
     }
 
     /// Has an image of a job in a directory, which is there as long as the answer is held.
-    pub(crate) async fn prepare(&self, container: &Container) -> Result<Prepared, ImageError> {
-        self.store.prepare(container).await
+    pub(crate) async fn prepare(
+        &self,
+        tenant: &str,
+        container: &Container,
+    ) -> Result<Prepared, ImageError> {
+        self.store.prepare(tenant, container).await
     }
 
     /// What every worker with an image sees of the host.

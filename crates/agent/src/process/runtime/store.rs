@@ -7,11 +7,16 @@
 use super::{FoundImage, ImageConfig, ImageError, ImageFault, Runtime};
 use crate::disk::tree;
 use crate::offload::blocking;
+use crate::turns::Turns;
 use muster_types::{Container, PullRule};
+use parking_lot::Mutex as Locked;
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 use tokio::sync::Mutex;
 
@@ -23,8 +28,10 @@ const LOCK: &str = "lock";
 const SIZE: &str = "size";
 /// It was fetched by an agent, which may remove it from the runtime's storage as well.
 const PULLED: &str = "pulled";
-/// What is being fetched: a reference or an id.
+/// How names of notes begin about what is being fetched: a reference or an id. Each fetch has a number.
 const FETCHING: &str = ".fetching";
+/// Images that are pulled at the same time, in rotation over tenants; one tenant has at most half.
+const PULLS_AT_ONCE: usize = 4;
 /// What stands before the name of a directory that is none yet, or none any more.
 const UNFINISHED: &str = ".part_";
 /// What a look into the runtime's storage, or the removal of one thing from it, may take.
@@ -51,19 +58,43 @@ impl Prepared {
     }
 }
 
+/// What is being fetched now, by the number of its fetch.
+type Live = Arc<Locked<BTreeMap<u64, String>>>;
+
+/// One fetch of this agent. What it has noted goes from the runtime's storage when it is dropped before its image is unpacked.
+struct Fetch {
+    number: u64,
+    live: Live,
+}
+
+impl Drop for Fetch {
+    fn drop(&mut self) {
+        self.live.lock().remove(&self.number);
+    }
+}
+
+/// Images that are prepared now, each with who waits for it: by tenant and reference.
+type Preparing = Locked<BTreeMap<(String, String), Arc<Mutex<()>>>>;
+
 /// The images of one host.
 #[derive(Debug)]
 pub(crate) struct ImageStore<R> {
     runtime: R,
     directory: PathBuf,
     bytes_max: u64,
-    /// For one image.
+    /// For one pull, and for one image to be unpacked.
     time: Duration,
     /// Between two attempts to pull.
     pull_again: Duration,
-    /// One image is pulled and unpacked at a time: a network and a disk are no faster for several, and no image is unpacked
-    /// twice.
+    /// One image is unpacked at a time: a disk is no faster for several, and no image is unpacked twice. Nobody waits for a
+    /// registry with it.
     turn: Mutex<()>,
+    /// Of those who wait for a registry: one that one tenant names holds no other's images up.
+    pulls: Turns,
+    /// No tenant pulls one image twice at the same time.
+    preparing: Preparing,
+    fetches: AtomicU64,
+    fetching: Live,
 }
 
 impl<R: Runtime> ImageStore<R> {
@@ -77,28 +108,55 @@ impl<R: Runtime> ImageStore<R> {
         // Programs of images may have a set-user-ID bit: nobody else on the host finds them.
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
         remove_unfinished(&directory)?;
-        Ok(ImageStore { runtime, directory, bytes_max, time, pull_again: PULL_AGAIN, turn: Mutex::default() })
+        Ok(ImageStore {
+            runtime,
+            directory,
+            bytes_max,
+            time,
+            pull_again: PULL_AGAIN,
+            turn: Mutex::default(),
+            pulls: Turns::halved(PULLS_AT_ONCE),
+            preparing: Locked::default(),
+            fetches: AtomicU64::new(0),
+            fetching: Live::default(),
+        })
     }
 
     /// Has the image of a job unpacked. It can be given up at any time: what it leaves then goes before the next one.
-    pub(crate) async fn prepare(&self, container: &Container) -> Result<Prepared, ImageError> {
+    pub(crate) async fn prepare(&self, tenant: &str, container: &Container) -> Result<Prepared, ImageError> {
         // What is there waits for nobody: a registry that one tenant names holds no other's workers up.
         let here = tokio::time::timeout(TIDY_MAX, self.prepare_from_here(container)).await;
         if let Ok(Ok(Some(prepared))) = here {
             return Ok(prepared);
         }
+        let own = self.own(tenant, &container.image);
+        let _alone = own.lock().await;
+        let prepared = self.prepare_now(tenant, container).await;
         let _turn = self.turn.lock().await;
-        self.sweep().await;
-        let prepared = tokio::time::timeout(self.time, self.prepare_now(container)).await;
-        let prepared = prepared.unwrap_or_else(|_| {
-            let said = format!("{} was not there after {} s", container.image, self.time.as_secs());
-            Err(ImageError::new(ImageFault::TimedOut, said))
-        });
         match &prepared {
             Ok(_) => self.trim().await,
             Err(_) => self.sweep().await,
         }
         prepared
+    }
+
+    /// What those share who wait for one image of a tenant.
+    fn own(&self, tenant: &str, image: &str) -> Arc<Mutex<()>> {
+        let mut preparing = self.preparing.lock();
+        preparing.retain(|_, waiting| Arc::strong_count(waiting) > 1);
+        Arc::clone(preparing.entry((tenant.to_owned(), image.to_owned())).or_default())
+    }
+
+    /// Does something for an image, for as long as it may take.
+    async fn in_time<T>(
+        &self,
+        container: &Container,
+        work: impl Future<Output = Result<T, ImageError>>,
+    ) -> Result<T, ImageError> {
+        tokio::time::timeout(self.time, work).await.unwrap_or_else(|_| {
+            let said = format!("{} was not there after {} s", container.image, self.time.as_secs());
+            Err(ImageError::new(ImageFault::TimedOut, said))
+        })
     }
 
     /// An image that is unpacked already and need not be pulled.
@@ -111,23 +169,17 @@ impl<R: Runtime> ImageStore<R> {
         Ok(hold(&directory).ok().map(|held| Prepared::of(directory, image, held)))
     }
 
-    /// Removes what was begun and given up.
+    /// Removes what was begun and given up. With the turn.
     async fn sweep(&self) {
         let directory = self.directory.clone();
         if let Err(error) = blocking(move || remove_unfinished(&directory)).await {
             tracing::warn!(%error, "an image that was not unpacked whole stays for now");
         }
-        let noted = self.directory.join(FETCHING);
-        let fetched = blocking(move || {
-            let fetched = fs::read_to_string(&noted).ok();
-            // Once: what is still there then is in use, or was never fetched.
-            let _ = fs::remove_file(&noted);
-            fetched
-        });
-        let fetched = fetched.await;
+        let (directory, live) = (self.directory.clone(), Arc::clone(&self.fetching));
+        let fetched = blocking(move || given_up(&directory, &live)).await;
         let tidy = async {
             self.runtime.tidy(&self.directory).await;
-            if let Some(what) = fetched {
+            for what in fetched {
                 self.runtime.remove(&what).await;
             }
         };
@@ -138,33 +190,55 @@ impl<R: Runtime> ImageStore<R> {
         }
     }
 
-    async fn prepare_now(&self, container: &Container) -> Result<Prepared, ImageError> {
+    async fn prepare_now(&self, tenant: &str, container: &Container) -> Result<Prepared, ImageError> {
         let reference = container.image.as_str();
-        let (image, is_pulled) = match (self.runtime.find(reference).await?, container.pull) {
-            (Some(image), PullRule::Missing | PullRule::Never) => (image, false),
-            (None, PullRule::Never) => {
-                let said = format!("{reference} is not on this host, and the job says never to pull it");
-                return Err(ImageError::new(ImageFault::NotHere, said));
-            }
-            (known, _) => {
-                if known.is_none() {
-                    self.note_fetch(reference).await?;
+        let known = {
+            let _turn = self.turn.lock().await;
+            self.sweep().await;
+            let known = self.in_time(container, self.runtime.find(reference)).await?;
+            match (known, container.pull) {
+                (Some(image), PullRule::Missing | PullRule::Never) => {
+                    return self.in_time(container, self.unpacked(image, None)).await;
                 }
-                let image = self.pulled(reference).await?;
-                // What was there before is not the agent's to remove.
-                let is_new = known.is_none_or(|known| known.id != image.id);
-                if is_new {
-                    self.note_fetch(&image.id).await?;
+                (None, PullRule::Never) => {
+                    let said = format!("{reference} is not on this host, and the job says never to pull it");
+                    return Err(ImageError::new(ImageFault::NotHere, said));
                 }
-                (image, is_new)
+                (known, _) => known,
             }
         };
+        let number = self.fetches.fetch_add(1, Ordering::Relaxed);
+        let fetch = Fetch { number, live: Arc::clone(&self.fetching) };
+        if known.is_none() {
+            self.note_fetch(&fetch, reference).await?;
+        }
+        {
+            let _pull = self.pulls.take(tenant).await;
+            self.in_time(container, self.pull(reference)).await?;
+        }
+        let _turn = self.turn.lock().await;
+        let unpacked = async {
+            let found = self.runtime.find(reference).await?;
+            let image = found
+                .ok_or_else(|| ImageError::unusable(format!("{reference} was pulled and is not there")))?;
+            // What was there before is not the agent's to remove.
+            if known.is_some_and(|known| known.id == image.id) {
+                return self.unpacked(image, None).await;
+            }
+            self.note_fetch(&fetch, &image.id).await?;
+            self.unpacked(image, Some(&fetch)).await
+        };
+        self.in_time(container, unpacked).await
+    }
+
+    /// Has an image in its directory that the runtime has. With the turn.
+    async fn unpacked(&self, image: FoundImage, fetch: Option<&Fetch>) -> Result<Prepared, ImageError> {
         let directory = self.directory.join(&image.id);
         if !directory.is_dir() {
-            self.unpack(&image, &directory, is_pulled).await?;
+            self.unpack(&image, &directory, fetch.is_some()).await?;
         }
-        if is_pulled {
-            let noted = self.directory.join(FETCHING);
+        if let Some(fetch) = fetch {
+            let noted = note_of(&self.directory, fetch.number);
             let done = blocking(move || fs::remove_file(noted)).await;
             done.map_err(|error| of_disk(&self.directory, &error))?;
         }
@@ -174,17 +248,19 @@ impl<R: Runtime> ImageStore<R> {
 
     /// Notes what is fetched now, so that it goes from the runtime's storage too if it is never unpacked: otherwise nobody would
     /// know that it is not an operator's.
-    async fn note_fetch(&self, what: &str) -> Result<(), ImageError> {
-        let (noted, what) = (self.directory.join(FETCHING), what.to_owned());
+    async fn note_fetch(&self, fetch: &Fetch, what: &str) -> Result<(), ImageError> {
+        // Listed before it is written: a sweep passes it over.
+        fetch.live.lock().insert(fetch.number, what.to_owned());
+        let (noted, what) = (note_of(&self.directory, fetch.number), what.to_owned());
         let written = blocking(move || fs::write(noted, what)).await;
         written.map_err(|error| of_disk(&self.directory, &error))
     }
 
     /// Fetches an image, again where its registry does not answer.
-    async fn pulled(&self, reference: &str) -> Result<FoundImage, ImageError> {
+    async fn pull(&self, reference: &str) -> Result<(), ImageError> {
         loop {
             match self.runtime.pull(reference).await {
-                Ok(()) => break,
+                Ok(()) => return Ok(()),
                 Err(error) if error.fault() == ImageFault::Unreachable => {
                     tracing::warn!(reference, %error, "an image cannot be pulled now; trying again");
                     tokio::time::sleep(self.pull_again).await;
@@ -192,8 +268,6 @@ impl<R: Runtime> ImageStore<R> {
                 Err(error) => return Err(error),
             }
         }
-        let found = self.runtime.find(reference).await?;
-        found.ok_or_else(|| ImageError::unusable(format!("{reference} was pulled and is not there")))
     }
 
     async fn unpack(&self, image: &FoundImage, directory: &Path, is_pulled: bool) -> Result<(), ImageError> {
@@ -260,6 +334,32 @@ pub(crate) fn hold(directory: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// Where it is noted what a fetch is about.
+fn note_of(directory: &Path, number: u64) -> PathBuf {
+    directory.join(format!("{FETCHING}_{number}"))
+}
+
+/// Takes the notes of fetches that were given up, also by an agent before this one, and returns what they are about.
+fn given_up(directory: &Path, live: &Live) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut found = Vec::new();
+    for name in names.filter(|name| name.starts_with(FETCHING)) {
+        let number = name.rsplit('_').next().and_then(|number| number.parse::<u64>().ok());
+        if number.is_some_and(|number| live.lock().contains_key(&number)) {
+            continue;
+        }
+        let noted = directory.join(name);
+        found.extend(fs::read_to_string(&noted));
+        // Once: what is still there then is in use, or was never fetched.
+        let _ = fs::remove_file(&noted);
+    }
+    // Another fetch may be about the same.
+    let live = live.lock();
+    found.retain(|what| !live.values().any(|other| other == what));
+    found
+}
+
 fn remove_unfinished(directory: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
@@ -308,8 +408,6 @@ fn trim(directory: &Path, max: u64) -> io::Result<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use parking_lot::Mutex as Locked;
-    use std::sync::Arc;
 
     /// A registry with one image of 4 KiB for each reference that it knows.
     #[derive(Clone, Debug, Default)]
@@ -318,6 +416,8 @@ mod tests {
         local: Arc<Locked<Vec<String>>>,
         log: Arc<Locked<Vec<String>>>,
         unreachable: Arc<Locked<u32>>,
+        /// References whose registry never answers.
+        silent: Arc<Locked<Vec<String>>>,
     }
 
     fn id_of(reference: &str) -> String {
@@ -333,6 +433,9 @@ mod tests {
 
         async fn pull(&self, reference: &str) -> Result<(), ImageError> {
             self.log.lock().push(format!("pull {reference}"));
+            if self.silent.lock().iter().any(|silent| silent == reference) {
+                std::future::pending::<()>().await;
+            }
             let left = *self.unreachable.lock();
             if left > 0 {
                 *self.unreachable.lock() = left - 1;
@@ -377,21 +480,24 @@ mod tests {
         *registry.unreachable.lock() = 2;
         let mut store = store(&registry, directory.path(), 1 << 30);
         store.pull_again = Duration::from_millis(1);
-        let never = store.prepare(&container("localhost/a:1", PullRule::Never)).await.unwrap_err();
+        let never =
+            store.prepare("research", &container("localhost/a:1", PullRule::Never)).await.unwrap_err();
         assert_eq!(never.fault(), ImageFault::NotHere);
-        let first = store.prepare(&container("localhost/a:1", PullRule::Missing)).await.unwrap();
-        let second = store.prepare(&container("localhost/a:1", PullRule::Never)).await.unwrap();
+        let first = store.prepare("research", &container("localhost/a:1", PullRule::Missing)).await.unwrap();
+        let second = store.prepare("research", &container("localhost/a:1", PullRule::Never)).await.unwrap();
         assert_eq!(first.directory, second.directory);
         assert!(first.directory.join(ROOT).is_dir());
         let pull = "pull localhost/a:1";
         assert_eq!(*registry.log.lock(), [pull, pull, pull, "unpack"]);
-        store.prepare(&container("localhost/a:1", PullRule::Always)).await.unwrap();
+        store.prepare("research", &container("localhost/a:1", PullRule::Always)).await.unwrap();
         assert_eq!(registry.log.lock().len(), 5);
-        let unknown = store.prepare(&container("localhost/b:1", PullRule::Missing)).await.unwrap_err();
+        let unknown =
+            store.prepare("research", &container("localhost/b:1", PullRule::Missing)).await.unwrap_err();
         assert_eq!(unknown.fault(), ImageFault::NotFound);
         *registry.unreachable.lock() = u32::MAX;
         store.time = Duration::from_millis(50);
-        let late = store.prepare(&container("localhost/b:1", PullRule::Missing)).await.unwrap_err();
+        let late =
+            store.prepare("research", &container("localhost/b:1", PullRule::Missing)).await.unwrap_err();
         assert_eq!(late.fault(), ImageFault::TimedOut);
         assert!(late.to_string().starts_with("IMAGE_TIMED_OUT: localhost/b:1"), "{late}");
     }
@@ -402,15 +508,68 @@ mod tests {
         registry.has.lock().push("localhost/a:1".to_owned());
         let store = store(&registry, directory.path(), 1 << 30);
         let here = container("localhost/a:1", PullRule::Missing);
-        store.prepare(&here).await.unwrap();
+        store.prepare("research", &here).await.unwrap();
         *registry.unreachable.lock() = u32::MAX;
         let missing = container("localhost/b:1", PullRule::Missing);
-        let pulling = store.prepare(&missing);
+        let pulling = store.prepare("research", &missing);
         tokio::pin!(pulling);
-        // It waits for its registry with the turn.
         assert!(tokio::time::timeout(Duration::from_millis(50), &mut pulling).await.is_err());
-        assert!(store.turn.try_lock().is_err());
-        store.prepare(&here).await.unwrap();
+        store.prepare("research", &here).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_registry_of_one_tenant_holds_no_new_image_of_another_up() {
+        let (registry, directory) = (Registry::default(), tempfile::tempdir().unwrap());
+        let silent = |number: usize| format!("silent.example/{number}:1");
+        registry.silent.lock().extend((0..PULLS_AT_ONCE).map(silent));
+        registry.has.lock().push("localhost/a:1".to_owned());
+        let store = store(&registry, directory.path(), 1 << 30);
+        let images: Vec<_> =
+            (0..PULLS_AT_ONCE).map(|number| container(&silent(number), PullRule::Missing)).collect();
+        let pulling = images.iter().map(|image| store.prepare("many", image));
+        let pulling = futures::future::join_all(pulling);
+        tokio::pin!(pulling);
+        let missing = container("localhost/a:1", PullRule::Missing);
+        let other = async {
+            while registry.log.lock().len() < PULLS_AT_ONCE / 2 {
+                tokio::task::yield_now().await;
+            }
+            store.prepare("few", &missing).await.unwrap()
+        };
+        tokio::select! {
+            _ = &mut pulling => panic!("no registry has answered"),
+            prepared = other => assert!(prepared.directory.join(ROOT).is_dir()),
+        }
+        let pulls = registry.log.lock().iter().filter(|line| line.starts_with("pull silent")).count();
+        assert_eq!(pulls, PULLS_AT_ONCE / 2, "half of the turns are for others");
+    }
+
+    #[tokio::test]
+    async fn what_one_fetch_gives_up_is_left_to_another_one_that_needs_it() {
+        let (registry, directory) = (Registry::default(), tempfile::tempdir().unwrap());
+        registry.silent.lock().push("localhost/a:1".to_owned());
+        let store = store(&registry, directory.path(), 1 << 30);
+        let image = container("localhost/a:1", PullRule::Missing);
+        let (mut one, mut two) =
+            (Box::pin(store.prepare("one", &image)), Box::pin(store.prepare("two", &image)));
+        let both = async { tokio::join!(&mut one, &mut two) };
+        let begun = async {
+            while registry.log.lock().len() < 2 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            _ = both => panic!("no registry has answered"),
+            () = begun => {}
+        }
+        drop(one);
+        store.sweep().await;
+        assert!(!registry.log.lock().contains(&"remove".to_owned()), "another tenant pulls it");
+        drop(two);
+        // Nobody needs it any more, but the note of the second one alone is left.
+        store.sweep().await;
+        assert!(registry.log.lock().contains(&"remove".to_owned()));
+        assert_eq!(fs::read_dir(directory.path().join("images")).unwrap().count(), 0);
     }
 
     #[tokio::test]
@@ -418,14 +577,15 @@ mod tests {
         let (registry, directory) = (Registry::default(), tempfile::tempdir().unwrap());
         registry.has.lock().push("localhost/a:1".to_owned());
         let store = store(&registry, directory.path(), 1_000);
-        let large = store.prepare(&container("localhost/a:1", PullRule::Missing)).await.unwrap_err();
+        let large =
+            store.prepare("research", &container("localhost/a:1", PullRule::Missing)).await.unwrap_err();
         assert_eq!(large.fault(), ImageFault::Unusable);
         assert_eq!(fs::read_dir(directory.path().join("images")).unwrap().count(), 0);
         assert!(registry.local.lock().is_empty());
         // What an operator put there stays.
         registry.local.lock().push("localhost/a:1".to_owned());
         for pull in [PullRule::Missing, PullRule::Always, PullRule::Never] {
-            store.prepare(&container("localhost/a:1", pull)).await.unwrap_err();
+            store.prepare("research", &container("localhost/a:1", pull)).await.unwrap_err();
             assert_eq!(registry.local.lock()[0], "localhost/a:1", "{pull}");
         }
     }
@@ -438,12 +598,12 @@ mod tests {
         }
         // For one of them.
         let store = store(&registry, directory.path(), 6_000);
-        let first = store.prepare(&container("localhost/a:1", PullRule::Missing)).await.unwrap();
-        let second = store.prepare(&container("localhost/b:1", PullRule::Missing)).await.unwrap();
+        let first = store.prepare("research", &container("localhost/a:1", PullRule::Missing)).await.unwrap();
+        let second = store.prepare("research", &container("localhost/b:1", PullRule::Missing)).await.unwrap();
         assert!(first.directory.is_dir() && second.directory.is_dir());
         let gone = second.directory.clone();
         drop(second);
-        let third = store.prepare(&container("localhost/c:1", PullRule::Missing)).await.unwrap();
+        let third = store.prepare("research", &container("localhost/c:1", PullRule::Missing)).await.unwrap();
         assert!(first.directory.is_dir() && !gone.exists() && third.directory.is_dir());
         assert_eq!(registry.local.lock().len(), 2);
         let left = directory.path().join("images").join(format!("{UNFINISHED}x"));
