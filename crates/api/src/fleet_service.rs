@@ -118,14 +118,21 @@ pub(crate) fn list(
     Ok(v1::ListNodesResponse { nodes, next_page_token, freshness: Some(freshness(engine, view)) })
 }
 
-/// A node by its name, or by its id where no node has that name. Fleets do name hosts `node-3`, and operators mean the host.
+/// A node by its name, or by its id where no node has that name. Fleets do name hosts `node-3`, and operators mean the host:
+/// the id of a node whose name reads as an id as well is not taken, so that a host that is not there is never confused with
+/// another one.
 pub(crate) fn find(view: &State, text: &str) -> Result<NodeId, Refusal> {
-    let by_name = Name::new(text).and_then(|name| view.node_named(&name));
-    let found = by_name.or_else(|| text.parse::<NodeId>().ok().filter(|id| view.node(*id).is_some()));
-    found.ok_or_else(|| {
-        let shown: String = text.chars().take(80).collect();
-        Refusal::new(RefusalCode::NodeNotFound, format!("there is no node {shown:?}")).with("node", shown)
-    })
+    if let Some(id) = Name::new(text).and_then(|name| view.node_named(&name)) {
+        return Ok(id);
+    }
+    let shown: String = text.chars().take(80).collect();
+    let by_id = text.parse::<NodeId>().ok().and_then(|id| Some((id, &view.node(id)?.spec.name)));
+    let message = match by_id {
+        Some((id, name)) if name.parse::<NodeId>().is_err() => return Ok(id),
+        Some((_, name)) => format!("no node has the name {shown:?}; name the node with that id by its name, {name}"),
+        None => format!("there is no node {shown:?}"),
+    };
+    Err(Refusal::new(RefusalCode::NodeNotFound, message).with("node", shown))
 }
 
 /// The node that a request wants forgotten. One that is gone already is named by the request that dropped it, or by its
@@ -136,7 +143,8 @@ fn find_to_forget(view: &State, text: &str, request: Option<RequestId>) -> Resul
     {
         return Ok(node);
     }
-    let gone = || text.parse::<NodeId>().ok().filter(|id| id.0 < view.nodes_registered());
+    let is_gone = |id: &NodeId| id.0 < view.nodes_registered() && view.node(*id).is_none();
+    let gone = || text.parse::<NodeId>().ok().filter(is_gone);
     find(view, text).or_else(|refusal| gone().ok_or(refusal))
 }
 
