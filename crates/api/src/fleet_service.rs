@@ -10,6 +10,7 @@ use muster_wire::convert::{
     UNSAID_OF_LISTS, health_policy_from_proto, health_policy_to_proto, node_overrides_change_from_proto,
     repair_from_proto, request_id, stop_after_from_proto,
 };
+use muster_wire::shared::encoded_len;
 use muster_wire::status::to_status;
 use muster_wire::time::log_time;
 use muster_wire::token::{List, PageToken, TokenError, filter_digest};
@@ -21,7 +22,7 @@ use tonic::{Request, Response, Status};
 use crate::admission;
 use crate::controls::requester;
 use crate::forward::Router;
-use crate::read::{bad_page, cluster, freshness, invalid, page_size, written};
+use crate::read::{PAGE_BYTES_MAX, bad_page, cluster, freshness, invalid, page_size, written};
 use crate::render;
 use crate::watcher::{Messages, NodeTopic, Watches};
 
@@ -96,6 +97,7 @@ pub(crate) fn list(
         }
     };
     let mut nodes = Vec::new();
+    let mut bytes = 0;
     let mut last: Option<&Name> = None;
     let mut next_page_token = String::new();
     for (name, id) in view.nodes_by_name_behind(after.as_ref()) {
@@ -106,13 +108,15 @@ pub(crate) fn list(
         if !narrowed.includes_place(row) || !narrowed.includes_state(view, id, row) {
             continue;
         }
-        if nodes.len() == size {
+        if nodes.len() == size || bytes > PAGE_BYTES_MAX {
             let after = last.map(ToString::to_string).unwrap_or_default();
             next_page_token =
                 PageToken { after, log_index: view.log_index() }.encode(cluster, List::Nodes, filter);
             break;
         }
-        nodes.push(render::node(view, id, row));
+        let node = render::node(view, id, row);
+        bytes += encoded_len(&node);
+        nodes.push(node);
         last = Some(name);
     }
     Ok(v1::ListNodesResponse { nodes, next_page_token, freshness: Some(freshness(engine, view)) })
