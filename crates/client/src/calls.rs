@@ -58,7 +58,7 @@ pub(crate) fn ensure_request_id(request_id: &mut String) -> Option<String> {
 
 /// Names the features that the jobs of a request need: a replica that does not know one of them refuses the request, and does not
 /// leave out what it has not understood.
-fn requiring<M>(mut request: Request<M>, required: &str) -> Request<M> {
+pub(crate) fn requiring<M>(mut request: Request<M>, required: &str) -> Request<M> {
     if !required.is_empty()
         && let Ok(names) = required.parse()
     {

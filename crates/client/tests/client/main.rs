@@ -14,7 +14,8 @@ mod watch;
 #[test]
 fn the_example_programs_have_thirty_lines() {
     let client = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-    for (file, comment) in [("python/examples/job.py", "#"), ("examples/job.rs", "//"), ("go/example/main.go", "//")] {
+    let examples = [("python/examples/job.py", "#"), ("examples/job.rs", "//"), ("go/example/main.go", "//")];
+    for (file, comment) in examples {
         let text = std::fs::read_to_string(client.join(file)).unwrap();
         let is_code = |line: &&str| !line.is_empty() && !line.starts_with(comment);
         let lines = text.lines().map(str::trim).filter(is_code).count();

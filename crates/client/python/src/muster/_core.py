@@ -871,7 +871,8 @@ class Core(Generic[JobT]):
         parse = getattr(schedule_pb2, f"{name}Response").FromString
         operation = "create schedule" if is_new else "update schedule"
         result = lambda answer: answer.schedule  # noqa: E731
-        return Call(operation, _SCHEDULES + name, request, parse, result, request_id, timeout=timeout)
+        required = required_features([schedule.job])
+        return Call(operation, _SCHEDULES + name, request, parse, result, request_id, timeout=timeout, required=required)
 
     def change_schedule(
         self, change: str, name: str, tenant: str, reason: str, request_id: str | None, timeout: Seconds | None
