@@ -10,7 +10,7 @@ mod retry;
 mod submitter;
 mod watch;
 
-/// The same program in three languages shows how little a program has to say; the tests of Python run all of them.
+/// The same program in three languages shows how little a program has to say; `python/tests/test_examples.py` runs all of them.
 #[test]
 fn the_example_programs_have_thirty_lines() {
     let client = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
