@@ -130,10 +130,12 @@ pub(crate) fn find(view: &State, text: &str) -> Result<NodeId, Refusal> {
         return Ok(id);
     }
     let shown: String = text.chars().take(80).collect();
-    let by_id = text.parse::<NodeId>().ok().and_then(|id| Some((id, &view.node(id)?.spec.name)));
+    let by_id = text.parse::<NodeId>().ok().and_then(|id| view.node(id).map(|row| (id, &row.spec.name)));
     let message = match by_id {
         Some((id, name)) if name.parse::<NodeId>().is_err() => return Ok(id),
-        Some((_, name)) => format!("no node has the name {shown:?}; name the node with that id by its name, {name}"),
+        Some((_, name)) => {
+            format!("no node has the name {shown:?}; name the node with that id by its name, {name}")
+        }
         None => format!("there is no node {shown:?}"),
     };
     Err(Refusal::new(RefusalCode::NodeNotFound, message).with("node", shown))
