@@ -7,6 +7,7 @@ use muster_types::metadata::ANONYMOUS;
 use muster_types::{ArrayId, ArraySpec, JobId, Refusal, RefusalCode, Violation, limits};
 use muster_wire::closed::number;
 use muster_wire::convert::{array_to_proto, job_spec_to_proto};
+use muster_wire::shared::encoded_len;
 use muster_wire::time::log_time;
 use muster_wire::token::{List, PageToken, TokenError};
 use muster_wire::v1;
@@ -15,7 +16,7 @@ use tonic::Status;
 
 use crate::forward::{Caller, Router};
 use crate::job_filter::JobFilter;
-use crate::read::{bad_page, cluster, freshness, invalid};
+use crate::read::{PAGE_BYTES_MAX, bad_page, cluster, freshness, invalid};
 use crate::render::{self, Detail};
 use crate::visibility::Visibility;
 
@@ -330,10 +331,11 @@ pub(crate) fn list(
         }
     };
     let mut arrays = Vec::new();
+    let mut bytes = 0;
     let mut last = None;
     let mut more = false;
     for (looked_at, (id, row)) in filter.array_candidates(view, after).enumerate() {
-        if arrays.len() == size || looked_at == ARRAYS_LOOKED_AT_MAX {
+        if arrays.len() == size || looked_at == ARRAYS_LOOKED_AT_MAX || bytes > PAGE_BYTES_MAX {
             more = true;
             break;
         }
@@ -344,7 +346,9 @@ pub(crate) fn list(
         let counts = counts(view, id, row);
         let phases = filter.phases();
         if phases.is_empty() || phases.iter().any(|phase| has_phase(&counts, *phase)) {
-            arrays.push(array(view, id, row, (Detail::Basic, visibility)));
+            let shown = array(view, id, row, (Detail::Basic, visibility));
+            bytes += encoded_len(&shown);
+            arrays.push(shown);
         }
     }
     let log_index = view.log_index();

@@ -299,3 +299,29 @@ async fn a_page_of_members_that_are_not_created_is_bounded() {
     assert_eq!(seen, 1_000);
     assert!(pages > 1, "seven megabytes are no page");
 }
+
+/// Labels are as long as they may be, and the client reads what any gRPC library does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_of_the_basic_view_stays_below_what_grpc_libraries_read() {
+    let world = world().await;
+    let mut ada = JobServiceClient::new(world.channel(of_tenant("vision", "ada")).await);
+    let mut request = submission("vision", 1);
+    let job = request.job.as_mut().expect("it has one");
+    job.labels = (0..32).map(|number| (format!("{number:0>63}"), "v".repeat(63))).collect();
+    job.spec_mut().array = Some(sized(1_000, 1));
+    let members =
+        guarded("an answer", ada.submit_job(request)).await.expect("it is taken").into_inner().job_ids;
+    let filter = v1::JobFilter { job_ids: members, ..Default::default() };
+    let mut list = v1::ListJobsRequest { filter: Some(filter), page_size: 1_000, ..Default::default() };
+    let (mut seen, mut pages) = (0, 0);
+    loop {
+        let page = guarded("a list", ada.list_jobs(list.clone())).await.expect("it is read").into_inner();
+        seen += page.jobs.len();
+        pages += 1;
+        if page.next_page_token.is_empty() {
+            break;
+        }
+        list.page_token = page.next_page_token;
+    }
+    assert_eq!((seen, pages), (1_000, 2));
+}

@@ -75,6 +75,7 @@ pub(crate) fn check(headers: &HeaderMap) -> Result<(), Status> {
 mod tests {
     use super::*;
     use muster_wire::status::Refused;
+    use muster_wire::v1;
 
     fn checked(values: &[&str]) -> Result<(), String> {
         let mut headers = HeaderMap::new();
@@ -86,6 +87,22 @@ mod tests {
             assert_eq!(refused.code, Some(RefusalCode::FeatureUnknown));
             refused.metadata.get("feature").cloned().unwrap_or_default()
         })
+    }
+
+    #[test]
+    fn what_clients_require_is_known() {
+        let spec = v1::JobSpec {
+            nodes: Some(v1::NodeRequirements::default()),
+            workdir: Some(v1::Workdir::default()),
+            artifacts: Some(v1::ArtifactRules::default()),
+            ulimits: Some(v1::Ulimits::default()),
+            capacity: Some(v1::CapacityRules::default()),
+            affinity: vec![v1::JobAffinity::default()],
+            ..Default::default()
+        };
+        let names = muster_wire::features::required_by(&[v1::Job { spec: Some(spec), ..Default::default() }]);
+        assert_eq!(names.len(), 6);
+        assert_eq!(checked(&[&names.join(",")]), Ok(()));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use muster_wire::convert::{
     UNSAID_OF_LISTS, health_policy_from_proto, health_policy_to_proto, node_overrides_change_from_proto,
     repair_from_proto, request_id, stop_after_from_proto,
 };
+use muster_wire::shared::encoded_len;
 use muster_wire::status::to_status;
 use muster_wire::time::log_time;
 use muster_wire::token::{List, PageToken, TokenError, filter_digest};
@@ -21,7 +22,7 @@ use tonic::{Request, Response, Status};
 use crate::admission;
 use crate::controls::requester;
 use crate::forward::Router;
-use crate::read::{bad_page, cluster, freshness, invalid, page_size, written};
+use crate::read::{PAGE_BYTES_MAX, bad_page, cluster, freshness, invalid, page_size, written};
 use crate::render;
 use crate::watcher::{Messages, NodeTopic, Watches};
 
@@ -96,6 +97,7 @@ pub(crate) fn list(
         }
     };
     let mut nodes = Vec::new();
+    let mut bytes = 0;
     let mut last: Option<&Name> = None;
     let mut next_page_token = String::new();
     for (name, id) in view.nodes_by_name_behind(after.as_ref()) {
@@ -106,26 +108,37 @@ pub(crate) fn list(
         if !narrowed.includes_place(row) || !narrowed.includes_state(view, id, row) {
             continue;
         }
-        if nodes.len() == size {
+        if nodes.len() == size || bytes > PAGE_BYTES_MAX {
             let after = last.map(ToString::to_string).unwrap_or_default();
             next_page_token =
                 PageToken { after, log_index: view.log_index() }.encode(cluster, List::Nodes, filter);
             break;
         }
-        nodes.push(render::node(view, id, row));
+        let node = render::node(view, id, row);
+        bytes += encoded_len(&node);
+        nodes.push(node);
         last = Some(name);
     }
     Ok(v1::ListNodesResponse { nodes, next_page_token, freshness: Some(freshness(engine, view)) })
 }
 
-/// A node by its name, or by its id where no node has that name. Fleets do name hosts `node-3`, and operators mean the host.
+/// A node by its name, or by its id where no node has that name. Fleets do name hosts `node-3`, and operators mean the host:
+/// the id of a node whose name reads as an id as well is not taken, so that a host that is not there is never confused with
+/// another one.
 pub(crate) fn find(view: &State, text: &str) -> Result<NodeId, Refusal> {
-    let by_name = Name::new(text).and_then(|name| view.node_named(&name));
-    let found = by_name.or_else(|| text.parse::<NodeId>().ok().filter(|id| view.node(*id).is_some()));
-    found.ok_or_else(|| {
-        let shown: String = text.chars().take(80).collect();
-        Refusal::new(RefusalCode::NodeNotFound, format!("there is no node {shown:?}")).with("node", shown)
-    })
+    if let Some(id) = Name::new(text).and_then(|name| view.node_named(&name)) {
+        return Ok(id);
+    }
+    let shown: String = text.chars().take(80).collect();
+    let by_id = text.parse::<NodeId>().ok().and_then(|id| view.node(id).map(|row| (id, &row.spec.name)));
+    let message = match by_id {
+        Some((id, name)) if name.parse::<NodeId>().is_err() => return Ok(id),
+        Some((_, name)) => {
+            format!("no node has the name {shown:?}; name the node with that id by its name, {name}")
+        }
+        None => format!("there is no node {shown:?}"),
+    };
+    Err(Refusal::new(RefusalCode::NodeNotFound, message).with("node", shown))
 }
 
 /// The node that a request wants forgotten. One that is gone already is named by the request that dropped it, or by its
@@ -136,7 +149,8 @@ fn find_to_forget(view: &State, text: &str, request: Option<RequestId>) -> Resul
     {
         return Ok(node);
     }
-    let gone = || text.parse::<NodeId>().ok().filter(|id| id.0 < view.nodes_registered());
+    let is_gone = |id: &NodeId| id.0 < view.nodes_registered() && view.node(*id).is_none();
+    let gone = || text.parse::<NodeId>().ok().filter(is_gone);
     find(view, text).or_else(|refusal| gone().ok_or(refusal))
 }
 

@@ -3,6 +3,6 @@
 /// On a request that another replica passed on: carried out here or refused, never passed on again.
 pub(crate) const FORWARDED: &str = "muster-forwarded";
 /// What a request requires, by names of features between commas.
-pub(crate) const REQUIRED_FEATURES: &str = "muster-required-features";
+pub(crate) const REQUIRED_FEATURES: &str = muster_wire::features::REQUIRED_FEATURES;
 /// For whom it was passed on; believed of replicas alone.
 pub(crate) const ON_BEHALF: &str = "muster-principal";

@@ -33,7 +33,7 @@ use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router, of_leader};
 use crate::job_filter::JobFilter;
 use crate::original::Onward;
 use crate::port_forward;
-use crate::read::{bad_page, cluster, freshness, invalid, page_size, written};
+use crate::read::{PAGE_BYTES_MAX, bad_page, cluster, freshness, invalid, page_size, written};
 use crate::render::{self, Detail};
 use crate::shares::{Account, Pool, PoolPermit, Tallies, Tally};
 use crate::spans::MadeJobs;
@@ -744,12 +744,13 @@ pub(crate) fn list(
     };
     let mut jobs = Vec::new();
     let mut bytes = 0;
+    let bytes_max = if detail == Detail::Full { PAGE_BYTES } else { PAGE_BYTES_MAX };
     let mut last = None;
     let mut more = false;
     // Newest first; a page ends before the one it began behind.
     let (candidates, looked_at_max) = filter.candidates(view, after);
     for (looked_at, (id, candidate)) in candidates.enumerate() {
-        if jobs.len() == size || looked_at == looked_at_max || bytes > PAGE_BYTES {
+        if jobs.len() == size || looked_at == looked_at_max || bytes > bytes_max {
             more = true;
             break;
         }
@@ -757,7 +758,7 @@ pub(crate) fn list(
         let Some(candidate) = candidate else {
             let member = filter.shown_member(view, id);
             let member = member.and_then(|()| arrays::member(view, id, (detail, visibility)));
-            bytes += member.as_ref().filter(|_| detail == Detail::Full).map_or(0, encoded_len);
+            bytes += member.as_ref().map_or(0, encoded_len);
             jobs.extend(member);
             continue;
         };
@@ -766,7 +767,7 @@ pub(crate) fn list(
         }
         if filter.shows(view, candidate) {
             let job = render::job(view, id, candidate.row, candidate.spec, (detail, visibility));
-            bytes += if detail == Detail::Full { encoded_len(&job) } else { 0 };
+            bytes += encoded_len(&job);
             jobs.push(job);
         }
     }

@@ -112,6 +112,10 @@ pub(crate) fn written(engine: &Engine, at: LogIndex) -> Option<v1::Freshness> {
     Some(v1::Freshness { log_index: at.0, log_time: None, staleness: None, ..own })
 }
 
+/// A page ends when it has come to this size: with one row behind that it stays below the 4 MiB that gRPC libraries read without
+/// being told otherwise. Only rows with many long labels come to it; pages of full jobs have a bound of less.
+pub(crate) const PAGE_BYTES_MAX: usize = 3 << 20;
+
 /// Rows of a page.
 pub(crate) fn page_size(asked: u32) -> Result<usize, Status> {
     match asked {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use admin::probe_service_client::ProbeServiceClient;
-use muster_wire::{admin, v1};
+use muster_wire::{admin, features, v1};
 use tonic::Request;
 use v1::cluster_service_client::ClusterServiceClient;
 use v1::fleet_service_client::FleetServiceClient;
@@ -56,6 +56,17 @@ pub(crate) fn ensure_request_id(request_id: &mut String) -> Option<String> {
     Some(request_id.clone())
 }
 
+/// Names the features that the jobs of a request need: a replica that does not know one of them refuses the request, and does not
+/// leave out what it has not understood.
+pub(crate) fn requiring<M>(mut request: Request<M>, required: &str) -> Request<M> {
+    if !required.is_empty()
+        && let Ok(names) = required.parse()
+    {
+        request.metadata_mut().insert(features::REQUIRED_FEATURES, names);
+    }
+    request
+}
+
 /// Calls of one service that change something. Each carries a request id, made here when the request has none.
 macro_rules! changes {
     ($service:ident: $($(#[$doc:meta])* $operation:literal, $call:ident: $request:ident -> $answer:ident;)*) => {$(
@@ -89,6 +100,7 @@ impl Client {
     ) -> Result<v1::SubmitJobResponse, CallError> {
         let request_id = ensure_request_id(&mut request.request_id);
         let subject = Subject { operation: "submit job", request_id };
+        let required = features::required_by(&request.job).join(",");
         let repeated = AtomicBool::new(false);
         let send = |channel| {
             let mut request = request.clone();
@@ -96,6 +108,7 @@ impl Client {
                 request.request_id.clear();
                 ensure_request_id(&mut request.request_id);
             }
+            let request = requiring(Request::new(request), &required);
             async move { jobs(channel).submit_job(request).await }
         };
         let answer: v1::SubmitJobResponse = self.retry(subject, send).await?;
@@ -113,8 +126,9 @@ impl Client {
     ) -> Result<v1::SubmitJobsResponse, CallError> {
         let request_id = ensure_request_id(&mut request.request_id);
         let subject = Subject { operation: "submit jobs", request_id };
+        let required = features::required_by(&request.jobs).join(",");
         let send = |channel| {
-            let request = request.clone();
+            let request = requiring(Request::new(request.clone()), &required);
             async move { jobs(channel).submit_jobs(request).await }
         };
         let answer: v1::SubmitJobsResponse = self.retry(subject, send).await?;
@@ -229,9 +243,10 @@ impl Client {
         request.read = Some(read);
         let limit = self.confirmed_within(&read);
         let subject = repeatable("plan job");
+        let required = features::required_by(&request.job).join(",");
         let send = |channel| {
-            let request = request.clone();
-            async move { jobs(channel).plan_job(within(limit, request)).await }
+            let request = requiring(within(limit, request.clone()), &required);
+            async move { jobs(channel).plan_job(request).await }
         };
         let answer: v1::PlanJobResponse = self.retry(subject, send).await?;
         self.observe(answer.freshness.as_ref());

@@ -1,10 +1,11 @@
 //! Schedules: made, changed, looked at and controlled.
 
-use muster_wire::v1;
 use muster_wire::v1::schedule_service_client::ScheduleServiceClient;
+use muster_wire::{features, v1};
+use tonic::Request;
 
 use crate::Client;
-use crate::calls::{ANSWER_BYTES_MAX, changes, ensure_request_id, repeatable, within};
+use crate::calls::{ANSWER_BYTES_MAX, changes, ensure_request_id, repeatable, requiring, within};
 use crate::channel::Channel;
 use crate::error::CallError;
 use crate::retry::Subject;
@@ -13,13 +14,14 @@ fn schedules(channel: Channel) -> ScheduleServiceClient<Channel> {
     ScheduleServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
 }
 
+/// The features that the jobs of a schedule need, between commas.
+fn required_by(schedule: Option<&v1::Schedule>) -> String {
+    features::required_by(schedule.and_then(|schedule| schedule.job.as_ref())).join(",")
+}
+
 impl Client {
     changes! {
         schedules:
-        /// Makes a schedule.
-        "create schedule", create_schedule: CreateScheduleRequest -> CreateScheduleResponse;
-        /// Changes a schedule, all of it.
-        "update schedule", update_schedule: UpdateScheduleRequest -> UpdateScheduleResponse;
         /// Deletes a schedule; its jobs stay.
         "delete schedule", delete_schedule: DeleteScheduleRequest -> DeleteScheduleResponse;
         /// Has a schedule make no jobs until it is resumed.
@@ -28,6 +30,46 @@ impl Client {
         "resume schedule", resume_schedule: ResumeScheduleRequest -> ResumeScheduleResponse;
         /// Makes one job of a schedule now.
         "run schedule", run_schedule: RunScheduleRequest -> RunScheduleResponse;
+    }
+
+    /// Makes a schedule.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn create_schedule(
+        &self,
+        mut request: v1::CreateScheduleRequest,
+    ) -> Result<v1::CreateScheduleResponse, CallError> {
+        let request_id = ensure_request_id(&mut request.request_id);
+        let subject = Subject { operation: "create schedule", request_id };
+        let required = required_by(request.schedule.as_ref());
+        let send = |channel| {
+            let request = requiring(Request::new(request.clone()), &required);
+            async move { schedules(channel).create_schedule(request).await }
+        };
+        let answer: v1::CreateScheduleResponse = self.retry(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// Changes a schedule, all of it.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn update_schedule(
+        &self,
+        mut request: v1::UpdateScheduleRequest,
+    ) -> Result<v1::UpdateScheduleResponse, CallError> {
+        let request_id = ensure_request_id(&mut request.request_id);
+        let subject = Subject { operation: "update schedule", request_id };
+        let required = required_by(request.schedule.as_ref());
+        let send = |channel| {
+            let request = requiring(Request::new(request.clone()), &required);
+            async move { schedules(channel).update_schedule(request).await }
+        };
+        let answer: v1::UpdateScheduleResponse = self.retry(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
     }
 
     /// One schedule, with its newest runs.

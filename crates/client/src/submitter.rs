@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_wire::status::Refused;
-use muster_wire::v1;
 use muster_wire::v1::submit_stream_response::Outcome;
+use muster_wire::{features, v1};
 use tokio::sync::{mpsc, oneshot};
 use tonic::{Code, Status, Streaming};
 
@@ -139,6 +139,10 @@ impl Submitter {
         mut request: v1::SubmitJobRequest,
     ) -> Result<v1::SubmitJobResponse, CallError> {
         let request_id = ensure_request_id(&mut request.request_id);
+        // A stream names no features: it is opened before anybody knows what its submissions need.
+        if !features::required_by(&request.job).is_empty() {
+            return self.client.submit_job(request).await;
+        }
         let Some(pipe) = self.pipe().await else { return self.client.submit_job(request).await };
         let limit = self.client.options.attempt_timeout.min(self.client.options.deadline);
         let answer = tokio::select! {

@@ -9,6 +9,7 @@ pub mod address;
 pub mod closed;
 pub mod codec;
 pub mod convert;
+pub mod features;
 pub mod node_state;
 mod shape;
 pub mod shared;

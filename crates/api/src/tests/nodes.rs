@@ -310,6 +310,22 @@ async fn a_name_that_reads_as_an_id_is_the_host_of_that_name() {
     let read = v1::GetNodeRequest { node: "h1".to_owned(), read: None };
     let other = fleet.get_node(read).await.expect("it is known").into_inner();
     assert!(!other.node.expect("it is there").cordoned);
+
+    // Where hosts are named like ids, a name that no host has is not the id of another host, whatever is asked.
+    let name = Name::new(id.as_str()).expect("it is a name");
+    let absent = served.engine.view().node_named(&name).expect("it has registered").to_string();
+    let refused = |status: Status| {
+        let refused = Refused::from_status(&status);
+        assert_eq!(refused.code, Some(RefusalCode::NodeNotFound), "{refused:?}");
+        assert!(refused.message.contains(&format!("by its name, {id}")), "{refused:?}");
+    };
+    let request_id = |number: u32| format!("00000000-0000-4000-9300-{number:012}");
+    let drain = v1::DrainNodeRequest { request_id: request_id(2), node: absent.clone(), stop_after: None };
+    refused(fleet.drain_node(drain).await.expect_err("no host has that name"));
+    let forget = v1::ForgetNodeRequest { request_id: request_id(3), node: absent.clone() };
+    refused(fleet.forget_node(forget).await.expect_err("no host has that name"));
+    let read = v1::GetNodeRequest { node: absent, read: None };
+    refused(fleet.get_node(read).await.expect_err("no host has that name"));
     drop((first, second));
 }
 

@@ -6,7 +6,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"log"
 	"os"
 	"strings"
 
@@ -14,28 +13,21 @@ import (
 	v1 "muster.dev/muster/v1beta1"
 )
 
-func must[T any](value T, err error) T {
-	if err != nil {
-		log.Fatal(err)
-	}
-	return value
-}
-
 func main() {
 	ctx := context.Background()
-	client := must(muster.Connect(strings.Split(os.Getenv("MUSTER_ENDPOINTS"), ",")))
+	client := muster.Must(muster.Connect(strings.Split(os.Getenv("MUSTER_ENDPOINTS"), ",")))
 	process := &v1.TaskGroup_Process{Process: &v1.ProcessRuntime{Command: os.Args[1:]}}
 	group := &v1.TaskGroup{Workers: 1, Runtime: process, Resources: &v1.Resources{CpuMilli: 100, MemoryBytes: 64 << 20}}
 	spec := &v1.JobSpec{Groups: []*v1.TaskGroup{group}}
-	job := must(client.Submit(ctx, &v1.Job{Name: "example", Spec: spec}))
+	job := muster.Must(client.Submit(ctx, &v1.Job{Name: "example", Spec: spec}))
 	fmt.Println("submitted", job.ID)
-	fmt.Println("explained", must(job.Explain(ctx)).Reason)
+	fmt.Println("explained", muster.Must(job.Explain(ctx)).Reason)
 	err := job.Follow(ctx, func(data []byte) bool {
 		fmt.Println("printed", strings.TrimSpace(string(data)))
 		return false
 	})
-	must(job, err)
-	must(job, job.Cancel(ctx))
-	status := must(job.Wait(ctx))
+	muster.Must(job, err)
+	muster.Must(job, job.Cancel(ctx))
+	status := muster.Must(job.Wait(ctx))
 	fmt.Println("ended", strings.ToLower(strings.TrimPrefix(status.Phase.String(), "JOB_PHASE_")))
 }

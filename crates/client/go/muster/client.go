@@ -9,6 +9,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"io"
+	"log"
 	"time"
 
 	"google.golang.org/grpc"
@@ -53,6 +54,14 @@ func Connect(endpoints []string, options ...grpc.DialOption) (*Client, error) {
 
 // Close ends the connections.
 func (c *Client) Close() error { return c.connection.Close() }
+
+// Must is for short programs: it returns the value, or ends the program with the error.
+func Must[T any](value T, err error) T {
+	if err != nil {
+		log.Fatal(err)
+	}
+	return value
+}
 
 // Job is one job of a cluster.
 type Job struct {

@@ -23,7 +23,7 @@ import muster
 import muster.aio
 from muster import _trace as trace, worker
 from muster._attempts import Attempts
-from muster._core import Logs, Seen, Waiting, Watch
+from muster._core import Call, Logs, Seen, Waiting, Watch, call_metadata, required_features
 from muster._judge import Verdict, judge
 from muster._time import duration, timestamp
 from muster.options import Endpoints, Options, tls_from_environment, token_from_environment
@@ -482,3 +482,15 @@ def test_the_current_span_of_opentelemetry_goes_first(monkeypatch: pytest.Monkey
     monkeypatch.setattr(trace, "_propagate", Propagate)
     given = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     assert trace.metadata(given) == (("traceparent", current), ("tracestate", "v=1"))
+
+
+def test_what_a_job_needs_is_required_of_the_replica() -> None:
+    plain = muster.job("a", ["x"]).to_message()
+    files = muster.job("a", ["x"], workdir="sha256:" + "0" * 64, nodes={"exclude": ["h1"]}).to_message()
+    assert required_features([plain]) == ""
+    assert required_features([plain, files, files]) == "job-nodes,job-workdir"
+    calls = [Call("submit job", "/", files, bytes, bytes, required=required) for required in ("", "job-nodes")]
+    assert call_metadata(calls[0], "") is None
+    assert call_metadata(calls[1], "") == (("muster-required-features", "job-nodes"),)
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    assert call_metadata(calls[1], parent) == (("traceparent", parent), ("muster-required-features", "job-nodes"))

@@ -32,6 +32,8 @@ pub enum Step {
 pub struct Script {
     pub steps: VecDeque<Step>,
     pub submits: Vec<v1::SubmitJobRequest>,
+    /// The features that each of these required, between commas.
+    pub required: Vec<String>,
     pub streamed: Vec<v1::SubmitJobRequest>,
     /// Named as the leader in answers to submissions.
     pub leader: Option<String>,
@@ -202,7 +204,13 @@ impl JobService for Service {
         &self,
         request: Request<v1::SubmitJobRequest>,
     ) -> Result<Response<v1::SubmitJobResponse>, Status> {
-        self.script.lock().submits.push(request.into_inner());
+        let required = request.metadata().get("muster-required-features");
+        let required = required.map_or("", |names| names.to_str().unwrap()).to_owned();
+        {
+            let mut script = self.script.lock();
+            script.required.push(required);
+            script.submits.push(request.into_inner());
+        }
         self.step().await?;
         let mut response = Response::new(accepted());
         if let Some(leader) = &self.script.lock().leader {

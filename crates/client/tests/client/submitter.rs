@@ -32,6 +32,22 @@ async fn submissions_go_over_one_stream_each_with_an_id_of_its_own() {
 }
 
 #[tokio::test]
+async fn what_a_job_needs_is_required_of_the_replica_and_not_over_a_stream() {
+    let fake = Fake::start([]);
+    let client = client(&[fake.endpoint()]).await;
+    let submitter = client.submitter();
+    let nodes = Some(v1::NodeRequirements::default());
+    let job = v1::Job { spec: Some(v1::JobSpec { nodes, ..Default::default() }), ..Default::default() };
+    let request = || v1::SubmitJobRequest { job: Some(job.clone()), ..Default::default() };
+    client.submit_job(request()).await.unwrap();
+    submitter.submit_job(request()).await.unwrap();
+    client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
+    let script = fake.script.lock();
+    assert_eq!((script.streamed.len(), script.submits.len()), (0, 3));
+    assert_eq!(script.required, ["job-nodes", "job-nodes", ""]);
+}
+
+#[tokio::test]
 async fn a_refusal_that_stands_is_told_and_the_stream_goes_on() {
     let refusal = Refusal::new(RefusalCode::NeverFits, "too large");
     let fake = Fake::start([Step::Refuse(to_status(&refusal)), Step::Answer]);

@@ -13,6 +13,7 @@ from typing import Any, Callable, Generic, Iterable, Mapping, Sequence, TypeVar
 
 from google.protobuf.message import Message
 
+from . import _trace as trace
 from ._attempts import Attempts, new_request_id
 from ._closed import OUTPUT_STREAMS, TIERS
 from ._judge import Failure, Verdict
@@ -73,6 +74,32 @@ _LOOK_MIN_S, _LOOK_MAX_S = 0.25, 5.0
 _SYNC_S = 60.0
 
 
+# What replicas list in their `features`, by the field of a job that needs it.
+_FEATURES = {
+    "affinity": "job-affinity",
+    "artifacts": "job-artifacts",
+    "capacity": "job-capacity",
+    "nodes": "job-nodes",
+    "ulimits": "job-ulimits",
+    "workdir": "job-workdir",
+}
+
+
+def required_features(jobs: Iterable[job_pb2.Job]) -> str:
+    """What a replica has to know so that it leaves nothing out of these jobs; empty for most."""
+    fields = {field.name for job in jobs for field, _ in job.spec.ListFields()}
+    return ",".join(sorted(_FEATURES[name] for name in fields if name in _FEATURES))
+
+
+def call_metadata(call: Call[Any], traceparent: str) -> tuple[tuple[str, str], ...] | None:
+    """The metadata of a call: its span, and what it requires."""
+    named: tuple[tuple[str, str], ...] = trace.metadata(traceparent) or ()
+    if call.required:
+        # A tuple: gRPC takes no other sequence in each of its releases.
+        named = (*named, ("muster-required-features", call.required))
+    return named or None
+
+
 def _phases(phases: Iterable[Phase]) -> list[job_pb2.JobPhase.ValueType]:
     numbers = {word: number for number, word in PHASES.items()}
     wanted = list(phases)
@@ -94,6 +121,8 @@ class Call(Generic[Result]):
     result: Callable[[Any], Result]
     request_id: str | None = None
     timeout: Seconds | None = None
+    required: str = ""
+    """Features that the replica has to know, between commas."""
 
 
 @dataclass(frozen=True)
@@ -506,12 +535,14 @@ class Core(Generic[JobT]):
         return Call(
             "submit jobs", _JOBS + "SubmitJobs", request, parse,
             lambda answer: self._submitted(specs, answer.job_ids), request_id, timeout=timeout,
+            required=required_features(request.jobs),
         )  # fmt: skip
 
     def validate(self, spec: JobSpec, timeout: Seconds | None) -> Call[None]:
         request = job_pb2.SubmitJobRequest(request_id=new_request_id(None), job=spec.to_message(), validate_only=True)
         parse = job_pb2.SubmitJobResponse.FromString
-        return Call("validate job", _JOBS + "SubmitJob", request, parse, _nothing, timeout=timeout)
+        required = required_features([request.job])
+        return Call("validate job", _JOBS + "SubmitJob", request, parse, _nothing, timeout=timeout, required=required)
 
     def _submit(
         self, spec: JobSpec, request_id: str | None, timeout: Seconds | None, result: Callable[[Any], Result]
@@ -519,7 +550,10 @@ class Core(Generic[JobT]):
         request_id = new_request_id(request_id)
         request = job_pb2.SubmitJobRequest(request_id=request_id, job=spec.to_message())
         parse = job_pb2.SubmitJobResponse.FromString
-        return Call("submit job", _JOBS + "SubmitJob", request, parse, result, request_id, timeout=timeout)
+        required = required_features([request.job])
+        return Call(
+            "submit job", _JOBS + "SubmitJob", request, parse, result, request_id, timeout=timeout, required=required
+        )
 
     def _submitted(self, specs: Sequence[JobSpec], job_ids: Sequence[str]) -> list[JobT]:
         found, rest = [], iter(job_ids)
@@ -643,7 +677,8 @@ class Core(Generic[JobT]):
     def plan(self, spec: JobSpec, read: Read | None, timeout: Seconds | None) -> Call[Explanation]:
         request = job_pb2.PlanJobRequest(job=spec.to_message(), read=self.reading(read))
         answer = job_pb2.PlanJobResponse
-        return self._get("plan job", _JOBS + "PlanJob", request, answer, lambda a: Explanation(a.explanation), timeout)
+        call = self._get("plan job", _JOBS + "PlanJob", request, answer, lambda a: Explanation(a.explanation), timeout)
+        return dataclasses.replace(call, required=required_features([request.job]))
 
     def explain(self, job_id: str, read: Read | None, timeout: Seconds | None) -> Call[Explanation]:
         request = job_pb2.ExplainJobRequest(job_id=job_id, read=self.reading(read))
@@ -836,7 +871,8 @@ class Core(Generic[JobT]):
         parse = getattr(schedule_pb2, f"{name}Response").FromString
         operation = "create schedule" if is_new else "update schedule"
         result = lambda answer: answer.schedule  # noqa: E731
-        return Call(operation, _SCHEDULES + name, request, parse, result, request_id, timeout=timeout)
+        required = required_features([schedule.job])
+        return Call(operation, _SCHEDULES + name, request, parse, result, request_id, timeout=timeout, required=required)
 
     def change_schedule(
         self, change: str, name: str, tenant: str, reason: str, request_id: str | None, timeout: Seconds | None

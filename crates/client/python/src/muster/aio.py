@@ -10,7 +10,7 @@ import grpc.aio
 
 from . import _trace as trace
 from ._attempts import channel_options, credentials
-from ._core import Call, Core, Limit, Page, Result, Stream, Waiting, Watch
+from ._core import Call, Core, Limit, Page, Result, Stream, Waiting, Watch, call_metadata
 from ._time import Seconds
 from .errors import ConfigurationError
 from .options import Options, Read, Tls
@@ -506,7 +506,7 @@ class Client:
                 call.path, request_serializer=_serialize, response_deserializer=call.answer
             )
             try:
-                metadata = trace.metadata(self._core.options.traceparent)
+                metadata = call_metadata(call, self._core.options.traceparent)
                 answer = await send(call.request, timeout=attempts.timeout(), metadata=metadata)
             except grpc.RpcError as error:
                 pause = attempts.failed(address, attempts.read(error))
