@@ -25,7 +25,7 @@ fn words(command: &str) -> Vec<String> {
 
 /// The second cell of each row, and what it has between backticks.
 fn commands(page: &str) -> Vec<String> {
-    let rows = page.lines().filter(|line| line.starts_with("| `"));
+    let rows = page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| in Slurm"));
     let cells = rows.map(|row| row.split(" | ").nth(1).unwrap_or_else(|| panic!("{row}")).to_owned());
     cells.map(|cell| cell.trim().trim_matches('`').to_owned()).collect()
 }

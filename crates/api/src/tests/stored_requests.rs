@@ -638,7 +638,7 @@ fn policy() -> v1::Policy {
     };
     let tenant = v1::TenantPolicy {
         parent: String::new(),
-        weight_milli: 2_000,
+        weight_milli: Some(2_000),
         quotas: vec![quota],
         rights: Some(v1::TenantRights {
             tier_max: v1::Tier::Critical.into(),

@@ -71,6 +71,20 @@ fn fact(refusal: &Refusal, key: &str) -> String {
 }
 
 #[test]
+fn a_tenant_that_may_have_no_job_placed_waits_for_another_policy() {
+    let limits = TenantLimits { running_jobs: Some(0), ..NONE };
+    let (mut speculation, mut state) = cluster(BOOTSTRAP, &[("team", limits), ("other", NONE)]);
+    let own = submit(&mut speculation, 0, "team").unwrap();
+    let other = submit(&mut speculation, 1, "other").unwrap();
+    pass(&mut speculation, &mut state);
+    assert!(!is_placed(&state, own) && is_placed(&state, other));
+    let said = explain_job(&state, state.log_time(), own, speculation.kept_reservations()).unwrap();
+    assert_eq!(said.reason, WaitReason::TenantLimit, "{said}");
+    let text = &said.sentence;
+    assert!(text.contains("may have 0") && text.ends_with("placed when the policy allows more"), "{text}");
+}
+
+#[test]
 fn a_tenant_has_no_more_jobs_placed_than_its_policy_lets_it_have() {
     let limits = TenantLimits { running_jobs: Some(2), ..NONE };
     let (mut speculation, mut state) = cluster(BOOTSTRAP, &[("team", limits), ("other", NONE)]);

@@ -237,10 +237,7 @@ fn tenants(
         }
         let tenant = TenantPolicy {
             parent: optional_name(&below(&at, "parent"), &message.parent, found),
-            weight_milli: match message.weight_milli {
-                0 => TenantPolicy::default().weight_milli,
-                weight => weight,
-            },
+            weight_milli: message.weight_milli.unwrap_or(TenantPolicy::default().weight_milli),
             quotas,
             rights: rights(&below(&at, "rights"), &message.rights.unwrap_or_default(), found),
             tier_limits: message
@@ -630,7 +627,7 @@ fn tenant_to_proto(tenant: &TenantPolicy) -> v1::TenantPolicy {
     });
     v1::TenantPolicy {
         parent: text(&tenant.parent),
-        weight_milli: tenant.weight_milli,
+        weight_milli: Some(tenant.weight_milli),
         quotas: quotas.collect(),
         rights: rights_to_proto(&tenant.rights),
         limits: limits_to_proto(tenant),
