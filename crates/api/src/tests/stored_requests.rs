@@ -617,6 +617,7 @@ fn limits() -> v1::TenantLimits {
                 most: Some(20),
                 window: Some(duration(86_400_000)),
             }),
+            submissions_per_minute: Some(30),
         }),
         job: Some(job),
         tiers: vec![v1::TierLimits { tier: v1::Tier::Free.into(), job: Some(job) }],

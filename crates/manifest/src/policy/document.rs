@@ -72,6 +72,7 @@ group! {
         unfinished_jobs "unfinishedJobs": Count,
         running_jobs "runningJobs": Count,
         accelerator_hours "acceleratorHours": Optional<AcceleratorBudget>,
+        submissions_per_minute "submissionsPerMinute": Count,
     }
 }
 

@@ -258,6 +258,7 @@ fn tenants(
                         user.accelerator_hours,
                         found,
                     ),
+                    submissions_per_minute: user.submissions_per_minute,
                 }),
                 job: job_limits(&below(&at, "limits.job"), limits.job, found),
                 accelerator_hours: budget(
@@ -659,6 +660,7 @@ fn limits_to_proto(tenant: &TenantPolicy) -> Option<v1::TenantLimits> {
             unfinished_jobs: limits.user.unfinished_jobs,
             running_jobs: limits.user.running_jobs,
             accelerator_hours: limits.user.accelerator_hours.map(budget_to_proto),
+            submissions_per_minute: limits.user.submissions_per_minute,
         }),
         job: (limits.job != JobLimits::default()).then(|| job(&limits.job)),
         tiers: tenant.tier_limits.iter().map(of_tier).collect(),

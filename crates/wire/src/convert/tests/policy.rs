@@ -46,6 +46,7 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
                     running_jobs: (weight_milli % 6 == 0).then_some(weight_milli),
                     accelerator_hours: (weight_milli % 10 == 0)
                         .then_some(AcceleratorBudget { hours: weight_milli, window_ms: 86_400_000 }),
+                    submissions_per_minute: (weight_milli % 14 == 0).then_some(weight_milli),
                 },
                 job: JobLimits {
                     devices_max: (weight_milli % 4 == 0).then_some(weight_milli),
