@@ -19,7 +19,8 @@ use crate::metadata::{no_tier, tier_of};
 use directives::{Directive, Directives};
 
 /// The sentence for features.
-const CONSTRAINT: &str = "nodes have labels with values: `nodeSelector: {LABEL: [VALUE]}`";
+const CONSTRAINT: &str =
+    "a feature is a label of nodes: `--where LABEL`, or `nodes.expressions` in the converted document";
 /// The command of a job has a script up to this size.
 const LINE_ENDS: &str = "\r\n";
 
