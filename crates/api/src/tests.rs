@@ -252,7 +252,7 @@ async fn a_policy_is_set_once_compared_and_shown() {
     let mut policy = first.policy.expect("it is shown");
     policy
         .tenants
-        .insert("vision".to_owned(), v1::TenantPolicy { weight_milli: 2_000, ..Default::default() });
+        .insert("vision".to_owned(), v1::TenantPolicy { weight_milli: Some(2_000), ..Default::default() });
     let request = |request_id: &str, expected_version, validate_only| v1::SetPolicyRequest {
         request_id: request_id.to_owned(),
         policy: Some(policy.clone()),

@@ -368,6 +368,16 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("queue-status", "muster queue list"),
     ("sinfo", "muster node list"),
     ("sacct", "muster job list --all"),
+    ("sacctmgr", "muster policy show|set, muster quota request TENANT TYPE:COUNT"),
+    ("salloc", "muster run --detach -- sleep 8h, and then muster exec ID -it -- bash"),
+    ("sattach", "muster logs ID -f"),
+    ("scrontab", "muster schedule create NAME -f FILE --cron TEXT, muster schedule list"),
+    ("sdiag", "muster cluster status"),
+    ("sprio", "muster explain ID, muster queue list -o wide"),
+    ("sreport", "muster report usage"),
+    ("sshare", "muster queue list -o wide"),
+    ("strigger", "muster notification list"),
+    ("sview", "muster top"),
     ("attach", "muster logs ID -f"),
     ("tail", "muster logs ID -f"),
     ("watch", "muster job watch ID, muster node watch, muster queue watch, muster cluster watch"),
@@ -437,4 +447,23 @@ async fn version(
         console.line(&format!("replica {}{at}: {}", server.replica_id, server.version))?;
     }
     Ok(Exit::Ok)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::ELSEWHERE;
+
+    #[test]
+    fn programs_of_slurm_have_their_commands_here() {
+        let programs = "sacct sacctmgr salloc sattach sbatch scancel scontrol scrontab sdiag sinfo sprio squeue sreport srun \
+                        sshare strigger sview";
+        for program in programs.split(' ') {
+            let here = ELSEWHERE.iter().find(|(known, _)| *known == program);
+            assert!(here.is_some_and(|(_, here)| here.starts_with("muster ")), "{program}");
+        }
+        let known: BTreeSet<&str> = ELSEWHERE.iter().map(|(known, _)| *known).collect();
+        assert_eq!(known.len(), ELSEWHERE.len(), "a word is there twice");
+    }
 }

@@ -56,6 +56,8 @@ pub struct Rules {
     pub node_selector: BTreeMap<String, Vec<String>>,
     /// Tests of labels of nodes, as `nodes.expressions` takes them.
     pub expressions: Vec<Value>,
+    /// The booking on whose nodes it runs.
+    pub booking: Option<String>,
     /// The only nodes; empty for any.
     pub only: Vec<String>,
     /// Nodes that are excluded.
@@ -198,6 +200,7 @@ impl Draft {
         put(&mut nodes, "only", json!(rules.only));
         put(&mut nodes, "exclude", json!(rules.exclude));
         put(&mut spec, "nodes", Value::Object(nodes));
+        put(&mut spec, "booking", json!(rules.booking));
         put(&mut spec, "affinity", json!(rules.affinity));
         put(&mut spec, "tolerations", json!(rules.tolerations));
         put(&mut spec, "after", json!(self.after));

@@ -484,6 +484,20 @@ fn unusual_ways_of_writing_lose_nothing() {
     has(&label, "metadata.labels.a: not honoured: it has no value (null)");
 }
 
+#[test]
+fn a_reservation_is_the_booking_of_that_name() {
+    let named = |value: &str| format!("#!/bin/sh\n#SBATCH --reservation={value}\ntrue\n");
+    let booking = |value: &str| convert(&named(value)).unwrap().documents[0]["spec"]["booking"].clone();
+    assert_eq!((booking("demo"), booking("Demo_1")), (json!("demo"), json!("demo_1")));
+    assert!(!findings(&named("demo")).iter().any(|finding| finding.contains("--reservation")));
+    for several in ["demo,night", "-"] {
+        assert_eq!(booking(several), Value::Null, "{several}");
+        let all = findings(&named(several));
+        let part = "line 2: --reservation: not honoured: a job names one booking";
+        assert!(all.iter().any(|finding| finding.contains(part)), "{several}: {all:#?}");
+    }
+}
+
 /// Depth, and what aliases bring in, have bounds that hold before memory is taken.
 #[test]
 fn inputs_have_bounds() {

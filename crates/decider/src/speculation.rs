@@ -517,6 +517,17 @@ impl Speculation {
         self.requests.take(&self.state, self.now, tenants)
     }
 
+    /// Counts one submission of these users, for each of them and for each of their tenants.
+    ///
+    /// # Errors
+    /// Those of [`Requests::take_submission`]. Nothing is counted then.
+    pub(crate) fn count_submission<'a>(
+        &mut self,
+        users: &BTreeSet<(&'a Name, &'a str)>,
+    ) -> Result<(), Refusal> {
+        self.requests.take_submission(&self.state, self.now, users)
+    }
+
     /// The last job whose fallback a tick has looked at, where it could not look at all of them.
     pub(crate) fn fallback_place(&self) -> Option<(LogTime, JobId)> {
         self.fallback_place

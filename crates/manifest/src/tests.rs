@@ -498,7 +498,7 @@ fn a_policy_is_read() {
     assert_eq!(file.version, Some(812));
     let policy = file.message;
     let research = &policy.tenants["research"];
-    assert_eq!((research.weight_milli, research.quotas[0].nominal_milli), (1_500, 64_000));
+    assert_eq!((research.weight_milli, research.quotas[0].nominal_milli), (Some(1_500), 64_000));
     assert_eq!(research.quotas[0].borrowing_limit_milli, Some(500));
     assert_eq!(policy.tenants["vision"].parent, "research");
     let order = policy.order.unwrap();
@@ -600,7 +600,7 @@ fn prices_have_dates_purchases_and_parts() {
 #[test]
 fn mistakes_of_a_policy_have_their_lines_and_its_words() {
     let text = POLICY
-        .replace("weight: 1.5", "weight: 0")
+        .replace("weight: 1.5", "weight: heavy")
         .replace("nominal: 64, borrowingLimit: 0.5", "borrowingLimit: many")
         .replace("maintenance: true", "maintenance: false");
     assert_eq!(
@@ -610,7 +610,7 @@ fn mistakes_of_a_policy_have_their_lines_and_its_words() {
     assert_eq!(
         policy_problems(&text),
         [
-            "line 7: spec.tenants.research.weight: must be above zero; leave it out for the ordinary share, 1",
+            "line 7: spec.tenants.research.weight: must be a number like 2 or 0.5, with at most three decimals, got \"heavy\"",
             "line 9: spec.tenants.research.quotas[0].nominal: must be given: the devices that are guaranteed, or 0",
             "line 9: spec.tenants.research.quotas[0].borrowingLimit: must be a number like 64 or 0.5, with at most three decimals, got \"many\"",
             "line 23: spec.windows[0]: must say what it is for: either `maintenance: true` or `reservedFor: TENANT`",

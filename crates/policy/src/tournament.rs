@@ -2,8 +2,8 @@
 //!
 //! Every tenant with pending work below it has a seat next to its siblings, under its dominant share for its
 //! weight. A tenant's own work has a seat among its children, with the use that is not its children's and the
-//! ordinary weight. At each level the least share goes first; equal shares fall to the tier and the turn of the head
-//! that each would send.
+//! ordinary weight. At each level the least share goes first, those of weight zero behind all others; equal shares fall to
+//! the tier and the turn of the head that each would send.
 //!
 //! Serving a leaf computes the keys on its path again: a few shares and tree operations for each level.
 
@@ -21,6 +21,9 @@ pub(crate) type Leaf = Option<Name>;
 /// The place of a head in its leaf: its tier, its turn and its tenant.
 pub(crate) type HeadKey = (Reverse<PriorityTier>, QueuePosition, Name);
 
+/// What seats are compared by: whether the weight is zero, and the share.
+type Share = (bool, u64);
+
 /// The weight of a tenant's own work next to its children: the ordinary one.
 const OWN_WEIGHT_MILLI: u32 = 1_000;
 
@@ -36,8 +39,8 @@ enum Seat {
 /// Seats that compete with each other.
 #[derive(Clone, Debug, Default)]
 struct Group {
-    order: BTreeSet<(u64, HeadKey, Seat)>,
-    keys: BTreeMap<Seat, (u64, HeadKey)>,
+    order: BTreeSet<(Share, HeadKey, Seat)>,
+    keys: BTreeMap<Seat, (Share, HeadKey)>,
     /// Whether there ever were two: a share that is compared with nothing need not be known.
     compares: bool,
 }
@@ -100,7 +103,7 @@ impl Tournament {
         let mut head = head.cloned();
         for (above, seat) in path(state, leaf) {
             let compares = self.groups.get(&above).is_some_and(|group| group.compares);
-            let share = if compares { self.share(state, above.as_ref(), &seat) } else { 0 };
+            let share = if compares { self.share(state, above.as_ref(), &seat) } else { Share::default() };
             let group = self.groups.entry(above).or_default();
             if let Some((share, head)) = group.keys.remove(&seat) {
                 group.order.remove(&(share, head, seat.clone()));
@@ -127,16 +130,19 @@ impl Tournament {
         }
     }
 
-    fn share(&self, state: &State, above: Option<&Name>, seat: &Seat) -> u64 {
+    fn share(&self, state: &State, above: Option<&Name>, seat: &Seat) -> Share {
         match seat {
             Seat::Child(name) => {
                 let weight_milli = state.policy().policy.weight_milli(name);
                 let usage = state.usage(name);
-                usage.map_or(0, |usage| usage.share(self.now, &self.capacity, weight_milli))
+                let share = usage.map_or(0, |usage| usage.share(self.now, &self.capacity, weight_milli));
+                (weight_milli == 0, share)
             }
             Seat::Own => {
                 let own = above.and_then(|above| self.own.get(above));
-                own.map_or(0, |own| own.usage.share(self.now, &self.capacity, OWN_WEIGHT_MILLI))
+                let share =
+                    own.map_or(0, |own| own.usage.share(self.now, &self.capacity, OWN_WEIGHT_MILLI));
+                (false, share)
             }
         }
     }

@@ -274,7 +274,8 @@ impl TenantUsage {
     /// ```
     ///
     /// and the greatest over all resources is the dominant one. What is not in the fleet (`c = 0`)
-    /// cannot be compared and is left out. Saturates, at what no use of devices that exist comes near.
+    /// cannot be compared and is left out. Saturates, at what no use of devices that exist comes near. A weight of zero, which
+    /// nothing can be divided by, counts as the ordinary one.
     #[must_use]
     pub fn share(&self, now: LogTime, capacity: &Capacity, weight_milli: u32) -> u64 {
         let span = self.span(now);
@@ -288,7 +289,8 @@ impl TenantUsage {
         ];
         let shares = of_kind.chain(host).map(|(meter, there_is)| meter.share(span, there_is));
         let dominant = shares.max().unwrap_or(0);
-        let weighted = dominant.saturating_mul(1_000) / u128::from(weight_milli.max(1));
+        let divisor = if weight_milli == 0 { 1_000 } else { weight_milli };
+        let weighted = dominant.saturating_mul(1_000) / u128::from(divisor);
         u64::try_from(weighted).unwrap_or(u64::MAX)
     }
 

@@ -136,7 +136,8 @@ impl Quota {
 pub struct TenantPolicy {
     /// The tenant above it; none for the first level.
     pub parent: Option<Name>,
-    /// Its share next to its siblings, in thousandths; 1,000 is the ordinary share.
+    /// Its share next to its siblings, in thousandths; 1,000 is the ordinary share. With zero it goes behind all siblings that
+    /// have a weight, and among those without one by what it has used.
     pub weight_milli: u32,
     /// Its quotas, at most one for each accelerator type and region.
     pub quotas: Vec<Quota>,
@@ -895,7 +896,7 @@ impl PolicyDraft {
 impl TenantPolicy {
     fn check(&self, at: &str, found: &mut Vec<Violation>) {
         let weight = format!("{at}.weight_milli");
-        check_bound(&weight, self.weight_milli.into(), 1, WEIGHT_MILLI_MAX.into(), found);
+        check_bound(&weight, self.weight_milli.into(), 0, WEIGHT_MILLI_MAX.into(), found);
         check_count(&format!("{at}.quotas"), self.quotas.len(), TENANT_QUOTAS_MAX, found);
         self.limits.job.check(&format!("{at}.limits.job"), found);
         self.limits.check_budgets(&format!("{at}.limits"), found);

@@ -136,7 +136,7 @@ refusal_codes! {
     /// This replica does not lead, and no leader is known.
     NotLeader = "MS-4001", "NOT_LEADER", ["leader_endpoint"];
     /// Too many requests wait; try again after the hint.
-    Overloaded = "MS-4002", "OVERLOADED", ["account", "tenant", "node", "principal", "limit", "limit_max", "last_log_index"];
+    Overloaded = "MS-4002", "OVERLOADED", ["account", "tenant", "user", "node", "principal", "limit", "limit_max", "last_log_index"];
     /// The leader changed while the request was on its way; its outcome is unknown until it is
     /// repeated under the same request id.
     OutcomeUnknown = "MS-4003", "OUTCOME_UNKNOWN", [];

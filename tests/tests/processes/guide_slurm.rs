@@ -25,9 +25,58 @@ fn words(command: &str) -> Vec<String> {
 
 /// The second cell of each row, and what it has between backticks.
 fn commands(page: &str) -> Vec<String> {
-    let rows = page.lines().filter(|line| line.starts_with("| `"));
+    let rows = page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| in Slurm"));
     let cells = rows.map(|row| row.split(" | ").nth(1).unwrap_or_else(|| panic!("{row}")).to_owned());
     cells.map(|cell| cell.trim().trim_matches('`').to_owned()).collect()
+}
+
+/// What people type who use Slurm every week.
+const WEEKLY: [&str; 35] = [
+    "srun ",
+    "sbatch -N",
+    "sbatch --array",
+    "--dependency",
+    "--exclude",
+    "--nodelist",
+    "--constraint",
+    "--spread-job",
+    "--segment",
+    "--reservation",
+    "--test-only",
+    "-A vision",
+    "squeue`",
+    "squeue --me",
+    "squeue -A",
+    "squeue --start",
+    "scancel",
+    "scontrol show job",
+    "scontrol hold",
+    "scontrol release",
+    "scontrol requeue",
+    "scontrol suspend",
+    "TimeLimit=",
+    "StartTime=",
+    "Features=",
+    "scontrol show node",
+    "state=drain",
+    "create reservation",
+    "show reservation",
+    "sinfo",
+    "sacct -",
+    "sacctmgr",
+    "sreport",
+    "sshare",
+    "scrontab",
+];
+
+#[test]
+fn what_people_of_slurm_type_every_week_is_on_the_page() {
+    let page = std::fs::read_to_string(root().join("ops/guide/slurm.md")).expect("the guide has it");
+    let rows = page.lines().filter(|line| line.starts_with("| "));
+    let asked: Vec<&str> = rows.filter_map(|row| row.split(" | ").next()).collect();
+    for wanted in WEEKLY {
+        assert!(asked.iter().any(|cell| cell.contains(wanted)), "no row of the page is about {wanted}");
+    }
 }
 
 /// Repeated until it succeeds, as by somebody who is a moment early: a job does not run at once.
@@ -36,7 +85,7 @@ async fn coming_from_slurm() {
     let _heavy = heavy().await;
     let page = std::fs::read_to_string(root().join("ops/guide/slurm.md")).expect("the guide has it");
     let commands = commands(&page);
-    assert!(commands.len() > 30, "{commands:?}");
+    assert!(commands.len() > 70, "{commands:?}");
     let cluster = Cluster::start(3).await;
     let _agents = Agents::start(&cluster, &["h1", "h2"]).await;
     for command in commands {

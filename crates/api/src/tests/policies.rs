@@ -64,7 +64,7 @@ fn attacks() -> Vec<(v1::Policy, &'static str)> {
         ),
         (policy(vec![("a", twice)]), "policy.tenants.a.quotas[1]"),
         (
-            policy(vec![("a", v1::TenantPolicy { weight_milli: u32::MAX, ..tenant("") })]),
+            policy(vec![("a", v1::TenantPolicy { weight_milli: Some(u32::MAX), ..tenant("") })]),
             "policy.tenants.a.weight_milli",
         ),
         (policy(vec![("a", rights(17, 0))]), "policy.tenants.a.rights.tier_max"),
@@ -143,7 +143,7 @@ async fn a_part_of_the_policy_is_set_and_the_others_stay() {
     let priced = priced.into_inner().version;
 
     // Two people who know nothing of each other: `c` is new, below a tenant that only the cluster has, and `b` goes.
-    let tenants = policy(vec![("c", v1::TenantPolicy { weight_milli: 3_000, ..tenant("a") })]);
+    let tenants = policy(vec![("c", v1::TenantPolicy { weight_milli: Some(3_000), ..tenant("a") })]);
     let update = parts("00000000-0000-4000-8000-000000000003", &["tenants.c", "tenants.b"], tenants);
     guarded("tenants", policies.update_policy(update)).await.expect("they are set");
     let again = guarded("prices", policies.update_policy(prices)).await.expect("it is repeated").into_inner();

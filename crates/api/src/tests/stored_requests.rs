@@ -617,6 +617,7 @@ fn limits() -> v1::TenantLimits {
                 most: Some(20),
                 window: Some(duration(86_400_000)),
             }),
+            submissions_per_minute: Some(30),
         }),
         job: Some(job),
         tiers: vec![v1::TierLimits { tier: v1::Tier::Free.into(), job: Some(job) }],
@@ -638,7 +639,7 @@ fn policy() -> v1::Policy {
     };
     let tenant = v1::TenantPolicy {
         parent: String::new(),
-        weight_milli: 2_000,
+        weight_milli: Some(2_000),
         quotas: vec![quota],
         rights: Some(v1::TenantRights {
             tier_max: v1::Tier::Critical.into(),

@@ -12,6 +12,7 @@ use muster_wire::v1;
 use serde::Serialize;
 
 use super::Changed;
+use super::which::WhichNodes;
 use crate::complete;
 use crate::consent::{self, Consent};
 use crate::reading::ReadArgs;
@@ -25,13 +26,14 @@ pub enum HealthCommand {
 Examples:
   muster node drain host-17 --deadline 30m
   muster node drain host-17                   as long as it takes
+  muster node drain --region eu-north --deadline 30m --dry-run
+  muster node drain -l rack=r7 --deadline 30m
 
 Gangs that have saved their work move as soon as there is capacity; the others end by themselves or at the deadline.
 A node is empty when its status is `drained`.")]
     Drain {
-        /// Their names or ids
-        #[arg(required = true, add = ArgValueCompleter::new(complete::nodes))]
-        nodes: Vec<String>,
+        #[command(flatten)]
+        which: WhichNodes,
         /// When what is still there is stopped: 90s, 30m, 12h [default: never]
         #[arg(long, value_name = "DURATION", value_parser = span)]
         deadline: Option<u64>,
@@ -39,11 +41,7 @@ A node is empty when its status is `drained`.")]
         consent: Consent,
     },
     /// Put drained nodes back
-    Undrain {
-        /// Their names or ids
-        #[arg(required = true, add = ArgValueCompleter::new(complete::nodes))]
-        nodes: Vec<String>,
-    },
+    Undrain(WhichNodes),
     /// Keep nodes away from new work; what runs on them goes on
     #[command(
         after_help = "Examples:\n  muster node quarantine host-17 --reason \"jobs fail here and nowhere else\""
@@ -149,14 +147,15 @@ fn span(text: &str) -> Result<u64, String> {
 
 pub async fn run(global: &Global, console: &Console, command: HealthCommand) -> Result<Exit, Failure> {
     match command {
-        HealthCommand::Drain { nodes, deadline, consent } => {
+        HealthCommand::Drain { which, deadline, consent } => {
             let client = global.client().await?;
+            let nodes = which.names(&client).await?;
             if !consent::to_drain(consent, &client, console, &nodes).await? {
                 return Ok(Exit::Ok);
             }
             drain(&client, console, nodes, deadline).await
         }
-        HealthCommand::Undrain { nodes } => cancel_drain(&global.client().await?, console, nodes).await,
+        HealthCommand::Undrain(which) => cancel_drain(&global.client().await?, console, which).await,
         HealthCommand::Quarantine { nodes, reason } => {
             quarantine(&global.client().await?, console, nodes, reason).await
         }
@@ -190,9 +189,9 @@ async fn drain(
     changed.print(console)
 }
 
-async fn cancel_drain(client: &Client, console: &Console, names: Vec<String>) -> Result<Exit, Failure> {
+async fn cancel_drain(client: &Client, console: &Console, which: WhichNodes) -> Result<Exit, Failure> {
     let mut changed = Changed::default();
-    for node in names {
+    for node in which.names(client).await? {
         let request = v1::CancelNodeDrainRequest { node, ..Default::default() };
         let answer = client.cancel_node_drain(request).await?;
         changed.note(answer.node, answer.freshness);

@@ -100,7 +100,7 @@ pub async fn run(global: &Global, console: &Console, command: LabelCommand) -> R
     }
     let client = global.client().await?;
     let names = match &selector {
-        Some(selector) => selected(&client, selector).await?,
+        Some(selector) => selected(&client, None, Some(selector)).await?,
         None => names,
     };
     if names.is_empty() {
@@ -170,13 +170,19 @@ fn read_taint(word: &str, request: &mut v1::SetNodeLabelsRequest) -> Result<(), 
     Ok(())
 }
 
-/// Names of all nodes that are selected.
-async fn selected(client: &Client, selector: &LabelSelector) -> Result<Vec<String>, Failure> {
-    let mut request = v1::ListNodesRequest { page_size: PAGE_SIZE, ..Default::default() };
+/// Names of all nodes of a region, or of all regions, whose labels match.
+pub(super) async fn selected(
+    client: &Client,
+    region: Option<&str>,
+    selector: Option<&LabelSelector>,
+) -> Result<Vec<String>, Failure> {
+    let region = region.unwrap_or_default().to_owned();
+    let mut request = v1::ListNodesRequest { page_size: PAGE_SIZE, region, ..Default::default() };
     let mut names = Vec::new();
     loop {
         let page = client.list_nodes(request.clone()).await?;
-        let nodes = page.nodes.into_iter().filter(|node| is_selected(selector, node));
+        let is_wanted = |node: &v1::Node| selector.is_none_or(|selector| is_selected(selector, node));
+        let nodes = page.nodes.into_iter().filter(is_wanted);
         names.extend(nodes.filter_map(|node| node.description).map(|described| described.name));
         if page.next_page_token.is_empty() || page.next_page_token == request.page_token {
             return Ok(names);

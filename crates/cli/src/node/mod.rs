@@ -3,6 +3,7 @@
 mod admission;
 mod health;
 mod labels;
+mod which;
 
 use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCompleter;
@@ -15,6 +16,7 @@ use serde::Serialize;
 use self::admission::AdmissionCommand;
 use self::health::HealthCommand;
 use self::labels::LabelCommand;
+use self::which::WhichNodes;
 use crate::complete;
 use crate::job::follow::{Next, next_until, say_restarted};
 use crate::reading::ReadArgs;
@@ -50,20 +52,14 @@ Shows what registers, is lost, cordoned, put back, labelled, tainted or forgotte
         region: Option<String>,
     },
     /// Take nodes out of placement; what runs on them stays
-    #[command(
-        after_help = "Examples:\n  muster node cordon host-17\n  muster node cordon $(muster node list --region eu-north -o name)"
-    )]
-    Cordon {
-        /// Their names or ids
-        #[arg(required = true, add = ArgValueCompleter::new(complete::nodes))]
-        nodes: Vec<String>,
-    },
+    #[command(after_help = "\
+Examples:
+  muster node cordon host-17
+  muster node cordon --region eu-north            every node that is registered in the region now
+  muster node cordon -l pool=research")]
+    Cordon(WhichNodes),
     /// Put nodes back into placement
-    Uncordon {
-        /// Their names or ids
-        #[arg(required = true, add = ArgValueCompleter::new(complete::nodes))]
-        nodes: Vec<String>,
-    },
+    Uncordon(WhichNodes),
     #[command(flatten)]
     Health(HealthCommand),
     #[command(flatten)]
@@ -113,8 +109,8 @@ pub async fn run(global: &Global, console: &Console, command: NodeCommand) -> Re
         NodeCommand::List(args) => list(&args.read.client(global).await?, console, args).await,
         NodeCommand::Show { node, read } => show(&read.client(global).await?, console, node, &read).await,
         NodeCommand::Watch { region } => watch(global, console, region.unwrap_or_default()).await,
-        NodeCommand::Cordon { nodes } => cordon(&global.client().await?, console, nodes, true).await,
-        NodeCommand::Uncordon { nodes } => cordon(&global.client().await?, console, nodes, false).await,
+        NodeCommand::Cordon(which) => cordon(&global.client().await?, console, which, true).await,
+        NodeCommand::Uncordon(which) => cordon(&global.client().await?, console, which, false).await,
         NodeCommand::Admission(command) => admission::run(global, console, command).await,
         NodeCommand::Health(command) => health::run(global, console, command).await,
         NodeCommand::Labels(command) => labels::run(global, console, command).await,
@@ -326,11 +322,11 @@ fn event(item: &NodeItem) -> Document<NodeEvent> {
 async fn cordon(
     client: &Client,
     console: &Console,
-    names: Vec<String>,
+    which: WhichNodes,
     cordoned: bool,
 ) -> Result<Exit, Failure> {
     let mut changed = Changed::default();
-    for node in names {
+    for node in which.names(client).await? {
         if cordoned {
             let request = v1::CordonNodeRequest { node, ..Default::default() };
             let answer = client.cordon_node(request).await?;

@@ -75,6 +75,7 @@ const LISTS: [List; 15] = [
             ("PENDING JOBS OF A USER UP TO", "{limits.user.pendingJobs}", ""),
             ("UNFINISHED JOBS OF A USER UP TO", "{limits.user.unfinishedJobs}", ""),
             ("RUNNING JOBS OF A USER UP TO", "{limits.user.runningJobs}", ""),
+            ("SUBMISSIONS OF A USER A MINUTE", "{limits.user.submissionsPerMinute}", ""),
         ],
     ),
     (

@@ -19,7 +19,8 @@ use crate::metadata::{no_tier, tier_of};
 use directives::{Directive, Directives};
 
 /// The sentence for features.
-const CONSTRAINT: &str = "nodes have labels with values: `nodeSelector: {LABEL: [VALUE]}`";
+const CONSTRAINT: &str =
+    "a feature is a label of nodes: `--where LABEL`, or `nodes.expressions` in the converted document";
 /// The command of a job has a script up to this size.
 const LINE_ENDS: &str = "\r\n";
 
@@ -312,6 +313,15 @@ fn places(directives: &Directives<'_>, draft: &mut Draft) {
             _ => directives.drop(directive, "nodes are not divided into partitions; `nodeSelector` and `--region` choose among them"),
         }
     }
+    if let Some(directive) = directives.take("reservation") {
+        match Name::new(&directive.value.to_ascii_lowercase()) {
+            Some(name) => draft.rules.booking = Some(name.to_string()),
+            None => directives.drop(
+                directive,
+                "a job names one booking, by a name of letters, digits, '-', '_' and '.': `booking`",
+            ),
+        }
+    }
     if let Some(directive) = directives.take("switches") {
         if directive.value.split('@').next() == Some("1") {
             draft.rules.preferred = Some("rack");
@@ -372,9 +382,6 @@ fn advice(name: &str) -> &'static str {
         "constraint" | "prefer" => CONSTRAINT,
         "nodefile" => "the file is not read; `--nodelist` names the nodes",
         "hold" => "the job starts when there is capacity; `muster job hold JOB-ID` keeps it",
-        "reservation" => {
-            "parts of the fleet that are set aside are windows of the policy, and their jobs use them by tenant"
-        }
         "nice" | "priority" => "the order is decided by tiers and shares of tenants: `tier`",
         "licenses" => "licences are not counted",
         "export-file" | "get-user-env" => {

@@ -508,8 +508,12 @@ fn running_limit(state: &State, job: Option<JobId>, spec: &JobSpec) -> Option<St
             (who, most, placed, "limits.user.runningJobs")
         }
     };
+    let when = match most {
+        0 => "when the policy allows more",
+        _ => "once one of them is over",
+    };
     Some(format!(
-        "{who} {placed} jobs placed and may have {most} (`{limit}` in the policy); it is placed once one of them is over"
+        "{who} {placed} jobs placed and may have {most} (`{limit}` in the policy); it is placed {when}"
     ))
 }
 

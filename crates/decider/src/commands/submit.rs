@@ -476,7 +476,8 @@ pub(super) fn submit_as(
     check_submission(speculation.state(), submitted, path, speculation.now())?;
     // Nothing is counted or pushed before all that can be refused was looked at.
     with_ids(speculation.state(), submitted)?;
-    speculation.count_request(specs.iter().map(|spec| &spec.tenant))?;
+    let users = submitted.iter().map(|job| (&job.spec.tenant, creator(job))).collect();
+    speculation.count_submission(&users)?;
     pruning.carry_out(speculation);
     // The ids are those of the next record.
     let submitted = &*with_ids(speculation.state(), submitted)?;

@@ -4,12 +4,14 @@
 //! gains at most one minute's requests.
 //!
 //! **Invariant:** a request that is refused is not counted; one that is repeated is answered before it comes here.
-//! **Invariant:** what is kept is bounded by the tenants that the policy names, and by a few minutes.
+//! **Invariant:** what is kept is bounded by the tenants that the policy names, by [`USERS_COUNTED_MAX`], and by a few minutes.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::format;
+use alloc::string::String;
 use alloc::vec::Vec;
 use muster_state::State;
+use muster_types::metadata::ANONYMOUS;
 use muster_types::policy::Policy;
 use muster_types::{LogTime, Name, Parameters, Refusal, RefusalCode};
 
@@ -19,11 +21,19 @@ const MINUTE_MS: u64 = 60_000;
 /// full.
 const MINUTES_COUNTED: usize = (Parameters::REQUEST_RETENTION_MIN_MS / MINUTE_MS) as usize + 1;
 
+/// Users whose submissions are counted one by one; those beyond are one user of their tenant.
+const USERS_COUNTED_MAX: usize = 65_536;
+
+/// A user of a tenant; the name is empty for those that nobody knows.
+type User = (Name, String);
+
 /// What tenants have asked for of late, under one leadership.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Requests {
     /// What each tenant with a limit has used of it.
     used: BTreeMap<Name, Used>,
+    /// The same of each user with a limit.
+    used_by_users: BTreeMap<User, Used>,
     /// By minute, the oldest first.
     minutes: VecDeque<(u64, BTreeMap<Name, u64>)>,
 }
@@ -40,6 +50,17 @@ impl Used {
     /// What is left of it by now.
     fn by(self, now: LogTime, limit: u32) -> u64 {
         self.level.saturating_sub(u64::from(limit).saturating_mul(now.since_ms(self.at)))
+    }
+
+    /// The part of a limit that is used with one more request. Where that is too much, the time after which it is not.
+    fn with_one_more(used: Option<&Used>, limit: u32, now: LogTime) -> Result<u64, u64> {
+        let most = u64::from(limit) * MINUTE_MS;
+        let with_one = used.map_or(0, |used| used.by(now, limit)) + MINUTE_MS;
+        if with_one <= most {
+            return Ok(with_one);
+        }
+        // A limit of nothing is looked at again in a minute.
+        Err((with_one - most).div_ceil(u64::from(limit).max(1)).min(MINUTE_MS))
     }
 }
 
@@ -60,9 +81,42 @@ impl Requests {
         now: LogTime,
         tenants: impl IntoIterator<Item = &'a Name>,
     ) -> Result<(), Refusal> {
+        self.take_as(state, now, tenants, &BTreeSet::new())
+    }
+
+    /// Counts one submission of these users, for each of them and for each of their tenants.
+    ///
+    /// # Errors
+    /// Those of [`Requests::take`], and `OVERLOADED` if a user has made as many submissions in a minute as the policy allows.
+    /// Nothing is counted then.
+    pub(crate) fn take_submission<'a>(
+        &mut self,
+        state: &State,
+        now: LogTime,
+        users: &BTreeSet<(&'a Name, &'a str)>,
+    ) -> Result<(), Refusal> {
+        self.take_as(state, now, users.iter().map(|(tenant, _)| *tenant), users)
+    }
+
+    fn take_as<'a>(
+        &mut self,
+        state: &State,
+        now: LogTime,
+        tenants: impl IntoIterator<Item = &'a Name>,
+        users: &BTreeSet<(&'a Name, &'a str)>,
+    ) -> Result<(), Refusal> {
         let policy = &state.policy().policy;
         if policy.tenants.is_empty() {
             return Ok(());
+        }
+        let mut user_levels: BTreeMap<User, u64> = BTreeMap::new();
+        for (tenant, user) in users {
+            let tenant = counted(policy, tenant);
+            if let Some(limit) = policy.limits(tenant).user.submissions_per_minute {
+                let user = self.counted_user(tenant, user);
+                let level = self.check_user(&user, limit, now)?;
+                user_levels.insert(user, level);
+            }
         }
         let named: BTreeSet<&Name> = tenants.into_iter().map(|tenant| counted(policy, tenant)).collect();
         let free = state.parameters().requests_held_max.saturating_sub(state.requests_count() as u64);
@@ -80,20 +134,19 @@ impl Requests {
         for (tenant, level) in levels {
             self.used.insert(tenant, Used { level, at: now });
         }
+        for (user, level) in user_levels {
+            self.used_by_users.insert(user, Used { level, at: now });
+        }
         self.count(&named, now);
         Ok(())
     }
 
     /// The part of its limit that a tenant has used with one more request.
     fn check_rate(&mut self, tenant: &Name, limit: u32, now: LogTime) -> Result<u64, Refusal> {
-        let used = self.used.get(tenant).map_or(0, |used| used.by(now, limit));
-        let most = u64::from(limit) * MINUTE_MS;
-        let with_one = used + MINUTE_MS;
-        if with_one <= most {
-            return Ok(with_one);
-        }
-        // A limit of nothing is looked at again in a minute.
-        let wait_ms = (with_one - most).div_ceil(u64::from(limit).max(1)).min(MINUTE_MS);
+        let wait_ms = match Used::with_one_more(self.used.get(tenant), limit, now) {
+            Ok(level) => return Ok(level),
+            Err(wait_ms) => wait_ms,
+        };
         let text = format!(
             "tenant {tenant} may make {limit} requests in a minute (`limits.requestsPerMinute` in the policy) and has made \
              them; try again in {wait_ms} ms"
@@ -101,6 +154,35 @@ impl Requests {
         Err(Refusal::new(RefusalCode::Overloaded, text)
             .with("tenant", tenant)
             .with("limit", "requestsPerMinute")
+            .with("limit_max", limit)
+            .with("retry_after_ms", wait_ms))
+    }
+
+    /// Under which name the submissions of a user are counted.
+    fn counted_user(&self, tenant: &Name, user: &str) -> User {
+        let own = (tenant.clone(), String::from(user));
+        if self.used_by_users.len() < USERS_COUNTED_MAX || self.used_by_users.contains_key(&own) {
+            return own;
+        }
+        (tenant.clone(), String::new())
+    }
+
+    /// The part of its limit that a user has used with one more submission.
+    fn check_user(&self, user: &User, limit: u32, now: LogTime) -> Result<u64, Refusal> {
+        let wait_ms = match Used::with_one_more(self.used_by_users.get(user), limit, now) {
+            Ok(level) => return Ok(level),
+            Err(wait_ms) => wait_ms,
+        };
+        let (tenant, name) = user;
+        let name = if name.is_empty() { ANONYMOUS } else { name.as_str() };
+        let text = format!(
+            "user {name} of tenant {tenant} may make {limit} submissions in a minute (`limits.user.submissionsPerMinute` in \
+             the policy) and has made them; try again in {wait_ms} ms"
+        );
+        Err(Refusal::new(RefusalCode::Overloaded, text)
+            .with("tenant", tenant)
+            .with("user", name)
+            .with("limit", "user.submissionsPerMinute")
             .with("limit_max", limit)
             .with("retry_after_ms", wait_ms))
     }
@@ -134,6 +216,7 @@ impl Requests {
             }
             // Who has used nothing of its limit, or is not named any more, is not kept. A minute uses up the largest one.
             self.used.retain(|_, used| now.since_ms(used.at) < MINUTE_MS);
+            self.used_by_users.retain(|_, used| now.since_ms(used.at) < MINUTE_MS);
         }
         let Some((_, counts)) = self.minutes.back_mut() else { return };
         for tenant in tenants {

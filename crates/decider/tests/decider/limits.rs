@@ -112,6 +112,10 @@ fn a_limit_of_nothing_places_nothing_and_stops_nobody_else() {
     let other = submit(&mut speculation, 2, "other").unwrap();
     pass(&mut speculation, &mut state);
     assert!(!is_placed(&state, own) && is_placed(&state, other));
+    let said = explain_job(&state, state.log_time(), own, speculation.kept_reservations()).unwrap();
+    assert_eq!(said.reason, WaitReason::TenantLimit, "{said}");
+    let text = &said.sentence;
+    assert!(text.contains("may have 0") && text.ends_with("placed when the policy allows more"), "{text}");
 }
 
 #[test]
@@ -245,6 +249,37 @@ fn submit_as(
         Answer::Submitted { jobs, .. } => Ok(jobs[0]),
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn a_user_makes_no_more_submissions_in_a_minute_than_the_tenant_lets_each() {
+    let user = UserLimits { submissions_per_minute: Some(2), ..UserLimits::default() };
+    let limits = TenantLimits { user, ..NONE };
+    let (mut speculation, mut state) = cluster(BOOTSTRAP, &[("team", limits), ("other", NONE)]);
+    let as_is = |_: &mut JobDraft| {};
+    for n in 0..2 {
+        submit_as(&mut speculation, n, ("team", "ada"), as_is).unwrap();
+    }
+    let before = speculation.last_index();
+    let refused = submit_as(&mut speculation, 2, ("team", "ada"), as_is).unwrap_err();
+    let limit = (refused.code, fact(&refused, "limit"));
+    assert_eq!(limit, (RefusalCode::Overloaded, "user.submissionsPerMinute".into()));
+    assert_eq!((fact(&refused, "user"), fact(&refused, "retry_after_ms")), ("ada".into(), "30000".into()));
+    assert_eq!(speculation.last_index(), before, "a refusal pushes nothing");
+    // Others of the tenant, those that nobody knows, and the same name elsewhere have each their own.
+    for (n, who) in [(3, ("team", "bob")), (4, ("team", "")), (5, ("other", "ada"))] {
+        submit_as(&mut speculation, n, who, as_is).unwrap();
+    }
+    // One that is repeated has its answer.
+    submit_as(&mut speculation, 0, ("team", "ada"), as_is).unwrap();
+    // After the time that it was told, exactly one more.
+    commit(&mut speculation, &mut state);
+    let now = speculation.now();
+    speculation.set_now(LogTime(now.0 + 29_999));
+    assert!(submit_as(&mut speculation, 2, ("team", "ada"), as_is).is_err());
+    speculation.set_now(LogTime(now.0 + 30_000));
+    submit_as(&mut speculation, 2, ("team", "ada"), as_is).unwrap();
+    assert!(submit_as(&mut speculation, 6, ("team", "ada"), as_is).is_err());
 }
 
 #[test]

@@ -833,6 +833,7 @@ fn policy() -> impl Strategy<Value = Policy> {
                 unfinished_jobs: all,
                 running_jobs: placed,
                 accelerator_hours: budget(all),
+                submissions_per_minute: placed,
             };
             TenantLimits {
                 pending_jobs,

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::form::{
     Bytes, Count, Dollars, Each, Filled, FilledNamed, FilledNames, FilledWords, Flag, Form, Group, Milli,
     Moment, Named, NamedCounts, Names, Nominal, Optional, OptionalBytes, Plain, PlainMilli, SmallMilli, Span,
-    Weight, Word, Words, group,
+    Word, Words, group,
 };
 use crate::reader::Reader;
 use crate::shape::Text;
@@ -36,7 +36,7 @@ group! {
 group! {
     Tenant is TenantPolicy {
         parent "parent": Plain,
-        weight_milli "weight": Weight,
+        weight_milli "weight": SmallMilli,
         quotas "quotas": Filled<Quota>,
         rights "rights": Optional<Rights>,
         limits "limits": Optional<Limits>,
@@ -72,6 +72,7 @@ group! {
         unfinished_jobs "unfinishedJobs": Count,
         running_jobs "runningJobs": Count,
         accelerator_hours "acceleratorHours": Optional<AcceleratorBudget>,
+        submissions_per_minute "submissionsPerMinute": Count,
     }
 }
 

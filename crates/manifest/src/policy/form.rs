@@ -94,7 +94,6 @@ macro_rules! forms {
 
 const THOUSANDTHS: &str = " (in thousandths)";
 const MILLIONTHS: &str = " (in millionths of a dollar)";
-const NO_WEIGHT: &str = "leave it out for the ordinary share, 1";
 const NO_NOMINAL: &str = "must be given: the devices that are guaranteed, or 0";
 
 forms! {
@@ -128,11 +127,6 @@ forms! {
             Milli::read(reader, at, given).unwrap_or_default()
         },
         |sent| Some(Content::Decimal(Decimal::milli(*sent)));
-
-    /// The weight of a tenant: zero stands for the ordinary one in the message.
-    Weight: Option<Text> => u32, THOUSANDTHS,
-        |reader, at, given| reader.above_zero(at, given, quantity::milli_small, NO_WEIGHT),
-        |sent| Some(Content::Decimal(Decimal::milli((*sent).into())));
 
     Dollars: Option<Text> => u64, MILLIONTHS,
         |reader, at, given| reader.value(at, given, quantity::micro_dollars).unwrap_or_default(),

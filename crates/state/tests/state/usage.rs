@@ -211,6 +211,7 @@ fn who_has_held_everything_for_ever_has_one() {
     assert!(near(some.share(now, &scarce, 1_000), SHARE_ONE));
     // Twice the weight, half the share; what the fleet does not have cannot be compared.
     assert!(near(all.share(now, &capacity, 2_000), SHARE_ONE / 2));
+    assert_eq!(all.share(now, &capacity, 0), all.share(now, &capacity, 1_000), "no weight divides nothing");
     assert_eq!(all.share(now, &Capacity::default(), 1_000), 0);
 }
 

@@ -156,6 +156,7 @@ impl TenantLimits {
             unfinished_jobs: None,
             running_jobs: None,
             accelerator_hours: None,
+            submissions_per_minute: None,
         },
         job: JobLimits {
             devices_max: None,
@@ -192,6 +193,9 @@ pub struct UserLimits {
     /// How long its jobs may be charged for accelerators in each window of time; its jobs wait once that is used, and
     /// nobody waits behind them.
     pub accelerator_hours: Option<AcceleratorBudget>,
+    /// Submissions in a minute, as many at once as in a minute. The leader counts them, so that a change of leader begins a
+    /// new minute. They also count for the tenant.
+    pub submissions_per_minute: Option<u32>,
 }
 
 /// What one job of a tenant may ask for.
@@ -299,6 +303,7 @@ impl Policy {
                 unfinished_jobs: stated().find_map(|limits| limits.user.unfinished_jobs),
                 running_jobs: self.user_running_jobs(tenant),
                 accelerator_hours: self.user_budget(tenant),
+                submissions_per_minute: stated().find_map(|limits| limits.user.submissions_per_minute),
             },
             job: stated().fold(JobLimits::default(), |nearer, limits| nearer.or(limits.job)),
             accelerator_hours: self.budget(tenant),

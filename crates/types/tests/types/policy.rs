@@ -125,9 +125,10 @@ fn a_tenant_has_a_weight_and_one_quota_for_each_flavour() {
         found(tenants(&[("a", a)]))
     };
     assert_eq!(draft(|_| ()), Vec::<String>::new());
+    assert_eq!(draft(|a| a.weight_milli = 0), Vec::<String>::new(), "it goes last");
     assert_eq!(
-        draft(|a| a.weight_milli = 0),
-        ["tenants.a.weight_milli: must be between 1 and 1000000, got 0"]
+        draft(|a| a.weight_milli = 1_000_001),
+        ["tenants.a.weight_milli: must be between 0 and 1000000, got 1000001"]
     );
     assert_eq!(
         draft(|a| a.quotas.push(quota("h100", 1))),

@@ -237,10 +237,7 @@ fn tenants(
         }
         let tenant = TenantPolicy {
             parent: optional_name(&below(&at, "parent"), &message.parent, found),
-            weight_milli: match message.weight_milli {
-                0 => TenantPolicy::default().weight_milli,
-                weight => weight,
-            },
+            weight_milli: message.weight_milli.unwrap_or(TenantPolicy::default().weight_milli),
             quotas,
             rights: rights(&below(&at, "rights"), &message.rights.unwrap_or_default(), found),
             tier_limits: message
@@ -261,6 +258,7 @@ fn tenants(
                         user.accelerator_hours,
                         found,
                     ),
+                    submissions_per_minute: user.submissions_per_minute,
                 }),
                 job: job_limits(&below(&at, "limits.job"), limits.job, found),
                 accelerator_hours: budget(
@@ -630,7 +628,7 @@ fn tenant_to_proto(tenant: &TenantPolicy) -> v1::TenantPolicy {
     });
     v1::TenantPolicy {
         parent: text(&tenant.parent),
-        weight_milli: tenant.weight_milli,
+        weight_milli: Some(tenant.weight_milli),
         quotas: quotas.collect(),
         rights: rights_to_proto(&tenant.rights),
         limits: limits_to_proto(tenant),
@@ -662,6 +660,7 @@ fn limits_to_proto(tenant: &TenantPolicy) -> Option<v1::TenantLimits> {
             unfinished_jobs: limits.user.unfinished_jobs,
             running_jobs: limits.user.running_jobs,
             accelerator_hours: limits.user.accelerator_hours.map(budget_to_proto),
+            submissions_per_minute: limits.user.submissions_per_minute,
         }),
         job: (limits.job != JobLimits::default()).then(|| job(&limits.job)),
         tiers: tenant.tier_limits.iter().map(of_tier).collect(),

@@ -447,7 +447,8 @@ impl<'a> Look<'a> {
                 *most = (tenant.weight_milli, name);
             }
         }
-        for (name, tenant) in &policy.tenants {
+        // A weight of zero is written on purpose.
+        for (name, tenant) in policy.tenants.iter().filter(|(_, tenant)| tenant.weight_milli > 0) {
             let Some((most, sibling)) = largest.get(&tenant.parent.as_ref()).copied() else { continue };
             if u64::from(tenant.weight_milli) * WEIGHT_RATIO <= u64::from(most) {
                 let text = format!(

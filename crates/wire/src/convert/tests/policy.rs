@@ -46,6 +46,7 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
                     running_jobs: (weight_milli % 6 == 0).then_some(weight_milli),
                     accelerator_hours: (weight_milli % 10 == 0)
                         .then_some(AcceleratorBudget { hours: weight_milli, window_ms: 86_400_000 }),
+                    submissions_per_minute: (weight_milli % 14 == 0).then_some(weight_milli),
                 },
                 job: JobLimits {
                     devices_max: (weight_milli % 4 == 0).then_some(weight_milli),
@@ -201,6 +202,12 @@ fn an_empty_policy_is_the_default_one() {
     let none = v1::BackfillPolicy { max_reservations: Some(0), ..Default::default() };
     let policy = v1::Policy { backfill: Some(none), ..Default::default() };
     assert_eq!(policy_from_proto("policy", Some(policy)).unwrap().backfill.reservations_max, 0);
+    let weighed = |weight_milli| {
+        let tenant = v1::TenantPolicy { weight_milli, ..Default::default() };
+        let policy = v1::Policy { tenants: [("a".to_owned(), tenant)].into(), ..Default::default() };
+        policy_from_proto("policy", Some(policy)).unwrap().tenants[&Name::literal("a")].weight_milli
+    };
+    assert_eq!((weighed(None), weighed(Some(0))), (1_000, 0));
 }
 
 #[test]
@@ -208,7 +215,7 @@ fn every_mistake_in_a_policy_is_named_by_its_path() {
     let quota = |kind: &str| v1::Quota { r#type: kind.into(), ..Default::default() };
     let tenant = v1::TenantPolicy {
         parent: "No".into(),
-        weight_milli: u32::MAX,
+        weight_milli: Some(u32::MAX),
         quotas: vec![quota("h100"), quota("H100"), quota("h100")],
         rights: Some(v1::TenantRights {
             tier_max: 17,
