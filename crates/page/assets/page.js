@@ -119,6 +119,8 @@
   const GAP = 4;
   // Pixels of one canvas: phones draw nothing on larger ones.
   const CANVAS_PIXELS_MAX = 4000000;
+  // Lines of hosts that PageUp and PageDown go by.
+  const PAGE_LINES = 20;
 
   function drawHosts(canvas, hosts, layout, shapes) {
     const { columnWidth, columns, lines, ratio } = layout;
@@ -140,7 +142,7 @@
   }
 
   // Each host is a row of its devices; hosts fill lines from the left. A large cluster is drawn in pieces.
-  function drawCluster(target, cluster, shapes, say) {
+  function drawCluster(target, cluster, shapes, map) {
     const title = document.createElement("h3");
     title.textContent = cluster.region + "/" + cluster.cluster;
     target.append(title);
@@ -156,19 +158,79 @@
       const canvas = document.createElement("canvas");
       target.append(canvas);
       drawHosts(canvas, hosts, layout, shapes);
+      const piece = { canvas, cluster, hosts, layout, first: map.count };
+      map.pieces.push(piece);
+      map.count += hosts.length;
       const under = (event) => {
         const column = Math.floor(event.offsetX / columnWidth);
         return column < columns ? hosts[Math.floor(event.offsetY / STEP) * columns + column] : undefined;
       };
       canvas.addEventListener("mousemove", (event) => {
         const host = under(event);
-        if (host) say(cluster.region + "/" + cluster.cluster + "/" + host.block + "/" + host.name);
+        if (host) map.say(hostText(cluster, host));
       });
       canvas.addEventListener("click", (event) => {
         const host = under(event);
-        if (host) window.location.assign("/nodes/" + encodeURIComponent(host.name));
+        if (host) window.location.assign(hostAddress(host));
       });
     }
+  }
+
+  function hostText(cluster, host) {
+    return cluster.region + "/" + cluster.cluster + "/" + host.block + "/" + host.name;
+  }
+
+  function hostAddress(host) {
+    const at = new URLSearchParams(window.location.search).get("at");
+    return "/nodes/" + encodeURIComponent(host.name) + (at ? "?at=" + encodeURIComponent(at) : "");
+  }
+
+  // Hosts that one press of a key goes on by, in the layout of the piece that the frame is in.
+  const KEY_STEPS = {
+    ArrowLeft: () => -1,
+    ArrowRight: () => 1,
+    ArrowUp: ({ columns }) => -columns,
+    ArrowDown: ({ columns }) => columns,
+    PageUp: ({ columns }) => -columns * PAGE_LINES,
+    PageDown: ({ columns }) => columns * PAGE_LINES,
+    Home: () => -Infinity,
+    End: () => Infinity,
+  };
+
+  // The keyboard moves a frame from host to host; Enter opens the host in it.
+  function stepThroughHosts(target, map) {
+    const pieceOf = (at) => map.pieces.find((piece) => at < piece.first + piece.hosts.length);
+    map.frame = document.createElement("div");
+    map.frame.className = "frame";
+    map.place = () => {
+      const piece = map.at === undefined ? undefined : pieceOf(map.at);
+      map.frame.hidden = piece === undefined;
+      if (!piece) return;
+      const { columnWidth, columns } = piece.layout;
+      const [index, host] = [map.at - piece.first, piece.hosts[map.at - piece.first]];
+      map.frame.style.left = piece.canvas.offsetLeft + (index % columns) * columnWidth - 2 + "px";
+      map.frame.style.top = piece.canvas.offsetTop + Math.floor(index / columns) * STEP - 2 + "px";
+      map.frame.style.width = host.devices.length * STEP + 4 + "px";
+      map.frame.style.height = STEP + 4 + "px";
+      target.append(map.frame);
+    };
+    target.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.altKey || event.metaKey || map.count === 0) return;
+      const piece = pieceOf(map.at ?? 0);
+      if (event.key === "Enter" && map.at !== undefined) {
+        window.location.assign(hostAddress(piece.hosts[map.at - piece.first]));
+      } else if (KEY_STEPS[event.key]) {
+        const next = map.at === undefined ? 0 : map.at + KEY_STEPS[event.key](piece.layout);
+        map.at = Math.min(Math.max(next, 0), map.count - 1);
+        map.place();
+        map.frame.scrollIntoView({ block: "nearest", inline: "nearest" });
+        const now = pieceOf(map.at);
+        map.say(hostText(now.cluster, now.hosts[map.at - now.first]));
+      } else {
+        return;
+      }
+      event.preventDefault();
+    });
   }
 
   // Shapes and colours are those of the legend.
@@ -187,13 +249,17 @@
     const answer = await fetch(target.dataset.source);
     if (!answer.ok) throw new Error("no map");
     const fleet = await answer.json();
+    const map = { pieces: [], count: 0, say: (text) => { hovered.textContent = text; } };
+    stepThroughHosts(target, map);
     const draw = () => {
       target.replaceChildren();
+      Object.assign(map, { pieces: [], count: 0 });
       const shapes = shapesOfLegend();
-      for (const cluster of fleet.clusters) drawCluster(target, cluster, shapes, (text) => { hovered.textContent = text; });
+      for (const cluster of fleet.clusters) drawCluster(target, cluster, shapes, map);
+      map.place();
     };
     const cut = fleet.isCut ? " There are more, of the hosts that come last by name: the map draws no more than these." : "";
-    status.textContent = fleet.devices + " devices, as of log index " + fleet.logIndex + ". Each row of shapes is a host." + cut;
+    status.textContent = fleet.devices + " devices, as of log index " + fleet.logIndex + ". Each row of shapes is a host. Arrow keys step from host to host, and Enter opens one." + cut;
     draw();
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
     let width = target.clientWidth;

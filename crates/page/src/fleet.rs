@@ -152,9 +152,10 @@ pub fn fleet(frame: &Frame, blocks: &[FleetBlock], is_cut: bool) -> String {
                 }
             }
         }
-        // The table is what the map says to those who do not see it, or use no mouse.
-        p #map-host aria-hidden="true" {}
-        div #fleet-map data-source="/fleet/map" aria-hidden="true" {}
+        // The table says the same to those who do not see the map.
+        p #map-host aria-live="polite" {}
+        div #fleet-map data-source="/fleet/map" tabindex="0" role="application" aria-label="Map of the hosts"
+            aria-describedby="map-status" {}
     };
     let all = html! {
         (table(blocks))
@@ -220,6 +221,17 @@ mod tests {
         assert_eq!(differing(|state| state.letter().to_string()), DeviceState::ALL.len());
         assert_eq!(differing(|state| state.shape().to_owned()), DeviceState::ALL.len());
         assert_eq!(differing(|state| state.heading().to_owned()), DeviceState::ALL.len());
+    }
+
+    #[test]
+    fn the_map_is_a_stop_of_the_keyboard_and_says_where_it_is() {
+        let page = fleet(&Frame::default(), &[], false);
+        assert!(page.contains("tabindex=\"0\" role=\"application\" aria-label=\"Map of the hosts\""), "{page}");
+        assert!(page.contains("id=\"map-host\" aria-live=\"polite\""), "{page}");
+        let script = include_str!("../assets/page.js");
+        for key in ["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "PageUp", "PageDown", "Home", "End", "Enter"] {
+            assert!(script.contains(key), "{key}");
+        }
     }
 
     #[test]
