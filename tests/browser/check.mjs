@@ -158,6 +158,8 @@ async function pan(browser) {
     return request.respond({ status: 200, contentType: "application/json", body: fleet });
   });
   page.on("pageerror", (error) => report(page.url(), String(error)));
+  // A tab in the background has no frames.
+  await page.bringToFront();
   await open(page, "/fleet", 1280, "light");
   await page.waitForFunction((devices) => document.getElementById("map-status").textContent.startsWith(`${devices} devices`),
     { timeout: 30_000 }, MAP_DEVICES);

@@ -217,6 +217,14 @@ async fn lists_are_narrowed_counted_and_paged() {
     assert!(odd.contains("52 jobs, newest first"), "{odd}");
     let by_tenant = site.pages.get("/jobs?group=tenant").await.body;
     assert!(by_tenant.contains("From the index of jobs that are not over"), "{by_tenant}");
+    for (address, caption, without) in [
+        ("/jobs?group=label&label=team", "Jobs by label team", "without it, or empty"),
+        ("/jobs?group=array", "Jobs by array", "in no array"),
+        ("/jobs?group=creator", "Jobs by creator", "105 jobs that match"),
+    ] {
+        let counted = site.pages.get(address).await.body;
+        assert!(counted.contains(caption) && counted.contains(without), "{address}: {counted}");
+    }
     let none = site.pages.get("/jobs?region=elsewhere&labels=team%3Dvision").await.body;
     assert!(none.contains("No job matches"), "{none}");
 }
@@ -240,6 +248,8 @@ async fn bad_addresses_get_a_page_that_names_what_is_wrong() {
         ("/jobs?phase=running%3Cscript%3E", 400, "<code>phase</code> must be one or several of pending"),
         ("/jobs?tier=gold", 400, "<code>tier</code> must be one of free"),
         ("/jobs?group=user", 400, "<code>group</code>"),
+        ("/jobs?group=label", 400, "<code>label</code> the key must be"),
+        ("/jobs?group=label&label=%3Cb%3E", 400, "<code>label</code> the key must be"),
         ("/jobs?labels=team%3D%3D%3D", 400, "<code>labels</code>"),
         ("/jobs?page=zzz", 400, "<code>page</code>"),
         ("/jobs?tenant=a&tenant=b", 400, "<code>tenant</code> is given twice"),
