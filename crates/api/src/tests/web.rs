@@ -173,6 +173,8 @@ async fn every_page_says_which_state_it_is_of_and_keeps_everything_foreign_out()
     }
     let nodes = site.pages.get("/nodes").await.body;
     assert!(nodes.contains("/nodes/h1") && nodes.contains("8 × h100") && nodes.contains(&running), "{nodes}");
+    let overview = site.pages.get("/").await.body;
+    assert!(overview.contains("Error budgets") && overview.contains("99.95 %"), "{overview}");
     let map = site.pages.get("/fleet/map").await;
     assert!(map.head.contains("application/json"), "{}", map.head);
     assert!(map.body.contains("\"hosts\":[[\"h1\",\"bbbbbbff\"]]"), "{}", map.body);

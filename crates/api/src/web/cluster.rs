@@ -15,6 +15,7 @@ use super::time_travel::PageRequest;
 use super::{Problem, Reader, Scene, Web, events};
 use crate::booking_service;
 use crate::cluster_service;
+use crate::measure;
 use crate::queue_service;
 use crate::render::{self, Detail};
 use crate::schedule_service;
@@ -92,6 +93,8 @@ fn made_of(scene: &Scene) -> Overview {
         status: cluster_service::status(scene.engine(), view, None),
         pools,
         leaves_pools_out,
+        // Counted of the present alone.
+        budgets: if view.is_past() { Vec::new() } else { measure::budgets(&scene.web.metrics) },
         gated: queues.iter().filter_map(|name| view.queue(name)).map(|queue| queue.load.held_jobs).sum(),
         gated_or_more: queues.len() == TENANTS_COUNTED_MAX,
         uncreated: view.uncreated_count(),

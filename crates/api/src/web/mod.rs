@@ -24,6 +24,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use muster_engine::{Engine, Reading};
+use muster_metrics::ReplicaMetrics;
 use muster_monitoring::{ConnectionTimeouts, Peer};
 use muster_page::assets::{ASSETS, Asset};
 use muster_page::{Frame, JobQuery, TimeTravel};
@@ -115,12 +116,20 @@ pub(crate) struct Web {
     /// What readers have not taken of their answers.
     unwritten: Ledger,
     timeouts: Timeouts,
+    /// What this replica counts of its calls.
+    metrics: ReplicaMetrics,
 }
 
 impl Web {
     pub(crate) fn new(shared: Shared, timeouts: Timeouts) -> Web {
         let Shared { router, unwritten, .. } = shared;
-        Web { router, streams: events::places(), rendered: events::Rendered::default(), unwritten, timeouts }
+        let (streams, rendered) = (events::places(), events::Rendered::default());
+        Web { router, streams, rendered, unwritten, timeouts, metrics: ReplicaMetrics::default() }
+    }
+
+    /// The same with what is counted there.
+    pub(crate) fn counting(self, metrics: ReplicaMetrics) -> Web {
+        Web { metrics, ..self }
     }
 
     pub(crate) fn security(&self) -> &Security {
