@@ -119,10 +119,13 @@
   const GAP = 4;
   // Pixels of one canvas: phones draw nothing on larger ones.
   const CANVAS_PIXELS_MAX = 4000000;
+  // Holders of a host that are named.
+  const OWNERS_NAMED_MAX = 4;
+  const COLOURS = ["state", "health", "tenant", "job"];
   // Lines of hosts that PageUp and PageDown go by.
   const PAGE_LINES = 20;
 
-  function drawHosts(canvas, hosts, layout, shapes) {
+  function drawHosts(canvas, hosts, layout, shapes, colourOf) {
     const { columnWidth, columns, lines, ratio } = layout;
     const [width, height] = [columns * columnWidth, lines * STEP];
     canvas.width = Math.ceil(width * ratio);
@@ -135,7 +138,7 @@
       for (let device = 0; device < host.devices.length; device += 1) {
         const shape = shapes[host.devices[device]] || shapes.l;
         pen.setTransform(ratio, 0, 0, ratio, (x + device * STEP) * ratio, y * ratio);
-        pen.fillStyle = shape.colour;
+        pen.fillStyle = colourOf(host, device, shape);
         pen.fill(shape.path);
       }
     });
@@ -146,7 +149,8 @@
     const title = document.createElement("h3");
     title.textContent = cluster.region + "/" + cluster.cluster;
     target.append(title);
-    const all = cluster.blocks.flatMap((block) => block.hosts.map(([name, devices]) => ({ block: block.block, name, devices })));
+    const all = cluster.blocks.flatMap((block) => block.hosts.map(
+      ([name, devices, owners]) => ({ block: block.block, name, devices, owners })));
     const widest = all.reduce((most, host) => Math.max(most, host.devices.length), 1);
     const columnWidth = widest * STEP + GAP;
     const columns = Math.max(1, Math.min(Math.floor((target.clientWidth || 320) / columnWidth), all.length));
@@ -157,7 +161,7 @@
       const layout = { columnWidth, columns, lines: Math.ceil(hosts.length / columns), ratio };
       const canvas = document.createElement("canvas");
       target.append(canvas);
-      drawHosts(canvas, hosts, layout, shapes);
+      drawHosts(canvas, hosts, layout, shapes, map.colourOf);
       const piece = { canvas, cluster, hosts, layout, first: map.count };
       map.pieces.push(piece);
       map.count += hosts.length;
@@ -167,7 +171,7 @@
       };
       canvas.addEventListener("mousemove", (event) => {
         const host = under(event);
-        if (host) map.say(hostText(cluster, host));
+        if (host) map.say(hostText(cluster, host, map.owners));
       });
       canvas.addEventListener("click", (event) => {
         const host = under(event);
@@ -176,8 +180,30 @@
     }
   }
 
-  function hostText(cluster, host) {
-    return cluster.region + "/" + cluster.cluster + "/" + host.block + "/" + host.name;
+  function hostText(cluster, host, owners) {
+    const held = [...new Set(host.owners)].filter((number) => number > 0).map((number) => owners[number - 1]);
+    const more = held.length > OWNERS_NAMED_MAX ? " and " + (held.length - OWNERS_NAMED_MAX) + " more" : "";
+    const text = held.length > 0 ? ": " + held.slice(0, OWNERS_NAMED_MAX).join(", ") + more : "";
+    return cluster.region + "/" + cluster.cluster + "/" + host.block + "/" + host.name + text;
+  }
+
+  // The same name has the same colour on every map.
+  function colourOfName(name, isDark) {
+    let hash = 7;
+    for (const letter of name) hash = (hash * 31 + letter.codePointAt(0)) % 1000003;
+    return "hsl(" + (hash * 137) % 360 + " 60% " + (isDark ? 65 : 38) + "%)";
+  }
+
+  // What colours the devices of a map: their state, whether they can be used, or who holds them.
+  function colouring(by, shapes, owners) {
+    if (by === "state") return (host, device, shape) => shape.colour;
+    if (by === "health") {
+      const unfit = "ucl";
+      return (host, device, shape) => (unfit.includes(host.devices[device]) ? shape.colour : shapes.f.colour);
+    }
+    const isDark = window.matchMedia("(prefers-color-scheme: dark)").matches;
+    const colours = owners.map((name) => colourOfName(name, isDark));
+    return (host, device, shape) => colours[(host.owners?.[device] ?? 0) - 1] ?? shapes.c.colour;
   }
 
   function hostAddress(host) {
@@ -225,7 +251,7 @@
         map.place();
         map.frame.scrollIntoView({ block: "nearest", inline: "nearest" });
         const now = pieceOf(map.at);
-        map.say(hostText(now.cluster, now.hosts[map.at - now.first]));
+        map.say(hostText(now.cluster, now.hosts[map.at - now.first], map.owners));
       } else {
         return;
       }
@@ -246,21 +272,42 @@
   async function drawFleet(target) {
     const status = document.getElementById("map-status");
     const hovered = document.getElementById("map-host");
-    const answer = await fetch(target.dataset.source);
-    if (!answer.ok) throw new Error("no map");
-    const fleet = await answer.json();
-    const map = { pieces: [], count: 0, say: (text) => { hovered.textContent = text; } };
+    const choice = document.getElementById("colour");
+    const map = { pieces: [], count: 0, owners: [], say: (text) => { hovered.textContent = text; } };
     stepThroughHosts(target, map);
+    let fleet;
     const draw = () => {
       target.replaceChildren();
-      Object.assign(map, { pieces: [], count: 0 });
       const shapes = shapesOfLegend();
+      const colourOf = colouring(choice.value, shapes, fleet.owners || []);
+      Object.assign(map, { pieces: [], count: 0, owners: fleet.owners || [], colourOf });
       for (const cluster of fleet.clusters) drawCluster(target, cluster, shapes, map);
+      if (map.at >= map.count) map.at = undefined;
       map.place();
     };
-    const cut = fleet.isCut ? " There are more, of the hosts that come last by name: the map draws no more than these." : "";
-    status.textContent = fleet.devices + " devices, as of log index " + fleet.logIndex + ". Each row of shapes is a host. Arrow keys step from host to host, and Enter opens one." + cut;
-    draw();
+    const load = async () => {
+      const by = choice.value;
+      const source = new URL(target.dataset.source, window.location.href);
+      if (by === "tenant" || by === "job") source.searchParams.set("by", by);
+      const answer = await fetch(source);
+      if (!answer.ok) throw new Error("no map");
+      const received = await answer.json();
+      // Another one was chosen in the meantime.
+      if (by !== choice.value) return;
+      fleet = received;
+      const cut = fleet.isCut ? " There are more, of the hosts that come last by name: the map draws no more than these." : "";
+      status.textContent = fleet.devices + " devices, as of log index " + fleet.logIndex +
+        ". Each row of shapes is a host. Arrow keys step from host to host, and Enter opens one." + cut;
+      draw();
+    };
+    const chosen = new URLSearchParams(window.location.hash.slice(1)).get("colour");
+    choice.value = COLOURS.includes(chosen) ? chosen : "state";
+    document.getElementById("map-colours").hidden = false;
+    choice.addEventListener("change", () => {
+      window.history.replaceState(null, "", "#colour=" + choice.value);
+      load().catch(() => { status.textContent = "The map cannot be had now; the table has the same by block."; });
+    });
+    await load();
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
     let width = target.clientWidth;
     let later;

@@ -137,11 +137,23 @@ pub struct FleetBlock {
     pub devices: DeviceCounts,
 }
 
+/// What the colours of the map may show, as addresses name it behind `#colour=` and in words.
+const COLOURS: [(&str, &str); 4] =
+    [("state", "what each device is"), ("health", "health"), ("tenant", "tenants"), ("job", "jobs")];
+
 /// The page. The table has the blocks that are listed; `is_cut` says that there are more.
 #[must_use]
 pub fn fleet(frame: &Frame, blocks: &[FleetBlock], is_cut: bool) -> String {
     let map = html! {
         p #map-status role="status" { "The map needs scripts; the table has the same by block." }
+        // The script shows it: without that there is no map.
+        div #map-colours hidden {
+            label for="colour" { "Colours show " }
+            select #colour autocomplete="off" {
+                @for (value, name) in COLOURS { option value=(value) { (name) } }
+            }
+            p.note { "Shapes show the state whatever the colours show." }
+        }
         ul.legend {
             @for state in DeviceState::ALL {
                 li {
@@ -229,6 +241,10 @@ mod tests {
         assert!(page.contains("tabindex=\"0\" role=\"application\" aria-label=\"Map of the hosts\""), "{page}");
         assert!(page.contains("id=\"map-host\" aria-live=\"polite\""), "{page}");
         let script = include_str!("../assets/page.js");
+        for (value, _) in COLOURS {
+            assert!(page.contains(&format!("<option value=\"{value}\">")), "{value}: {page}");
+            assert!(script.contains(&format!("\"{value}\"")), "{value}");
+        }
         for key in ["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "PageUp", "PageDown", "Home", "End", "Enter"] {
             assert!(script.contains(key), "{key}");
         }

@@ -178,6 +178,11 @@ async fn every_page_says_which_state_it_is_of_and_keeps_everything_foreign_out()
     let map = site.pages.get("/fleet/map").await;
     assert!(map.head.contains("application/json"), "{}", map.head);
     assert!(map.body.contains("\"hosts\":[[\"h1\",\"bbbbbbff\"]]"), "{}", map.body);
+    for (by, owner) in [("job", running.as_str()), ("tenant", "lab")] {
+        let map = site.pages.get(&format!("/fleet/map?by={by}")).await.body;
+        assert!(map.contains("[\"h1\",\"bbbbbbff\",[1,1,1,1,1,1,0,0]]"), "{map}");
+        assert!(map.contains(&format!("\"owners\":[\"{owner}\"]")), "{map}");
+    }
 }
 
 #[tokio::test]
@@ -252,6 +257,7 @@ async fn bad_addresses_get_a_page_that_names_what_is_wrong() {
         ("/jobs?group=user", 400, "<code>group</code>"),
         ("/jobs?group=label", 400, "<code>label</code> the key must be"),
         ("/jobs?group=label&label=%3Cb%3E", 400, "<code>label</code> the key must be"),
+        ("/fleet/map?by=phase", 400, "<code>by</code> must be one of tenant, job"),
         ("/jobs?labels=team%3D%3D%3D", 400, "<code>labels</code>"),
         ("/jobs?page=zzz", 400, "<code>page</code>"),
         ("/jobs?tenant=a&tenant=b", 400, "<code>tenant</code> is given twice"),
