@@ -189,6 +189,18 @@ async function stepThroughMap(page) {
   if (opened !== `/nodes/${second.split("/").pop()}`) report("/fleet", `Enter at "${second}" opens ${opened}`);
 }
 
+// The map is drawn with each of its colours.
+async function recolour(page) {
+  await open(page, "/fleet", 1280, "light");
+  for (const colour of ["health", "tenant", "job", "state"]) {
+    await page.select("#colour", colour);
+    await page.waitForNetworkIdle({ idleTime: 200 });
+    const { text, hash } = await page.evaluate(() =>
+      ({ text: document.getElementById("map-status").textContent, hash: window.location.hash }));
+    if (!/^\d+ devices/.test(text) || hash !== `#colour=${colour}`) report("/fleet", `with the colours of ${colour}: ${text} ${hash}`);
+  }
+}
+
 async function picture(page, name, path, width, scheme) {
   await open(page, path, width, scheme);
   const file = join(MUSTER_PICTURES, `${name}.png`);
@@ -219,12 +231,14 @@ try {
   }
   await pause(page);
   await stepThroughMap(page);
+  await recolour(page);
   await pan(browser);
   if (MUSTER_PICTURES) {
     const job = paths.find((path) => path.startsWith("/jobs/"));
     await picture(page, "overview", "/", 1280, "light");
     await picture(page, "job", job, 1280, "light");
     await picture(page, "fleet", "/fleet", 1280, "dark");
+    await picture(page, "queues", "/queues", 1280, "light");
     await picture(page, "timeline", "/timeline", 1280, "light");
     await picture(page, "plan", "/plan?accelerators=h100%3A4&workers=2", 1280, "light");
     await picture(page, "narrow", "/jobs", 360, "light");
