@@ -34,10 +34,11 @@ pub(crate) enum Section {
     Fleet,
     Timeline,
     Events,
+    Cluster,
     Plan,
 }
 
-const SECTIONS: [(Section, &str, &str); 8] = [
+const SECTIONS: [(Section, &str, &str); 9] = [
     (Section::Overview, "/", "Overview"),
     (Section::Jobs, "/jobs", "Jobs"),
     (Section::Queues, "/queues", "Queues"),
@@ -45,6 +46,7 @@ const SECTIONS: [(Section, &str, &str); 8] = [
     (Section::Fleet, "/fleet", "Fleet"),
     (Section::Timeline, "/timeline", "Timeline"),
     (Section::Events, "/events", "Events"),
+    (Section::Cluster, "/cluster", "Cluster"),
     (Section::Plan, "/plan", "Plan"),
 ];
 

@@ -10,6 +10,7 @@
 //! [`assets`]. The content security policy of the server refuses everything else.
 
 pub mod assets;
+mod cluster;
 mod event;
 mod filters;
 mod fleet;
@@ -25,6 +26,7 @@ mod text;
 mod timeline;
 mod travel;
 
+pub use cluster::{RunningDrill, cluster};
 pub use event::{Event, FORGOTTEN, Subject, events};
 pub use filters::{GroupBy, JobQuery};
 pub use fleet::{DeviceCounts, DeviceState, FleetBlock, fleet};

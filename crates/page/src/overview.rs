@@ -138,13 +138,16 @@ pub fn overview(frame: &Frame, shown: &Overview) -> String {
         // Replicas and what is kept in memory are of the present alone.
         @if !frame.is_past() {
             (text::section("newest", "Events", newest))
-            (text::section("replicas", "Replicas", replicas(status)))
+            (text::section("replicas", "Replicas", html! {
+                (replicas(status))
+                p { a href="/cluster" { "Their health, and drills" } }
+            }))
         }
     };
     document(Some(frame), Some(Section::Overview), "Overview", body)
 }
 
-fn warnings(status: &v1::GetStatusResponse) -> Markup {
+pub(crate) fn warnings(status: &v1::GetStatusResponse) -> Markup {
     html! {
         ul.problems {
             @for warning in &status.warnings { li { code { (warning.code) } " " (warning.message) } }
@@ -354,7 +357,8 @@ fn replicas(status: &v1::GetStatusResponse) -> Markup {
     text::table("Replicas of the cluster", caption, &columns, rows)
 }
 
-fn replica_row(replica: &v1::Replica) -> Markup {
+/// A replica as a row of the tables of replicas.
+pub(crate) fn replica_row(replica: &v1::Replica) -> Markup {
     let role = match (replica.leader, replica.voter) {
         (true, _) => "leader",
         (false, true) => "follower",

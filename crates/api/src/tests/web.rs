@@ -145,6 +145,7 @@ async fn every_page_says_which_state_it_is_of_and_keeps_everything_foreign_out()
         "/nodes/h1",
         "/fleet",
         "/events",
+        "/cluster",
         "/plan",
         plan,
     ];

@@ -4,13 +4,14 @@ use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use muster_decider::{FrontRequest, queue_front};
-use muster_page::{NextJob, Overview, Pager, PoolUse, QueueShown, Queues, TierQueue};
+use muster_page::{NextJob, Overview, Pager, PoolUse, QueueShown, Queues, RunningDrill, TierQueue};
 use muster_state::{PoolKey, State as Applied};
 use muster_types::{DeviceSet, PriorityTier};
 use muster_wire::closed::{ClosedSet, number};
 use muster_wire::v1;
 use std::collections::BTreeMap;
 
+use super::query::parameters;
 use super::time_travel::PageRequest;
 use super::{Problem, Reader, Scene, Web, events};
 use crate::booking_service;
@@ -27,6 +28,8 @@ const EVENTS_SHOWN: usize = 12;
 const POOLS_SHOWN_MAX: usize = 200;
 /// About what its rows take.
 const OVERVIEW_BYTES: usize = 256 << 10;
+/// About what the page of the replicas takes.
+const CLUSTER_BYTES: usize = 64 << 10;
 /// Requests of the front of the queue for which it is explained why they wait: each explanation looks at the whole fleet.
 const EXPLAINED: usize = 3;
 /// Requests that are stepped over for the front of the queue: of a tenant without nominal quota each may be another one.
@@ -80,6 +83,29 @@ pub(super) async fn overview(
     web.read(asked, OVERVIEW_BYTES, make).await
 }
 
+/// The replicas and the drill that runs: of the present alone.
+pub(super) async fn page(
+    State(web): State<Web>,
+    Extension(reader): Extension<Reader>,
+    request: Request,
+) -> Result<Response, Problem> {
+    parameters::<0>(request.uri(), [])?;
+    let make = |scene: &Scene| {
+        let drill = scene.web.drills.current();
+        let status = cluster_service::status(scene.engine(), &scene.state, drill.as_ref());
+        let drill = drill.map(|held| RunningDrill {
+            id: held.id.to_string(),
+            name: held.name.to_string(),
+            started_by: held.started_by,
+            left_ms: u64::try_from(held.left.as_millis()).unwrap_or(u64::MAX),
+            silent: held.silent.iter().map(|replica| replica.0).collect(),
+            cordoned_regions: held.cordoned_regions.iter().map(ToString::to_string).collect(),
+        });
+        Ok(muster_page::cluster(&scene.frame(), &status, drill.as_ref()))
+    };
+    web.answer(reader, CLUSTER_BYTES, make).await
+}
+
 fn made_of(scene: &Scene) -> Overview {
     let view = &scene.state;
     let (pools, leaves_pools_out) = pools(view);
@@ -90,7 +116,7 @@ fn made_of(scene: &Scene) -> Overview {
     });
     let queues = view.queues_behind(None, TENANTS_COUNTED_MAX);
     Overview {
-        status: cluster_service::status(scene.engine(), view, None),
+        status: cluster_service::status(scene.engine(), view, scene.web.drills.current().as_ref()),
         pools,
         leaves_pools_out,
         // Counted of the present alone.
