@@ -22,6 +22,7 @@ mod overview;
 mod pager;
 mod plan;
 mod queues;
+mod starts;
 mod text;
 mod timeline;
 mod travel;
@@ -38,6 +39,7 @@ pub use overview::{ErrorBudget, NextJob, Overview, PoolUse, QueueShown, overview
 pub use pager::Pager;
 pub use plan::{PlanQuery, PlannedCost, PlannedJob, plan};
 pub use queues::{Queues, TierQueue, queues};
+pub use starts::ExpectedStart;
 pub use text::brief;
 pub use timeline::{Bar, EndKind, RowKind, Timeline, TimelineQuery, TimelineRow, timeline};
 pub use travel::{TimeTravel, moment_ms};

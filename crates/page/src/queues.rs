@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::frame::{Frame, Section, document};
 use crate::overview::{QueueShown, next_table};
 use crate::pager::Pager;
+use crate::starts::{ExpectedStart, starts};
 use crate::text;
 use crate::text::Column::{Number, Text};
 
@@ -39,6 +40,10 @@ pub struct Queues {
     pub uncreated: u64,
     /// Bookings that are not over, by name.
     pub bookings: Vec<v1::Booking>,
+    /// The moment from which on starts are drawn, in milliseconds since the Unix epoch.
+    pub now_ms: u64,
+    /// Reservations of jobs, and when the last job of the front is expected to start.
+    pub starts: Vec<ExpectedStart>,
     /// Where the list of tenants goes on.
     pub pager: Pager,
     /// Schedules of the tenants that the reader acts for.
@@ -76,6 +81,9 @@ pub fn queues(frame: &Frame, shown: &Queues) -> String {
     };
     let body = html! {
         (text::section("next", "Who is next", next))
+        @if let Some(starts) = starts(shown.now_ms, &shown.starts, &shown.bookings) {
+            (text::section("starts", "Reservations and expected starts", starts))
+        }
         (text::section("quotas", "Quotas", quotas))
         @if !shown.bookings.is_empty() { (text::section("bookings", "Bookings", bookings(&shown.bookings))) }
         @if !shown.schedules.is_empty() {
