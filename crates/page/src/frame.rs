@@ -225,7 +225,8 @@ mod tests {
             "href=\"/nodes?at=77\"",
             "href=\"/jobs/job-1?at=77\"",
             "href=\"/jobs\">Now",
-            "href=\"/events\"",
+            "href=\"/events?at=77\"",
+            "href=\"/cluster\"",
         ] {
             assert!(page.contains(text), "{text} in {page}");
         }

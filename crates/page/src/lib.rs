@@ -28,7 +28,7 @@ mod timeline;
 mod travel;
 
 pub use cluster::{RunningDrill, cluster};
-pub use event::{Event, FORGOTTEN, Subject, events};
+pub use event::{Event, FORGOTTEN, Subject, events, records};
 pub use filters::{GroupBy, JobQuery};
 pub use fleet::{DeviceCounts, DeviceState, FleetBlock, fleet};
 pub use frame::{Frame, problem};
