@@ -218,7 +218,7 @@ impl Owners {
 
     /// The number of the owner of each device; of one that several share, the first of them.
     fn of_devices(&self, id: NodeId, row: &NodeRow) -> Vec<u32> {
-        let held = self.by_node.get(&id).map_or(&[][..], Vec::as_slice);
+        let held = self.by_node.get(&id).map(Vec::as_slice).unwrap_or_default();
         let owner = |device: DeviceSet| {
             held.iter().find(|(devices, _)| devices.contains(device)).map_or(0, |(_, number)| *number)
         };
