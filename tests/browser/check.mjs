@@ -1,5 +1,6 @@
 // Opens every page of a cluster in Chromium, wide and narrow, light and dark, looks for violations with axe, walks through
-// each with the keyboard alone, and takes the pictures of the guide. Run by `.ci/browser`; the environment says with what:
+// each with the keyboard alone, measures how soon pages are painted and how smoothly a map of 100,000 devices moves, and takes
+// the pictures of the guide. Run by `.ci/browser`; the environment says with what:
 //   MUSTER_PAGES      the address of a replica's pages
 //   MUSTER_PATHS      paths to open, with spaces between them
 //   MUSTER_CHROMIUM   the browser
@@ -19,6 +20,15 @@ const WIDTHS = [1280, 360];
 const SCHEMES = ["light", "dark"];
 const PICTURE_BYTES_MAX = 150_000;
 const STOPS_MAX = 400;
+const LOADS = 5;
+const FIRST_PAINT_MS_MAX = 200;
+// The map that is panned: devices, those of a host, hosts of a block, and blocks of a cluster.
+const MAP_DEVICES = 100_000;
+const HOST_DEVICES = 8;
+const BLOCK_HOSTS = 125;
+const CLUSTER_BLOCKS = 20;
+const PAN_MS = 3_000;
+const FRAMES_PER_S_MIN = 30;
 
 const found = [];
 const report = (where, what) => {
@@ -81,6 +91,118 @@ async function pause(page) {
   if (pressed !== "true" || !text.startsWith("Paused")) report("/events", `it does not pause: ${text}`);
 }
 
+// From the request until the browser paints something, the median of several loads. A page has a bounded number of rows, so
+// that it takes no longer with more jobs; `muster-bench pages` measures the answers of a replica that holds many.
+async function firstPaint(page, path) {
+  const times = [];
+  for (let load = 0; load < LOADS; load += 1) {
+    await open(page, path, 1280, "light");
+    await page.waitForFunction(() => performance.getEntriesByName("first-contentful-paint").length > 0, { timeout: 5_000 })
+      .catch(() => {});
+    times.push(await page.evaluate(() => performance.getEntriesByName("first-contentful-paint")[0]?.startTime ?? Infinity));
+  }
+  const median = times.sort((a, b) => a - b)[Math.floor(LOADS / 2)];
+  console.log(`${path}: first paint ${median.toFixed(0)} ms, at most ${FIRST_PAINT_MS_MAX}`);
+  if (!(median <= FIRST_PAINT_MS_MAX)) report(path, `the first paint comes after ${median} ms`);
+}
+
+// A fleet as `/fleet/map` sends it, with every state of a device in it.
+function largeFleet() {
+  const letters = "fpbsoucl";
+  const clusters = [];
+  const hosts = MAP_DEVICES / HOST_DEVICES;
+  for (let host = 0; host < hosts; host += 1) {
+    const block = Math.floor(host / BLOCK_HOSTS);
+    if (host % (BLOCK_HOSTS * CLUSTER_BLOCKS) === 0) {
+      const number = clusters.length;
+      clusters.push({ region: `r${number % 3}`, cluster: `c${number}`, blocks: [] });
+    }
+    const { blocks } = clusters[clusters.length - 1];
+    if (host % BLOCK_HOSTS === 0) blocks.push({ block: `b${block}`, hosts: [] });
+    const devices = Array.from({ length: HOST_DEVICES }, (_, device) => letters[(host + device) % letters.length]).join("");
+    blocks[blocks.length - 1].hosts.push([`host-${host}`, devices]);
+  }
+  return { logIndex: 1, devices: MAP_DEVICES, isCut: false, clusters };
+}
+
+// How many frames a second there are while `step` moves the map in each of them, and the longest time between two.
+function framesWhile(page, step) {
+  return page.evaluate((step, length) => new Promise((resolve) => {
+    const map = document.getElementById("fleet-map");
+    const moves = {
+      scroll: (frame) => window.scrollBy(0, Math.floor(frame / 60) % 2 === 0 ? 40 : -40),
+      keys: (frame) => {
+        const key = ["ArrowDown", "ArrowRight"][frame % 2];
+        map.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+      },
+    };
+    let [begun, before, frames, longest] = [undefined, undefined, 0, 0];
+    const next = (now) => {
+      begun ??= now;
+      longest = Math.max(longest, now - (before ?? now));
+      before = now;
+      if (now - begun >= length) return resolve({ perSecond: (frames * 1000) / (now - begun), longest });
+      frames += 1;
+      moves[step](frames);
+      requestAnimationFrame(next);
+    };
+    requestAnimationFrame(next);
+  }), step, PAN_MS);
+}
+
+// Panning is scrolling, or stepping from host to host with the keyboard.
+async function pan(browser) {
+  const page = await browser.newPage();
+  const fleet = JSON.stringify(largeFleet());
+  await page.setRequestInterception(true);
+  page.on("request", (request) => {
+    if (new URL(request.url()).pathname !== "/fleet/map") return request.continue();
+    return request.respond({ status: 200, contentType: "application/json", body: fleet });
+  });
+  page.on("pageerror", (error) => report(page.url(), String(error)));
+  // A tab in the background has no frames.
+  await page.bringToFront();
+  await open(page, "/fleet", 1280, "light");
+  await page.waitForFunction((devices) => document.getElementById("map-status").textContent.startsWith(`${devices} devices`),
+    { timeout: 30_000 }, MAP_DEVICES);
+  for (const step of ["scroll", "keys"]) {
+    await page.evaluate(() => window.scrollTo(0, document.getElementById("fleet-map").offsetTop));
+    const { perSecond, longest } = await framesWhile(page, step);
+    console.log(`/fleet: ${MAP_DEVICES} devices, ${step}: ${perSecond.toFixed(1)} frames/s, at least ${FRAMES_PER_S_MIN}; ` +
+      `the longest took ${longest.toFixed(0)} ms`);
+    if (!(perSecond >= FRAMES_PER_S_MIN)) report("/fleet", `${perSecond.toFixed(1)} frames/s with ${MAP_DEVICES} devices, ${step}`);
+  }
+  await page.close();
+}
+
+// The keyboard steps to the second host of the map and opens it.
+async function stepThroughMap(page) {
+  await open(page, "/fleet", 1280, "light");
+  await page.waitForFunction(() => document.querySelector("#fleet-map canvas"), { timeout: 10_000 });
+  await page.focus("#fleet-map");
+  const named = () => page.evaluate(() => document.getElementById("map-host").textContent);
+  await page.keyboard.press("ArrowRight");
+  const first = await named();
+  await page.keyboard.press("ArrowRight");
+  const second = await named();
+  if (!first || !second || first === second) report("/fleet", `arrow keys lead from "${first}" to "${second}"`);
+  await Promise.all([page.waitForNavigation({ waitUntil: "load" }), page.keyboard.press("Enter")]);
+  const opened = decodeURIComponent(new URL(page.url()).pathname);
+  if (opened !== `/nodes/${second.split("/").pop()}`) report("/fleet", `Enter at "${second}" opens ${opened}`);
+}
+
+// The map is drawn with each of its colours.
+async function recolour(page) {
+  await open(page, "/fleet", 1280, "light");
+  for (const colour of ["health", "tenant", "job", "state"]) {
+    await page.select("#colour", colour);
+    await page.waitForNetworkIdle({ idleTime: 200 });
+    const { text, hash } = await page.evaluate(() =>
+      ({ text: document.getElementById("map-status").textContent, hash: window.location.hash }));
+    if (!/^\d+ devices/.test(text) || hash !== `#colour=${colour}`) report("/fleet", `with the colours of ${colour}: ${text} ${hash}`);
+  }
+}
+
 async function picture(page, name, path, width, scheme) {
   await open(page, path, width, scheme);
   const file = join(MUSTER_PICTURES, `${name}.png`);
@@ -107,13 +229,18 @@ try {
     }
     await open(page, path, 1280, "light");
     await walk(page, `${path} by keyboard`);
+    await firstPaint(page, path);
   }
   await pause(page);
+  await stepThroughMap(page);
+  await recolour(page);
+  await pan(browser);
   if (MUSTER_PICTURES) {
     const job = paths.find((path) => path.startsWith("/jobs/"));
     await picture(page, "overview", "/", 1280, "light");
     await picture(page, "job", job, 1280, "light");
     await picture(page, "fleet", "/fleet", 1280, "dark");
+    await picture(page, "queues", "/queues", 1280, "light");
     await picture(page, "timeline", "/timeline", 1280, "light");
     await picture(page, "plan", "/plan?accelerators=h100%3A4&workers=2", 1280, "light");
     await picture(page, "narrow", "/jobs", 360, "light");

@@ -243,9 +243,10 @@ async fn pages(address: SocketAddr, job_id: &str, past: u64) -> Result<Vec<Figur
         ("a node", "/nodes/sim-0"),
         ("fleet", "/fleet"),
         ("map", "/fleet/map"),
-        ("timeline with reservations", "/timeline"),
+        ("timeline", "/timeline"),
         ("plan", "/plan"),
         ("events", "/events"),
+        ("cluster", "/cluster"),
         ("jobs of a moment ago", past.as_str()),
     ] {
         let found = page(address, name, path).await?;

@@ -73,7 +73,7 @@ fn decisions(names: &[String]) -> Result<BTreeSet<String>, Status> {
 }
 
 /// A record as a message, as it is shown to a caller.
-fn render(record: &Record, raw: bool, view: &State, visibility: Visibility) -> v1::LogRecord {
+pub(crate) fn render(record: &Record, raw: bool, view: &State, visibility: Visibility) -> v1::LogRecord {
     let mut content = content(&record.decision);
     let redacted = visibility.redact(view, &record.decision, &mut content);
     v1::LogRecord {

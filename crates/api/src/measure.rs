@@ -4,6 +4,7 @@
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use muster_metrics::{CallLabels, CallSeries, RefusalLabels, ReplicaMetrics};
+use muster_page::ErrorBudget;
 use muster_types::RefusalCode;
 use muster_wire::status::Refused;
 use std::pin::Pin;
@@ -24,6 +25,16 @@ const CODES: [Code; 6] =
 /// Methods of which an objective reads the duration.
 const TIMED: [&str; 3] =
     ["muster.v1beta1.JobService/SubmitJob", "muster.v1beta1.JobService/SubmitJobs", STREAMED_SUBMISSION];
+/// The objectives of `ops/slo` about calls that have an answer or none: what is promised, the millionths of calls that may fail,
+/// and whether a method counts.
+const OBJECTIVES: [(&str, u64, fn(&str) -> bool); 2] = [
+    ("Submissions are accepted or refused with a reason.", 500, is_submission),
+    ("Reads of jobs, queues and nodes are answered.", 1_000, is_read),
+];
+/// What the names of methods that read begin with.
+const READ_NAMES: [&str; 4] = ["Get", "List", "Explain", "Plan"];
+/// The codes of gRPC are the numbers up to this one.
+const CODE_MAX: i32 = 16;
 /// The limits that a `STATE_FULL` names. Those of the whole cluster concern everybody, those of a share one tenant, and those
 /// of approvals, revocations and tokens an operator.
 const STATE_LIMITS: [&str; 10] = [
@@ -57,6 +68,40 @@ pub(crate) fn begin(metrics: &ReplicaMetrics) {
         timed: &TIMED,
         refusals: &others.chain(full).collect::<Vec<_>>(),
     });
+}
+
+fn is_submission(method: &str) -> bool {
+    TIMED.contains(&method)
+}
+
+fn is_read(method: &str) -> bool {
+    method.split_once('/').is_some_and(|(_, name)| READ_NAMES.iter().any(|read| name.starts_with(read)))
+}
+
+/// What this replica has spent of the error budgets since it started.
+pub(crate) fn budgets(metrics: &ReplicaMetrics) -> Vec<ErrorBudget> {
+    let budget = |(promise, budget_millionths, is_of): (&'static str, u64, fn(&str) -> bool)| {
+        let (calls, failed) = counted(metrics, is_of);
+        ErrorBudget { promise, budget_millionths, calls, failed }
+    };
+    OBJECTIVES.map(budget).into()
+}
+
+/// Calls of the methods, and those that failed by the fault of the service.
+fn counted(metrics: &ReplicaMetrics, is_of: fn(&str) -> bool) -> (u64, u64) {
+    let calls = RULES.iter().filter(|rule| rule.class == Class::Call).map(|rule| method(rule.path));
+    let (mut all, mut failed) = (0, 0);
+    for method in calls.chain([STREAMED_SUBMISSION]).filter(|method| is_of(method)) {
+        for code in (0..=CODE_MAX).map(Code::from_i32) {
+            let answers = |bound| metrics.answers(&CallLabels { method, code: spelled(code), bound });
+            let (met, unmet) = (answers(""), answers("unmet"));
+            all += met + unmet;
+            if code != Code::Ok && CODES.contains(&code) {
+                failed += met;
+            }
+        }
+    }
+    (all, failed)
 }
 
 /// Counts the answer to a submission of a stream that came in at `begun`.
@@ -265,6 +310,26 @@ mod tests {
             Some(limit) => refusal.with("limit", limit),
             None => refusal,
         })
+    }
+
+    #[test]
+    fn error_budgets_are_those_of_the_objectives_and_count_what_these_do() {
+        for ((promise, budget, _), file) in OBJECTIVES.into_iter().zip([SUBMISSIONS[0], READS]) {
+            assert!(file.contains(&format!("description: {promise}\n")), "{promise}");
+            let objective = format!("objective: \"{}\"", if budget == 500 { "99.95" } else { "99.9" });
+            assert!(file.contains(&objective), "{objective}: {file}");
+        }
+        let metrics = ReplicaMetrics::default();
+        let answered = |method, code, bound| metrics.answered(CallLabels { method, code, bound }, None);
+        answered(TIMED[0], "OK", "");
+        answered(TIMED[1], "INVALID_ARGUMENT", "");
+        answered(STREAMED_SUBMISSION, "UNAVAILABLE", "");
+        answered("muster.v1beta1.JobService/GetJob", "UNAVAILABLE", "unmet");
+        answered("muster.v1beta1.JobService/ExplainJob", "INTERNAL", "");
+        answered("muster.v1beta1.JobService/CancelJob", "INTERNAL", "");
+        let found: Vec<(u64, u64)> =
+            budgets(&metrics).into_iter().map(|budget| (budget.calls, budget.failed)).collect();
+        assert_eq!(found, [(3, 1), (2, 1)]);
     }
 
     #[test]

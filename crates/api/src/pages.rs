@@ -68,6 +68,7 @@ pub(crate) async fn serve_web(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), ServeError> {
     let (security, timeouts) = (web.security().clone(), web.connection_timeouts());
+    let web = web.counting(metrics.clone());
     let pages = Pages { engine: web.engine().clone(), metrics };
     let router =
         muster_monitoring::routes(pages).merge(web::routes(web)).layer(map_response(web::with_headers));

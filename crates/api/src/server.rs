@@ -26,7 +26,6 @@ use crate::admin_service::Admin;
 use crate::booking_service::Bookings;
 use crate::cluster_service::Clusters;
 use crate::drill_service::DrillCalls;
-use crate::drills::Drills;
 use crate::facts::hears_leader;
 use crate::fleet_service::{Fleet, Probes};
 use crate::guard::GuardLayer;
@@ -97,7 +96,7 @@ pub async fn serve(
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), ServeError> {
-    let Shared { router, unwritten, recorder, issuers, denied } = shared;
+    let Shared { router, unwritten, recorder, issuers, denied, drills } = shared;
     let (engine, config, security) = (router.engine().clone(), router.config(), router.security().clone());
     let incoming = if config.tokens {
         security.accept_with_tokens(listener, config.accept)
@@ -109,7 +108,6 @@ pub async fn serve(
     let watches = Watches::new();
     let revocations = tokio::spawn(follow_revocations(engine.clone(), security.clone()));
     let traffic = engine.consensus().traffic().clone();
-    let drills = Drills::new(traffic.clone(), config.drill_refusal_max);
     let leading = engine.clone();
     let leads = Arc::new(move || leading.is_leader());
     let (limit, small) = (config.message_bytes_max, config.small_message_bytes_max);

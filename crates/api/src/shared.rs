@@ -8,6 +8,7 @@ use muster_transport::Security;
 
 use crate::config::ApiConfig;
 use crate::denied::{DeniedCallLog, DeniedLog};
+use crate::drills::Drills;
 use crate::forward::Router;
 use crate::recorded::CallRecorder;
 use crate::unwritten::Ledger;
@@ -20,16 +21,18 @@ pub struct Shared {
     pub(crate) recorder: CallRecorder,
     pub(crate) issuers: Issuers,
     pub(crate) denied: DeniedLog,
+    pub(crate) drills: Drills,
 }
 
 impl Shared {
     /// That of one replica.
     #[must_use]
     pub fn new(engine: Engine, config: ApiConfig, security: Security) -> Shared {
+        let drills = Drills::new(engine.consensus().traffic().clone(), config.drill_refusal_max);
         let router = Router::new(engine, config, security);
         let issuers = Issuers::new(Vec::new());
         let (unwritten, recorder) = (Ledger::default(), CallRecorder::default());
-        Shared { router, unwritten, recorder, issuers, denied: None }
+        Shared { router, unwritten, recorder, issuers, denied: None, drills }
     }
 
     /// The same with calls recorded there.

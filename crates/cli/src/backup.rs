@@ -5,10 +5,12 @@
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use muster_archive::backup::{BackupError, BackupHeader, BackupReader, BackupWriter, Verified};
 use muster_console::{Console, Document, Exit, Failure, Format, Global, time};
+use muster_manifest::quantity::show_bytes;
 use muster_state::State;
 use muster_types::ClusterId;
 use muster_wire::admin;
@@ -16,6 +18,36 @@ use muster_wire::time::unix_ms;
 
 use crate::job_files::now_ms;
 use crate::{Program, view};
+
+/// Between two lines of progress.
+const TOLD_EVERY: Duration = Duration::from_secs(1);
+
+/// Bytes that were read or written, which are told while that lasts.
+struct Progress<'a> {
+    console: &'a Console,
+    verb: &'static str,
+    bytes: u64,
+    told_at: Instant,
+}
+
+impl<'a> Progress<'a> {
+    fn new(console: &'a Console, verb: &'static str) -> Progress<'a> {
+        Progress { console, verb, bytes: 0, told_at: Instant::now() }
+    }
+
+    fn add(&mut self, piece: &[u8]) {
+        self.bytes += piece.len() as u64;
+        if let Some(line) = self.line(self.told_at.elapsed()) {
+            self.told_at = Instant::now();
+            self.console.progress(&line);
+        }
+    }
+
+    /// What is said so long after the line before; none too soon.
+    fn line(&self, since: Duration) -> Option<String> {
+        (since >= TOLD_EVERY).then(|| format!("{} {}", self.verb, show_bytes(self.bytes)))
+    }
+}
 
 /// Commands about backups.
 #[derive(Subcommand)]
@@ -87,7 +119,7 @@ pub async fn run(
     match command {
         BackupCommand::Create { out } => create(global, console, &out).await,
         BackupCommand::Verify { file } => {
-            let (header, verified, state) = read_backup(&file)?;
+            let (header, verified, state) = read_backup(console, &file)?;
             show_backup(console, &file, header, verified, Some(&state))
         }
         BackupCommand::Restore(args) => (program.restore)(console, args).await,
@@ -102,9 +134,11 @@ async fn create(global: &Global, console: &Console, out: &Path) -> Result<Exit, 
     let mut backup = client.create_backup(admin::CreateBackupRequest::default()).await?;
     let header = header(backup.header())?;
     let mut writer = BackupWriter::create(out, &header).map_err(refused)?;
+    let mut progress = Progress::new(console, "written:");
     while let Some(piece) = backup.next().await? {
         // One reader and one disk: nothing else waits on this thread.
         writer.write(&piece).map_err(refused)?;
+        progress.add(&piece);
     }
     let written = writer.finish().map_err(refused)?;
     let verified = Verified { pieces: written.pieces, bytes: written.bytes };
@@ -131,12 +165,15 @@ fn header(sent: &admin::BackupHeader) -> Result<BackupHeader, Failure> {
 ///
 /// # Errors
 /// The backup is damaged, or is not a state to restore.
-pub fn read_backup(path: &Path) -> Result<(BackupHeader, Verified, State), Failure> {
+pub fn read_backup(console: &Console, path: &Path) -> Result<(BackupHeader, Verified, State), Failure> {
     let mut reader = BackupReader::open(path).map_err(refused)?;
     let header = reader.header().clone();
     let mut pieces = Vec::new();
+    let mut progress = Progress::new(console, "read:");
     for piece in reader.by_ref() {
-        pieces.push(piece.map_err(refused)?);
+        let piece = piece.map_err(refused)?;
+        progress.add(&piece);
+        pieces.push(piece);
     }
     let Some(verified) = reader.verified() else {
         return Err(Failure::new(Exit::Failed, format!("{} has no end", path.display())));
@@ -229,4 +266,18 @@ fn refused(error: BackupError) -> Failure {
         }
     };
     with_causes(exit, &error).with_next(next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_is_told_each_second_and_no_sooner() {
+        let console = Console::new(Format::Table, true, true);
+        let mut progress = Progress::new(&console, "read:");
+        progress.add(&[0; 2_048]);
+        assert_eq!(progress.line(Duration::from_millis(999)), None);
+        assert_eq!(progress.line(TOLD_EVERY), Some(format!("read: {}", show_bytes(2_048))));
+    }
 }

@@ -28,7 +28,7 @@ Examples:
   muster open job-3f0                     opens the page of a job, which may also be named by its name
   muster open node host-17                opens the page of a node
   muster open queue vision                opens the tenant's row among the queues
-  muster open events                      opens a list; the others are fleet, timeline, queues, nodes and jobs
+  muster open events                      opens a list; the others are fleet, timeline, queues, nodes, cluster and jobs
   muster open plan                        opens the form that plans a job before it is submitted
   muster open job-3f0 --print             prints the address and opens nothing
   muster open fleet --web replica-1:7601,replica-2:7601
@@ -37,7 +37,7 @@ The address goes to stdout. A browser is opened with xdg-open, open or wslview w
 not tell where their pages are: name them with --web, with MUSTER_WEB, or with `web = [\"host:port\"]` in the
 configuration file. A running `muster dev` is found without that. The first replica that answers is taken.")]
 pub struct OpenArgs {
-    /// A job by its id or name, or one of: node, queue, jobs, nodes, queues, fleet, timeline, events, plan
+    /// A job by its id or name, or one of: node, queue, jobs, nodes, queues, fleet, timeline, events, cluster, plan
     #[arg(value_name = "JOB|PAGE", add = ArgValueCompleter::new(complete::pages))]
     what: Option<String>,
     /// The name of the node after `node`, or the tenant after `queue`
@@ -118,6 +118,7 @@ fn target(what: Option<&str>, name: Option<&str>) -> Result<Target, Failure> {
         (Some("timeline"), None) => path("/timeline"),
         (Some("events"), None) => path("/events"),
         (Some("plan"), None) => path("/plan"),
+        (Some("cluster"), None) => path("/cluster"),
         (Some(job), None) => Ok(Target::Job(job.to_owned())),
     }
 }
@@ -217,6 +218,7 @@ mod tests {
         assert_eq!(path(Some("fleet"), None), "/fleet");
         assert_eq!(path(Some("timeline"), None), "/timeline");
         assert_eq!(path(Some("plan"), None), "/plan");
+        assert_eq!(path(Some("cluster"), None), "/cluster");
         assert_eq!(path(Some("job-3f0"), None), "job job-3f0");
         assert_eq!(path(Some("job"), Some("train")), "job train");
         assert!(path(Some("fleet"), Some("x")).contains("no kind of page"));

@@ -92,6 +92,12 @@ impl ReplicaMetrics {
         self.calls.get_or_create(&labels).inc();
     }
 
+    /// How many answers were counted under these labels since the process started.
+    #[must_use]
+    pub fn answers(&self, labels: &CallLabels) -> u64 {
+        self.calls.get(labels).map_or(0, |counter| counter.get())
+    }
+
     /// A call was refused for one of the reasons of the protocol.
     pub fn refused(&self, labels: RefusalLabels) {
         self.refusals.get_or_create(&labels).inc();

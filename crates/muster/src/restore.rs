@@ -15,7 +15,7 @@ pub async fn restore(console: &Console, args: RestoreArgs) -> Result<Exit, Failu
         let text = format!("{} is of replica {}", args.config.display(), config.replica_id.0);
         return Err(Failure::usage(text));
     }
-    let (header, verified, state) = read_backup(&args.from)?;
+    let (header, verified, state) = read_backup(console, &args.from)?;
     if header.cluster_id != config.cluster_id {
         let text = format!(
             "the backup is of cluster {}, the configuration of {}",

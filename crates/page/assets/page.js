@@ -119,8 +119,13 @@
   const GAP = 4;
   // Pixels of one canvas: phones draw nothing on larger ones.
   const CANVAS_PIXELS_MAX = 4000000;
+  // Holders of a host that are named.
+  const OWNERS_NAMED_MAX = 4;
+  const COLOURS = ["state", "health", "tenant", "job"];
+  // Lines of hosts that PageUp and PageDown go by.
+  const PAGE_LINES = 20;
 
-  function drawHosts(canvas, hosts, layout, shapes) {
+  function drawHosts(canvas, hosts, layout, shapes, colourOf) {
     const { columnWidth, columns, lines, ratio } = layout;
     const [width, height] = [columns * columnWidth, lines * STEP];
     canvas.width = Math.ceil(width * ratio);
@@ -133,18 +138,19 @@
       for (let device = 0; device < host.devices.length; device += 1) {
         const shape = shapes[host.devices[device]] || shapes.l;
         pen.setTransform(ratio, 0, 0, ratio, (x + device * STEP) * ratio, y * ratio);
-        pen.fillStyle = shape.colour;
+        pen.fillStyle = colourOf(host, device, shape);
         pen.fill(shape.path);
       }
     });
   }
 
   // Each host is a row of its devices; hosts fill lines from the left. A large cluster is drawn in pieces.
-  function drawCluster(target, cluster, shapes, say) {
+  function drawCluster(target, cluster, shapes, map) {
     const title = document.createElement("h3");
     title.textContent = cluster.region + "/" + cluster.cluster;
     target.append(title);
-    const all = cluster.blocks.flatMap((block) => block.hosts.map(([name, devices]) => ({ block: block.block, name, devices })));
+    const all = cluster.blocks.flatMap((block) => block.hosts.map(
+      ([name, devices, owners]) => ({ block: block.block, name, devices, owners })));
     const widest = all.reduce((most, host) => Math.max(most, host.devices.length), 1);
     const columnWidth = widest * STEP + GAP;
     const columns = Math.max(1, Math.min(Math.floor((target.clientWidth || 320) / columnWidth), all.length));
@@ -155,20 +161,102 @@
       const layout = { columnWidth, columns, lines: Math.ceil(hosts.length / columns), ratio };
       const canvas = document.createElement("canvas");
       target.append(canvas);
-      drawHosts(canvas, hosts, layout, shapes);
+      drawHosts(canvas, hosts, layout, shapes, map.colourOf);
+      const piece = { canvas, cluster, hosts, layout, first: map.count };
+      map.pieces.push(piece);
+      map.count += hosts.length;
       const under = (event) => {
         const column = Math.floor(event.offsetX / columnWidth);
         return column < columns ? hosts[Math.floor(event.offsetY / STEP) * columns + column] : undefined;
       };
       canvas.addEventListener("mousemove", (event) => {
         const host = under(event);
-        if (host) say(cluster.region + "/" + cluster.cluster + "/" + host.block + "/" + host.name);
+        if (host) map.say(hostText(cluster, host, map.owners));
       });
       canvas.addEventListener("click", (event) => {
         const host = under(event);
-        if (host) window.location.assign("/nodes/" + encodeURIComponent(host.name));
+        if (host) window.location.assign(hostAddress(host));
       });
     }
+  }
+
+  function hostText(cluster, host, owners) {
+    const held = [...new Set(host.owners)].filter((number) => number > 0).map((number) => owners[number - 1]);
+    const more = held.length > OWNERS_NAMED_MAX ? " and " + (held.length - OWNERS_NAMED_MAX) + " more" : "";
+    const text = held.length > 0 ? ": " + held.slice(0, OWNERS_NAMED_MAX).join(", ") + more : "";
+    return cluster.region + "/" + cluster.cluster + "/" + host.block + "/" + host.name + text;
+  }
+
+  // The same name has the same colour on every map.
+  function colourOfName(name, isDark) {
+    let hash = 7;
+    for (const letter of name) hash = (hash * 31 + letter.codePointAt(0)) % 1000003;
+    return "hsl(" + (hash * 137) % 360 + " 60% " + (isDark ? 65 : 38) + "%)";
+  }
+
+  // What colours the devices of a map: their state, whether they can be used, or who holds them.
+  function colouring(by, shapes, owners) {
+    if (by === "state") return (host, device, shape) => shape.colour;
+    if (by === "health") {
+      const unfit = "ucl";
+      return (host, device, shape) => (unfit.includes(host.devices[device]) ? shape.colour : shapes.f.colour);
+    }
+    const isDark = window.matchMedia("(prefers-color-scheme: dark)").matches;
+    const colours = owners.map((name) => colourOfName(name, isDark));
+    return (host, device, shape) => colours[(host.owners?.[device] ?? 0) - 1] ?? shapes.c.colour;
+  }
+
+  function hostAddress(host) {
+    const at = new URLSearchParams(window.location.search).get("at");
+    return "/nodes/" + encodeURIComponent(host.name) + (at ? "?at=" + encodeURIComponent(at) : "");
+  }
+
+  // Hosts that one press of a key goes on by, in the layout of the piece that the frame is in.
+  const KEY_STEPS = {
+    ArrowLeft: () => -1,
+    ArrowRight: () => 1,
+    ArrowUp: ({ columns }) => -columns,
+    ArrowDown: ({ columns }) => columns,
+    PageUp: ({ columns }) => -columns * PAGE_LINES,
+    PageDown: ({ columns }) => columns * PAGE_LINES,
+    Home: () => -Infinity,
+    End: () => Infinity,
+  };
+
+  // The keyboard moves a frame from host to host; Enter opens the host in it.
+  function stepThroughHosts(target, map) {
+    const pieceOf = (at) => map.pieces.find((piece) => at < piece.first + piece.hosts.length);
+    map.frame = document.createElement("div");
+    map.frame.className = "frame";
+    map.place = () => {
+      const piece = map.at === undefined ? undefined : pieceOf(map.at);
+      map.frame.hidden = piece === undefined;
+      if (!piece) return;
+      const { columnWidth, columns } = piece.layout;
+      const [index, host] = [map.at - piece.first, piece.hosts[map.at - piece.first]];
+      map.frame.style.left = piece.canvas.offsetLeft + (index % columns) * columnWidth - 2 + "px";
+      map.frame.style.top = piece.canvas.offsetTop + Math.floor(index / columns) * STEP - 2 + "px";
+      map.frame.style.width = host.devices.length * STEP + 4 + "px";
+      map.frame.style.height = STEP + 4 + "px";
+      target.append(map.frame);
+    };
+    target.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.altKey || event.metaKey || map.count === 0) return;
+      const piece = pieceOf(map.at ?? 0);
+      if (event.key === "Enter" && map.at !== undefined) {
+        window.location.assign(hostAddress(piece.hosts[map.at - piece.first]));
+      } else if (KEY_STEPS[event.key]) {
+        const next = map.at === undefined ? 0 : map.at + KEY_STEPS[event.key](piece.layout);
+        map.at = Math.min(Math.max(next, 0), map.count - 1);
+        map.place();
+        map.frame.scrollIntoView({ block: "nearest", inline: "nearest" });
+        const now = pieceOf(map.at);
+        map.say(hostText(now.cluster, now.hosts[map.at - now.first], map.owners));
+      } else {
+        return;
+      }
+      event.preventDefault();
+    });
   }
 
   // Shapes and colours are those of the legend.
@@ -184,17 +272,42 @@
   async function drawFleet(target) {
     const status = document.getElementById("map-status");
     const hovered = document.getElementById("map-host");
-    const answer = await fetch(target.dataset.source);
-    if (!answer.ok) throw new Error("no map");
-    const fleet = await answer.json();
+    const choice = document.getElementById("colour");
+    const map = { pieces: [], count: 0, owners: [], say: (text) => { hovered.textContent = text; } };
+    stepThroughHosts(target, map);
+    let fleet;
     const draw = () => {
       target.replaceChildren();
       const shapes = shapesOfLegend();
-      for (const cluster of fleet.clusters) drawCluster(target, cluster, shapes, (text) => { hovered.textContent = text; });
+      const colourOf = colouring(choice.value, shapes, fleet.owners || []);
+      Object.assign(map, { pieces: [], count: 0, owners: fleet.owners || [], colourOf });
+      for (const cluster of fleet.clusters) drawCluster(target, cluster, shapes, map);
+      if (map.at >= map.count) map.at = undefined;
+      map.place();
     };
-    const cut = fleet.isCut ? " There are more, of the hosts that come last by name: the map draws no more than these." : "";
-    status.textContent = fleet.devices + " devices, as of log index " + fleet.logIndex + ". Each row of shapes is a host." + cut;
-    draw();
+    const load = async () => {
+      const by = choice.value;
+      const source = new URL(target.dataset.source, window.location.href);
+      if (by === "tenant" || by === "job") source.searchParams.set("by", by);
+      const answer = await fetch(source);
+      if (!answer.ok) throw new Error("no map");
+      const received = await answer.json();
+      // Another one was chosen in the meantime.
+      if (by !== choice.value) return;
+      fleet = received;
+      const cut = fleet.isCut ? " There are more, of the hosts that come last by name: the map draws no more than these." : "";
+      status.textContent = fleet.devices + " devices, as of log index " + fleet.logIndex +
+        ". Each row of shapes is a host. Arrow keys step from host to host, and Enter opens one." + cut;
+      draw();
+    };
+    const chosen = new URLSearchParams(window.location.hash.slice(1)).get("colour");
+    choice.value = COLOURS.includes(chosen) ? chosen : "state";
+    document.getElementById("map-colours").hidden = false;
+    choice.addEventListener("change", () => {
+      window.history.replaceState(null, "", "#colour=" + choice.value);
+      load().catch(() => { status.textContent = "The map cannot be had now; the table has the same by block."; });
+    });
+    await load();
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
     let width = target.clientWidth;
     let later;

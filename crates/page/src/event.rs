@@ -2,6 +2,7 @@
 
 use maud::{Markup, html};
 use muster_wire::address::encoded;
+use muster_wire::v1;
 
 use crate::frame::{Frame, Section, document};
 use crate::text;
@@ -77,6 +78,30 @@ fn row(event: &Event) -> Markup {
     }
 }
 
+/// The page of events of the past: records of the log, newest first.
+#[must_use]
+pub fn records(frame: &Frame, records: &[v1::LogRecord]) -> String {
+    let columns = [Number("Log index"), Text("Time (UTC)"), Text("Decision"), Text("What")];
+    let rows = html! {
+        @for record in records {
+            tr {
+                td.number { a href={ "/?at=" (record.log_index) } { (record.log_index) } }
+                td { (text::moment(record.log_time)) }
+                th scope="row" { (record.decision) }
+                td.message { (text::of_people(&record.summary)) }
+            }
+        }
+    };
+    let older = records.last().map(|record| record.log_index).filter(|index| *index > 1);
+    let body = html! {
+        p { "Records of the log up to this moment, newest first. The number of one leads to the cluster as it was behind it." }
+        (text::table("Records of the log", html! { "The last records of the log" }, &columns, rows))
+        @if let Some(index) = older { p { a href={ "/events?at=" (index - 1) } { "Earlier records" } } }
+        p.note { code { "muster log" } " has their content." }
+    };
+    document(Some(frame), Some(Section::Events), "Events", body)
+}
+
 /// The page of events. `log_index` is where a stream of them goes on.
 #[must_use]
 pub fn events(frame: &Frame, events: &[Event], log_index: u64) -> String {
@@ -98,6 +123,35 @@ pub fn events(frame: &Frame, events: &[Event], log_index: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn records_of_the_past_lead_to_the_cluster_behind_each_and_to_earlier_ones() {
+        let record = |log_index, summary: &str| v1::LogRecord {
+            log_index,
+            decision: "job_submitted".to_owned(),
+            summary: summary.to_owned(),
+            ..Default::default()
+        };
+        let travel = crate::TimeTravel { path: "/events".to_owned(), is_past: true, ..Default::default() };
+        let frame = Frame {
+            freshness: v1::Freshness { log_index: 77, ..Default::default() },
+            travel: Some(travel),
+            ..Frame::default()
+        };
+        let page = records(&frame, &[record(77, "<b>late</b>"), record(76, "early")]);
+        for text in [
+            "href=\"/?at=77\">77<",
+            "href=\"/?at=76\">76<",
+            "href=\"/events?at=75\">Earlier",
+            "&lt;b&gt;late",
+            "href=\"/events\">Now",
+        ] {
+            assert!(page.contains(text), "{text}: {page}");
+        }
+        assert!(!page.contains("EventSource") && !page.contains("data-stream"), "nothing is live there: {page}");
+        let from_the_first = records(&frame, &[record(1, "first")]);
+        assert!(!from_the_first.contains("Earlier records"), "{from_the_first}");
+    }
 
     #[test]
     fn rows_have_headers_and_texts_keep_their_direction_to_themselves() {

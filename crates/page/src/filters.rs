@@ -26,11 +26,25 @@ pub enum GroupBy {
     Tier,
     /// The region that they are or were placed in.
     Region,
+    /// Who submitted them.
+    Creator,
+    /// The array that they are members of.
+    Array,
+    /// The value of one label, whose key the address has.
+    Label,
 }
 
 impl GroupBy {
     /// Every one.
-    pub const ALL: [GroupBy; 4] = [GroupBy::Tenant, GroupBy::Phase, GroupBy::Tier, GroupBy::Region];
+    pub const ALL: [GroupBy; 7] = [
+        GroupBy::Tenant,
+        GroupBy::Phase,
+        GroupBy::Tier,
+        GroupBy::Region,
+        GroupBy::Creator,
+        GroupBy::Array,
+        GroupBy::Label,
+    ];
 
     /// Its word in addresses.
     #[must_use]
@@ -40,6 +54,20 @@ impl GroupBy {
             GroupBy::Phase => "phase",
             GroupBy::Tier => "tier",
             GroupBy::Region => "region",
+            GroupBy::Creator => "creator",
+            GroupBy::Array => "array",
+            GroupBy::Label => "label",
+        }
+    }
+
+    /// What a group of jobs without a value is called.
+    pub(crate) fn without(self) -> &'static str {
+        match self {
+            GroupBy::Tenant | GroupBy::Phase | GroupBy::Tier => "none",
+            GroupBy::Region => "nowhere",
+            GroupBy::Creator => "not known",
+            GroupBy::Array => "in no array",
+            GroupBy::Label => "without it, or empty",
         }
     }
 }
@@ -61,14 +89,18 @@ pub struct JobQuery {
     pub region: String,
     /// The array that jobs are members of; empty for all.
     pub array: String,
+    /// Who submitted them; empty for everyone.
+    pub creator: String,
     /// By what the jobs are counted; none for no counts.
     pub group: Option<GroupBy>,
+    /// The key of the label by whose value they are counted, where they are.
+    pub label: String,
     /// The token of a later page; empty for the first.
     pub page: String,
 }
 
 impl JobQuery {
-    fn parts(&self) -> [(&'static str, &str); 9] {
+    fn parts(&self) -> [(&'static str, &str); 11] {
         [
             ("tenant", &self.tenant),
             ("phase", &self.phase),
@@ -77,7 +109,9 @@ impl JobQuery {
             ("labels", &self.labels),
             ("region", &self.region),
             ("array", &self.array),
+            ("creator", &self.creator),
             ("group", self.group.map_or("", GroupBy::word)),
+            ("label", &self.label),
             ("page", &self.page),
         ]
     }
@@ -90,19 +124,28 @@ impl JobQuery {
 
     /// The same list from its beginning, with where it goes on.
     pub(crate) fn pager(&self, next: &str) -> Pager {
-        let first = JobQuery { page: String::new(), group: None, ..self.clone() };
+        let first = JobQuery { page: String::new(), group: None, label: String::new(), ..self.clone() };
         let parameters = first.parts().map(|(key, value)| (key, value.to_owned())).into();
         Pager { path: "/jobs", parameters, page: self.page.clone(), next: next.to_owned() }
     }
 
     /// The same list, narrowed to one group.
     pub(crate) fn narrowed(&self, by: GroupBy, value: &str) -> JobQuery {
-        let mut query = JobQuery { page: String::new(), group: None, ..self.clone() };
+        let mut query = JobQuery { page: String::new(), group: None, label: String::new(), ..self.clone() };
+        if by == GroupBy::Label {
+            let all = [query.labels, format!("{}={value}", self.label)];
+            let given: Vec<&str> = all.iter().map(String::as_str).filter(|part| !part.is_empty()).collect();
+            query.labels = given.join(",");
+            return query;
+        }
         let field = match by {
             GroupBy::Tenant => &mut query.tenant,
             GroupBy::Phase => &mut query.phase,
             GroupBy::Tier => &mut query.tier,
             GroupBy::Region => &mut query.region,
+            GroupBy::Creator => &mut query.creator,
+            GroupBy::Array => &mut query.array,
+            GroupBy::Label => &mut query.labels,
         };
         value.clone_into(field);
         query
@@ -177,7 +220,9 @@ pub(crate) fn filters(query: &JobQuery, fields: &Wrong) -> Markup {
             (field(fields, ("labels", "Labels, as in team=vision,!debug"), &query.labels, SELECTOR_CHARS_MAX))
             (field(fields, ("region", "Region"), &query.region, name))
             (field(fields, ("array", "Array"), &query.array, name))
+            (field(fields, ("creator", "Creator"), &query.creator, limits::CREATOR_BYTES_MAX))
             (choice(fields, ("group", "Count by"), &groups, query.group.map_or("", GroupBy::word)))
+            (field(fields, ("label", "Key of the label to count by"), &query.label, limits::LABEL_KEY_BYTES_MAX))
             div { button type="submit" { "Show" } " " a href="/jobs" { "Clear" } }
         }
     }
@@ -200,6 +245,17 @@ mod tests {
         assert_eq!(JobQuery::default().address(), "/jobs");
         let narrowed = query.narrowed(GroupBy::Tier, "batch");
         assert_eq!(narrowed.address(), "/jobs?tenant=lab&tier=batch&labels=team%20in%20%28a%2Cb%29");
+    }
+
+    #[test]
+    fn a_group_of_a_label_is_narrowed_by_its_value_and_by_what_was_asked_before() {
+        let mut query =
+            JobQuery { group: Some(GroupBy::Label), label: "project".to_owned(), ..JobQuery::default() };
+        assert_eq!(query.address(), "/jobs?group=label&label=project");
+        assert_eq!(query.narrowed(GroupBy::Label, "llm").address(), "/jobs?labels=project%3Dllm");
+        query.labels = "!debug".to_owned();
+        assert_eq!(query.narrowed(GroupBy::Label, "llm").labels, "!debug,project=llm");
+        assert_eq!(query.narrowed(GroupBy::Creator, "ada").creator, "ada");
     }
 
     #[test]

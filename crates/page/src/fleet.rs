@@ -137,11 +137,23 @@ pub struct FleetBlock {
     pub devices: DeviceCounts,
 }
 
+/// What the colours of the map may show, as addresses name it behind `#colour=` and in words.
+const COLOURS: [(&str, &str); 4] =
+    [("state", "what each device is"), ("health", "health"), ("tenant", "tenants"), ("job", "jobs")];
+
 /// The page. The table has the blocks that are listed; `is_cut` says that there are more.
 #[must_use]
 pub fn fleet(frame: &Frame, blocks: &[FleetBlock], is_cut: bool) -> String {
     let map = html! {
         p #map-status role="status" { "The map needs scripts; the table has the same by block." }
+        // The script shows it: without that there is no map.
+        div #map-colours hidden {
+            label for="colour" { "Colours show " }
+            select #colour autocomplete="off" {
+                @for (value, name) in COLOURS { option value=(value) { (name) } }
+            }
+            p.note { "Shapes show the state whatever the colours show." }
+        }
         ul.legend {
             @for state in DeviceState::ALL {
                 li {
@@ -152,9 +164,10 @@ pub fn fleet(frame: &Frame, blocks: &[FleetBlock], is_cut: bool) -> String {
                 }
             }
         }
-        // The table is what the map says to those who do not see it, or use no mouse.
-        p #map-host aria-hidden="true" {}
-        div #fleet-map data-source="/fleet/map" aria-hidden="true" {}
+        // The table says the same to those who do not see the map.
+        p #map-host aria-live="polite" {}
+        div #fleet-map data-source="/fleet/map" tabindex="0" role="application" aria-label="Map of the hosts"
+            aria-describedby="map-status" {}
     };
     let all = html! {
         (table(blocks))
@@ -220,6 +233,21 @@ mod tests {
         assert_eq!(differing(|state| state.letter().to_string()), DeviceState::ALL.len());
         assert_eq!(differing(|state| state.shape().to_owned()), DeviceState::ALL.len());
         assert_eq!(differing(|state| state.heading().to_owned()), DeviceState::ALL.len());
+    }
+
+    #[test]
+    fn the_map_is_a_stop_of_the_keyboard_and_says_where_it_is() {
+        let page = fleet(&Frame::default(), &[], false);
+        assert!(page.contains("tabindex=\"0\" role=\"application\" aria-label=\"Map of the hosts\""), "{page}");
+        assert!(page.contains("id=\"map-host\" aria-live=\"polite\""), "{page}");
+        let script = include_str!("../assets/page.js");
+        for (value, _) in COLOURS {
+            assert!(page.contains(&format!("<option value=\"{value}\">")), "{value}: {page}");
+            assert!(script.contains(&format!("\"{value}\"")), "{value}");
+        }
+        for key in ["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "PageUp", "PageDown", "Home", "End", "Enter"] {
+            assert!(script.contains(key), "{key}");
+        }
     }
 
     #[test]

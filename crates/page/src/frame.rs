@@ -34,10 +34,11 @@ pub(crate) enum Section {
     Fleet,
     Timeline,
     Events,
+    Cluster,
     Plan,
 }
 
-const SECTIONS: [(Section, &str, &str); 8] = [
+const SECTIONS: [(Section, &str, &str); 9] = [
     (Section::Overview, "/", "Overview"),
     (Section::Jobs, "/jobs", "Jobs"),
     (Section::Queues, "/queues", "Queues"),
@@ -45,6 +46,7 @@ const SECTIONS: [(Section, &str, &str); 8] = [
     (Section::Fleet, "/fleet", "Fleet"),
     (Section::Timeline, "/timeline", "Timeline"),
     (Section::Events, "/events", "Events"),
+    (Section::Cluster, "/cluster", "Cluster"),
     (Section::Plan, "/plan", "Plan"),
 ];
 
@@ -223,7 +225,8 @@ mod tests {
             "href=\"/nodes?at=77\"",
             "href=\"/jobs/job-1?at=77\"",
             "href=\"/jobs\">Now",
-            "href=\"/events\"",
+            "href=\"/events?at=77\"",
+            "href=\"/cluster\"",
         ] {
             assert!(page.contains(text), "{text} in {page}");
         }

@@ -12,7 +12,7 @@ use crate::text::JobCells;
 /// Jobs of one group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Group {
-    /// A tenant, a phase, a tier or a region; empty for jobs that were never placed.
+    /// A tenant, a phase and so on; empty for jobs that have none, as those that were never placed have no region.
     pub value: String,
     /// Those that wait.
     pub pending: u64,
@@ -59,7 +59,7 @@ fn counts(query: &JobQuery, groups: &Groups) -> Markup {
         @for group in &groups.rows {
             tr {
                 th scope="row" {
-                    @if group.value.is_empty() { "nowhere" }
+                    @if group.value.is_empty() { (groups.by.without()) }
                     @else { a href=(query.narrowed(groups.by, &group.value).address()) { (group.value) } }
                 }
                 td.number { (group.pending) }
@@ -69,7 +69,10 @@ fn counts(query: &JobQuery, groups: &Groups) -> Markup {
         }
     };
     let columns = [Text(by), Number("Pending"), Number("Hold devices"), Number("Over")];
-    let caption = format!("Jobs by {by}");
+    let caption = match groups.by {
+        GroupBy::Label => format!("Jobs by {by} {}", query.label),
+        _ => format!("Jobs by {by}"),
+    };
     let body = html! {
         (text::table(&caption, html! { (caption) }, &columns, rows))
         p.note {

@@ -10,6 +10,7 @@
 //! [`assets`]. The content security policy of the server refuses everything else.
 
 pub mod assets;
+mod cluster;
 mod event;
 mod filters;
 mod fleet;
@@ -21,21 +22,24 @@ mod overview;
 mod pager;
 mod plan;
 mod queues;
+mod starts;
 mod text;
 mod timeline;
 mod travel;
 
-pub use event::{Event, FORGOTTEN, Subject, events};
+pub use cluster::{RunningDrill, cluster};
+pub use event::{Event, FORGOTTEN, Subject, events, records};
 pub use filters::{GroupBy, JobQuery};
 pub use fleet::{DeviceCounts, DeviceState, FleetBlock, fleet};
 pub use frame::{Frame, problem};
 pub use job::{JobDetail, job};
 pub use jobs::{Group, Groups, jobs};
 pub use node::{NodeQuery, node, nodes};
-pub use overview::{NextJob, Overview, PoolUse, QueueShown, overview};
+pub use overview::{ErrorBudget, NextJob, Overview, PoolUse, QueueShown, overview};
 pub use pager::Pager;
 pub use plan::{PlanQuery, PlannedCost, PlannedJob, plan};
 pub use queues::{Queues, TierQueue, queues};
+pub use starts::ExpectedStart;
 pub use text::brief;
 pub use timeline::{Bar, EndKind, RowKind, Timeline, TimelineQuery, TimelineRow, timeline};
 pub use travel::{TimeTravel, moment_ms};

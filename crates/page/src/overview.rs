@@ -1,6 +1,7 @@
 //! The first page: replicas, devices, what waits, what runs, and what changed last.
 
 use maud::{Markup, html};
+use muster_manifest::quantity::show_scaled;
 use muster_wire::address::encoded;
 use muster_wire::time::span_ms;
 use muster_wire::v1;
@@ -11,6 +12,9 @@ use crate::frame::{Frame, Section, document};
 use crate::text;
 use crate::text::Column::{Number, Text};
 use crate::text::JobCells;
+
+/// Millionths in the whole.
+const MILLIONTHS: u64 = 1_000_000;
 
 /// Devices of one type in one cluster of hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,6 +73,28 @@ pub struct QueueShown {
     pub is_cut: bool,
 }
 
+/// What was spent of the calls that may fail.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ErrorBudget {
+    /// What is promised of calls, as a sentence.
+    pub promise: &'static str,
+    /// The calls that may fail, in millionths of all.
+    pub budget_millionths: u64,
+    /// Calls.
+    pub calls: u64,
+    /// Of those, the ones that failed by the fault of the service.
+    pub failed: u64,
+}
+
+impl ErrorBudget {
+    /// The part of the budget that is spent, in thousandths; none without calls.
+    fn spent_milli(&self) -> Option<u64> {
+        let failed = u128::from(self.failed) * 1_000 * u128::from(MILLIONTHS);
+        let allowed = u128::from(self.calls) * u128::from(self.budget_millionths);
+        failed.checked_div(allowed).map(|spent| u64::try_from(spent).unwrap_or(u64::MAX))
+    }
+}
+
 /// What the first page shows.
 #[derive(Clone, Debug, Default)]
 pub struct Overview {
@@ -78,6 +104,8 @@ pub struct Overview {
     pub pools: Vec<PoolUse>,
     /// Whether there are more pools than that.
     pub leaves_pools_out: bool,
+    /// Error budgets of this replica; none in the past.
+    pub budgets: Vec<ErrorBudget>,
     /// Pending jobs that wait for another job or a time, or that somebody holds.
     pub gated: u64,
     /// Whether there are tenants whose jobs are not in that number.
@@ -103,19 +131,23 @@ pub fn overview(frame: &Frame, shown: &Overview) -> String {
     let body = html! {
         @if !frame.is_past() && !status.warnings.is_empty() { (text::section("warnings", "Warnings", warnings(status))) }
         (text::section("numbers", "Numbers", numbers(shown)))
+        @if !shown.budgets.is_empty() { (text::section("budgets", "Error budgets", budgets(&shown.budgets))) }
         (text::section("devices", "Devices", devices(shown)))
         (text::section("pending", "The front of the pending queue", pending(shown)))
         (text::section("active", "Jobs that hold devices", active(shown)))
         // Replicas and what is kept in memory are of the present alone.
         @if !frame.is_past() {
             (text::section("newest", "Events", newest))
-            (text::section("replicas", "Replicas", replicas(status)))
+            (text::section("replicas", "Replicas", html! {
+                (replicas(status))
+                p { a href="/cluster" { "Their health, and drills" } }
+            }))
         }
     };
     document(Some(frame), Some(Section::Overview), "Overview", body)
 }
 
-fn warnings(status: &v1::GetStatusResponse) -> Markup {
+pub(crate) fn warnings(status: &v1::GetStatusResponse) -> Markup {
     html! {
         ul.problems {
             @for warning in &status.warnings { li { code { (warning.code) } " " (warning.message) } }
@@ -146,6 +178,30 @@ fn numbers(shown: &Overview) -> Markup {
             p.note {
                 (shown.uncreated) " of the pending jobs are members of arrays that are not created yet: lists do not have those."
             }
+        }
+    }
+}
+
+fn budgets(budgets: &[ErrorBudget]) -> Markup {
+    let columns =
+        [Text("Objective"), Number("Promised"), Number("Calls"), Number("Failed"), Number("Budget spent")];
+    let percent = |tenths: u64| format!("{} %", show_scaled(tenths, 1));
+    let rows = html! {
+        @for budget in budgets {
+            tr {
+                th.message scope="row" { (budget.promise) }
+                td.number { (show_scaled(MILLIONTHS.saturating_sub(budget.budget_millionths), 4)) " %" }
+                td.number { (budget.calls) }
+                td.number { (budget.failed) }
+                td.number { (budget.spent_milli().map_or("–".to_owned(), percent)) }
+            }
+        }
+    };
+    html! {
+        (text::table("Error budgets", html! { "Calls that this replica has answered since it started" }, &columns, rows))
+        p.note {
+            "A refusal with a reason is an answer. The objectives are promised over 30 days and all replicas: alerts watch that, from "
+            code { "ops/slo" } "."
         }
     }
 }
@@ -301,7 +357,8 @@ fn replicas(status: &v1::GetStatusResponse) -> Markup {
     text::table("Replicas of the cluster", caption, &columns, rows)
 }
 
-fn replica_row(replica: &v1::Replica) -> Markup {
+/// A replica as a row of the tables of replicas.
+pub(crate) fn replica_row(replica: &v1::Replica) -> Markup {
     let role = match (replica.leader, replica.voter) {
         (true, _) => "leader",
         (false, true) => "follower",
@@ -338,6 +395,20 @@ mod tests {
         let shown = use_bar(&pool).into_string();
         assert!(shown.contains("4 of 16 busy, 1 held by others, 8 unavailable"), "{shown}");
         assert_eq!(PoolUse { total: 1, free: 3, ..Default::default() }.busy(), 0);
+    }
+
+    #[test]
+    fn error_budgets_say_what_is_spent() {
+        let budget = ErrorBudget { promise: "It answers.", budget_millionths: 500, calls: 10_000, failed: 1 };
+        let spent = |calls, failed| ErrorBudget { calls, failed, ..budget }.spent_milli();
+        assert_eq!([spent(10_000, 1), spent(10_000, 5), spent(0, 0)], [Some(200), Some(1_000), None]);
+        assert_eq!(spent(u64::MAX, u64::MAX), Some(2_000_000));
+        let shown = budgets(&[budget, ErrorBudget { calls: 0, failed: 0, ..budget }]).into_string();
+        for text in ["It answers.", "99.95 %", ">10000<", ">20 %<", ">–<"] {
+            assert!(shown.contains(text), "{text}: {shown}");
+        }
+        let past = overview(&Frame::default(), &Overview::default());
+        assert!(!past.contains("Error budgets"), "{past}");
     }
 
     #[test]

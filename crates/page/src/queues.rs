@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::frame::{Frame, Section, document};
 use crate::overview::{QueueShown, next_table};
 use crate::pager::Pager;
+use crate::starts::{ExpectedStart, starts};
 use crate::text;
 use crate::text::Column::{Number, Text};
 
@@ -39,6 +40,10 @@ pub struct Queues {
     pub uncreated: u64,
     /// Bookings that are not over, by name.
     pub bookings: Vec<v1::Booking>,
+    /// The moment from which on starts are drawn, in milliseconds since the Unix epoch.
+    pub now_ms: u64,
+    /// Reservations of jobs, and when the last job of the front is expected to start.
+    pub starts: Vec<ExpectedStart>,
     /// Where the list of tenants goes on.
     pub pager: Pager,
     /// Schedules of the tenants that the reader acts for.
@@ -63,8 +68,9 @@ pub fn queues(frame: &Frame, shown: &Queues) -> String {
     };
     let quotas = html! {
         p.note {
-            "A bar is as long as the larger of quota and use. Solid: used within the nominal quota. Striped: borrowed. "
-            "Outlined: nominal and not used. Use counts the tenants below as well. "
+            "A bar is as long as quota with what may be borrowed, or as use where that is more. Solid: used within the nominal "
+            "quota. Striped: borrowed. Crossed: nominal, not used, and lent to others that ask. Outlined: nominal, not used and "
+            "kept. Dashed: may be borrowed. Use counts the tenants below as well. "
             @if shown.uncreated > 0 {
                 (shown.uncreated) " of all pending jobs are members of arrays that are not created yet: lists do not have those."
             }
@@ -75,6 +81,9 @@ pub fn queues(frame: &Frame, shown: &Queues) -> String {
     };
     let body = html! {
         (text::section("next", "Who is next", next))
+        @if let Some(starts) = starts(shown.now_ms, &shown.starts, &shown.bookings) {
+            (text::section("starts", "Reservations and expected starts", starts))
+        }
         (text::section("quotas", "Quotas", quotas))
         @if !shown.bookings.is_empty() { (text::section("bookings", "Bookings", bookings(&shown.bookings))) }
         @if !shown.schedules.is_empty() {
@@ -120,13 +129,17 @@ fn schedules(shown: &Queues) -> Markup {
     }
 }
 
-/// The pattern of what is borrowed, for all bars of the page.
+/// The patterns of what is borrowed and of what is lent, for all bars of the page.
 fn stripes() -> Markup {
     html! {
         svg.visually-hidden aria-hidden="true" focusable="false" {
             defs {
                 pattern #stripes width="24" height="60" patternUnits="userSpaceOnUse" {
                     rect.stripe x="0" y="0" width="12" height="60" {}
+                }
+                pattern #crosses width="24" height="20" patternUnits="userSpaceOnUse" {
+                    rect.cross x="0" y="0" width="24" height="4" {}
+                    rect.cross x="0" y="0" width="4" height="20" {}
                 }
             }
         }
@@ -242,20 +255,31 @@ fn share(billionths: u64) -> String {
 
 /// A quota as a bar, with the numbers next to it.
 fn bar(quota: &v1::QuotaUse) -> Markup {
-    let whole = quota.nominal_milli.max(quota.used_milli);
+    // Without a limit nobody knows how long that part would be.
+    let may_borrow = quota.borrowing_limit_milli.unwrap_or_default();
+    let whole = quota.nominal_milli.saturating_add(may_borrow).max(quota.used_milli);
     let within = quota.used_milli.min(quota.nominal_milli);
     let borrowed = quota.used_milli.saturating_sub(quota.nominal_milli);
     let (nominal_part, within_part) =
         (text::milli_of(quota.nominal_milli, whole), text::milli_of(within, whole));
+    let idle = quota.nominal_milli.saturating_sub(within);
+    let lendable = quota.lending_limit_milli.map_or(idle, |limit| limit.min(idle));
     let place = if quota.region.is_empty() { "all regions" } else { quota.region.as_str() };
     let label = format!(
-        "{} in {place}: {} used of {} nominal, {} borrowed",
+        "{} in {place}: {} used of {} nominal, {} borrowed, {} for others to borrow",
         quota.r#type,
         text::devices(quota.used_milli),
         text::devices(quota.nominal_milli),
-        text::devices(borrowed)
+        text::devices(borrowed),
+        text::devices(lendable)
     );
     let mut parts = vec![("nominal", 0, nominal_part), ("used", 0, within_part)];
+    if may_borrow > 0 {
+        parts.insert(0, ("may-borrow", nominal_part, text::milli_of(may_borrow, whole)));
+    }
+    if lendable > 0 {
+        parts.push(("lendable", within_part, text::milli_of(lendable, whole)));
+    }
     if borrowed > 0 {
         parts.push(("borrowed", nominal_part, text::milli_of(borrowed, whole)));
     }
@@ -350,5 +374,35 @@ mod tests {
         let styles = include_str!("../assets/page.css");
         assert!(styles.contains("rect.borrowed { fill: url(#stripes)"), "it is striped");
         assert!(stripes().into_string().contains("id=\"stripes\""));
+    }
+
+    #[test]
+    fn bars_say_what_is_lent_and_what_may_be_borrowed() {
+        let quota = v1::QuotaUse {
+            r#type: "h100".to_owned(),
+            nominal_milli: 8_000,
+            used_milli: 2_000,
+            borrowing_limit_milli: Some(8_000),
+            lending_limit_milli: Some(4_000),
+            ..Default::default()
+        };
+        let shown = bar(&quota).into_string();
+        assert!(shown.contains("2 used of 8 nominal, 0 borrowed, 4 for others to borrow"), "{shown}");
+        for rect in [
+            "<rect class=\"may-borrow\" x=\"500\" y=\"0\" width=\"500\"",
+            "<rect class=\"nominal\" x=\"0\" y=\"0\" width=\"500\"",
+            "<rect class=\"used\" x=\"0\" y=\"0\" width=\"125\"",
+            "<rect class=\"lendable\" x=\"125\" y=\"0\" width=\"250\"",
+        ] {
+            assert!(shown.contains(rect), "{rect}: {shown}");
+        }
+        // Without a limit all that is idle is lent; nothing is where everything is in use.
+        let all = v1::QuotaUse { lending_limit_milli: None, ..quota.clone() };
+        assert!(bar(&all).into_string().contains("6 for others to borrow"));
+        let none = v1::QuotaUse { used_milli: 8_000, ..quota };
+        assert!(!bar(&none).into_string().contains("lendable"));
+        let styles = include_str!("../assets/page.css");
+        assert!(styles.contains("rect.lendable { fill: url(#crosses)"), "it is crossed");
+        assert!(stripes().into_string().contains("id=\"crosses\""));
     }
 }

@@ -10,8 +10,8 @@ use crate::text;
 const STEP_MS: u64 = 3_600_000;
 /// Pages of one thing, which also have a past; the lists are in [`LISTS`].
 const THINGS: [&str; 2] = ["/jobs/", "/nodes/"];
-/// Pages that are made of a state alone.
-const LISTS: [&str; 6] = ["/", "/jobs", "/queues", "/nodes", "/fleet", "/fleet/map"];
+/// Pages that are made of a state alone, and the records up to one.
+const LISTS: [&str; 7] = ["/", "/jobs", "/queues", "/nodes", "/fleet", "/fleet/map", "/events"];
 
 /// How a page of the same address leads to other moments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -93,7 +93,9 @@ pub(crate) fn kept(body: Markup, log_index: u64) -> Markup {
         let (address, tail) = behind.split_at(behind.find('"').unwrap_or(behind.len()));
         rest = tail;
         let is_link = before.ends_with("href=\"") || before.ends_with("data-source=\"");
-        if is_link && has_past(address) {
+        // An address that states its moment leads there.
+        let has_moment = address.contains("?at=") || address.contains("&amp;at=");
+        if is_link && has_past(address) && !has_moment {
             out.push_str(&at_index(address, log_index));
             continue;
         }
@@ -137,7 +139,9 @@ mod tests {
         let body = html! {
             a href="/jobs?tenant=a&b=c#row" { (bad) }
             a href="/nodes/h1" title=(bad) { "h1" }
-            a href="/events" { "live" }
+            a href="/timeline" { "placements" }
+            a href="/events" { "records" }
+            a href="/?at=5" { "another moment" }
             link href="/assets/page.css";
             form action="/jobs" method="get" aria-label="a > b" { input name="x"; }
             div data-source="/fleet/map" {}
@@ -146,7 +150,9 @@ mod tests {
         for text in [
             "href=\"/jobs?tenant=a&amp;b=c&amp;at=77#row\"",
             "href=\"/nodes/h1?at=77\"",
-            "href=\"/events\"",
+            "href=\"/timeline\"",
+            "href=\"/events?at=77\"",
+            "href=\"/?at=5\"",
             "href=\"/assets/page.css\"",
             "data-source=\"/fleet/map?at=77\"",
             "aria-label=\"a &gt; b\"><input type=\"hidden\" name=\"at\" value=\"77\"><input name=\"x\">",
@@ -154,7 +160,7 @@ mod tests {
         ] {
             assert!(shown.contains(text), "{text} in {shown}");
         }
-        assert_eq!(shown.matches("at=77").count(), 3, "{shown}");
+        assert_eq!(shown.matches("at=77").count(), 4, "{shown}");
     }
 
     #[test]

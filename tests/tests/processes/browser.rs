@@ -45,6 +45,7 @@ async fn a_browser_finds_no_barrier_on_any_page() {
         "/nodes/host-a".to_owned(),
         "/fleet".to_owned(),
         "/events".to_owned(),
+        "/cluster".to_owned(),
         "/timeline".to_owned(),
         "/timeline?by=job".to_owned(),
         "/plan".to_owned(),

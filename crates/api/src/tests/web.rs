@@ -145,6 +145,7 @@ async fn every_page_says_which_state_it_is_of_and_keeps_everything_foreign_out()
         "/nodes/h1",
         "/fleet",
         "/events",
+        "/cluster",
         "/plan",
         plan,
     ];
@@ -173,9 +174,16 @@ async fn every_page_says_which_state_it_is_of_and_keeps_everything_foreign_out()
     }
     let nodes = site.pages.get("/nodes").await.body;
     assert!(nodes.contains("/nodes/h1") && nodes.contains("8 × h100") && nodes.contains(&running), "{nodes}");
+    let overview = site.pages.get("/").await.body;
+    assert!(overview.contains("Error budgets") && overview.contains("99.95 %"), "{overview}");
     let map = site.pages.get("/fleet/map").await;
     assert!(map.head.contains("application/json"), "{}", map.head);
     assert!(map.body.contains("\"hosts\":[[\"h1\",\"bbbbbbff\"]]"), "{}", map.body);
+    for (by, owner) in [("job", running.as_str()), ("tenant", "lab")] {
+        let map = site.pages.get(&format!("/fleet/map?by={by}")).await.body;
+        assert!(map.contains("[\"h1\",\"bbbbbbff\",[1,1,1,1,1,1,0,0]]"), "{map}");
+        assert!(map.contains(&format!("\"owners\":[\"{owner}\"]")), "{map}");
+    }
 }
 
 #[tokio::test]
@@ -217,6 +225,14 @@ async fn lists_are_narrowed_counted_and_paged() {
     assert!(odd.contains("52 jobs, newest first"), "{odd}");
     let by_tenant = site.pages.get("/jobs?group=tenant").await.body;
     assert!(by_tenant.contains("From the index of jobs that are not over"), "{by_tenant}");
+    for (address, caption, without) in [
+        ("/jobs?group=label&label=team", "Jobs by label team", "without it, or empty"),
+        ("/jobs?group=array", "Jobs by array", "in no array"),
+        ("/jobs?group=creator", "Jobs by creator", "105 jobs that match"),
+    ] {
+        let counted = site.pages.get(address).await.body;
+        assert!(counted.contains(caption) && counted.contains(without), "{address}: {counted}");
+    }
     let none = site.pages.get("/jobs?region=elsewhere&labels=team%3Dvision").await.body;
     assert!(none.contains("No job matches"), "{none}");
 }
@@ -240,13 +256,17 @@ async fn bad_addresses_get_a_page_that_names_what_is_wrong() {
         ("/jobs?phase=running%3Cscript%3E", 400, "<code>phase</code> must be one or several of pending"),
         ("/jobs?tier=gold", 400, "<code>tier</code> must be one of free"),
         ("/jobs?group=user", 400, "<code>group</code>"),
+        ("/jobs?group=label", 400, "<code>label</code> the key must be"),
+        ("/jobs?group=label&label=%3Cb%3E", 400, "<code>label</code> the key must be"),
+        ("/fleet/map?by=phase", 400, "<code>by</code> must be one of tenant, job"),
         ("/jobs?labels=team%3D%3D%3D", 400, "<code>labels</code>"),
         ("/jobs?page=zzz", 400, "<code>page</code>"),
         ("/jobs?tenant=a&tenant=b", 400, "<code>tenant</code> is given twice"),
         ("/jobs?tenant=%C3%28", 400, "<code>tenant</code> is no text in UTF-8"),
         ("/jobs?%3Cb%3E=1", 400, "<code>&lt;b&gt;</code>"),
         ("/?x=1", 400, "<code>x</code> is not one of at"),
-        ("/events?x=1", 400, "<code>x</code> is not known: this address has no parameters"),
+        ("/events?x=1", 400, "<code>x</code> is not one of at"),
+        ("/cluster?x=1", 400, "<code>x</code> is not known: this address has no parameters"),
         ("/jobs?tenant=lab&tier=gold", 400, "value=\"lab\""),
         ("/jobs?array=zzz", 400, "<code>array</code>"),
         ("/nodes?state=broken", 400, "<code>state</code> must be one of lost"),

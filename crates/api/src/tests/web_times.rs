@@ -121,6 +121,7 @@ async fn first_bytes_of_pages_with_a_hundred_thousand_jobs() {
         "/fleet",
         "/fleet/map",
         "/events",
+        "/cluster",
     ] {
         let mut times = Vec::new();
         let mut bytes = 0;

@@ -4,17 +4,22 @@ use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use muster_decider::{FrontRequest, queue_front};
-use muster_page::{NextJob, Overview, Pager, PoolUse, QueueShown, Queues, TierQueue};
+use muster_page::{ExpectedStart, NextJob, Overview, Pager, PoolUse, QueueShown, Queues, RunningDrill, TierQueue};
 use muster_state::{PoolKey, State as Applied};
-use muster_types::{DeviceSet, PriorityTier};
+use muster_types::{DeviceSet, JobId, PriorityTier};
 use muster_wire::closed::{ClosedSet, number};
+use muster_wire::time::{span_ms, unix_ms};
 use muster_wire::v1;
 use std::collections::BTreeMap;
 
+use super::query::parameters;
 use super::time_travel::PageRequest;
+use super::timeline::unix_ms_now;
 use super::{Problem, Reader, Scene, Web, events};
 use crate::booking_service;
 use crate::cluster_service;
+use crate::explanation;
+use crate::measure;
 use crate::queue_service;
 use crate::render::{self, Detail};
 use crate::schedule_service;
@@ -26,6 +31,8 @@ const EVENTS_SHOWN: usize = 12;
 const POOLS_SHOWN_MAX: usize = 200;
 /// About what its rows take.
 const OVERVIEW_BYTES: usize = 256 << 10;
+/// About what the page of the replicas takes.
+const CLUSTER_BYTES: usize = 64 << 10;
 /// Requests of the front of the queue for which it is explained why they wait: each explanation looks at the whole fleet.
 const EXPLAINED: usize = 3;
 /// Requests that are stepped over for the front of the queue: of a tenant without nominal quota each may be another one.
@@ -36,6 +43,7 @@ const TENANTS_COUNTED_MAX: usize = 10_000;
 const TENANTS_SHOWN: usize = 500;
 const FRONT_SHOWN: usize = 20;
 const SCHEDULES_SHOWN: usize = 100;
+const RESERVATIONS_SHOWN: usize = 50;
 
 /// The front of the pending queue, with the reasons why its first requests wait.
 fn front(scene: &Scene, count: usize) -> QueueShown {
@@ -79,6 +87,29 @@ pub(super) async fn overview(
     web.read(asked, OVERVIEW_BYTES, make).await
 }
 
+/// The replicas and the drill that runs: of the present alone.
+pub(super) async fn page(
+    State(web): State<Web>,
+    Extension(reader): Extension<Reader>,
+    request: Request,
+) -> Result<Response, Problem> {
+    parameters::<0>(request.uri(), [])?;
+    let make = |scene: &Scene| {
+        let drill = scene.web.drills.current();
+        let status = cluster_service::status(scene.engine(), &scene.state, drill.as_ref());
+        let drill = drill.map(|held| RunningDrill {
+            id: held.id.to_string(),
+            name: held.name.to_string(),
+            started_by: held.started_by,
+            left_ms: u64::try_from(held.left.as_millis()).unwrap_or(u64::MAX),
+            silent: held.silent.iter().map(|replica| replica.0).collect(),
+            cordoned_regions: held.cordoned_regions.iter().map(ToString::to_string).collect(),
+        });
+        Ok(muster_page::cluster(&scene.frame(), &status, drill.as_ref()))
+    };
+    web.answer(reader, CLUSTER_BYTES, make).await
+}
+
 fn made_of(scene: &Scene) -> Overview {
     let view = &scene.state;
     let (pools, leaves_pools_out) = pools(view);
@@ -89,9 +120,11 @@ fn made_of(scene: &Scene) -> Overview {
     });
     let queues = view.queues_behind(None, TENANTS_COUNTED_MAX);
     Overview {
-        status: cluster_service::status(scene.engine(), view, None),
+        status: cluster_service::status(scene.engine(), view, scene.web.drills.current().as_ref()),
         pools,
         leaves_pools_out,
+        // Counted of the present alone.
+        budgets: if view.is_past() { Vec::new() } else { measure::budgets(&scene.web.metrics) },
         gated: queues.iter().filter_map(|name| view.queue(name)).map(|queue| queue.load.held_jobs).sum(),
         gated_or_more: queues.len() == TENANTS_COUNTED_MAX,
         uncreated: view.uncreated_count(),
@@ -162,9 +195,13 @@ pub(super) async fn queues(
         let mut schedules = schedule_service::of_caller(&scene.state, &reader, SCHEDULES_SHOWN + 1);
         let leaves_schedules_out = schedules.len() > SCHEDULES_SHOWN;
         schedules.truncate(SCHEDULES_SHOWN);
+        let next = front(scene, FRONT_SHOWN);
+        let log_ms = scene.state.log_time().0;
         let shown = Queues {
             tenants: listed.tenants,
-            next: front(scene, FRONT_SHOWN),
+            now_ms: if scene.state.is_past() { log_ms } else { log_ms.max(unix_ms_now()) },
+            starts: starts(scene, &next),
+            next,
             tiers: tiers(&scene.state),
             uncreated: scene.state.uncreated_count(),
             bookings: booking_service::list(&scene.state, scene.visibility()),
@@ -176,6 +213,39 @@ pub(super) async fn queues(
     };
     let bytes = TENANTS_SHOWN * queue_service::ROW_BYTES + SCHEDULES_SHOWN * schedule_service::ROW_BYTES;
     web.read(asked, bytes, make).await
+}
+
+/// What is reserved for jobs, and when the last job of the front is expected to start: its explanation, the one that looks at the
+/// whole fleet here, has both.
+fn starts(scene: &Scene, front: &QueueShown) -> Vec<ExpectedStart> {
+    let view = &scene.state;
+    let Some(last) = front.jobs.last() else { return Vec::new() };
+    let Ok(id) = last.id.parse::<JobId>() else { return Vec::new() };
+    let Some(explained) = scene.engine().explain_job_here(view, id) else { return Vec::new() };
+    let explained = scene.visibility().explanation(view, id, explanation::waiting(view, &explained));
+    let reserved = explained.blocking_jobs.iter().take(RESERVATIONS_SHOWN).filter_map(|job| {
+        let start_ms = unix_ms(job.start_time)?;
+        Some(ExpectedStart {
+            job_id: job.job_id.clone(),
+            name: job.name.clone(),
+            is_reserved: true,
+            has_slipped: job.has_slipped,
+            earliest_ms: start_ms,
+            latest_ms: Some(start_ms),
+            run_ms: None,
+        })
+    });
+    let mut starts: Vec<ExpectedStart> = reserved.collect();
+    let earliest_ms = explained.start.as_ref().and_then(|start| unix_ms(start.p10));
+    starts.extend(earliest_ms.map(|earliest_ms| ExpectedStart {
+        job_id: last.id.clone(),
+        name: last.name.clone(),
+        earliest_ms,
+        latest_ms: explained.start.as_ref().and_then(|start| unix_ms(start.p90)),
+        run_ms: explained.estimate.as_ref().and_then(|estimate| span_ms(estimate.run_time)),
+        ..ExpectedStart::default()
+    }));
+    starts
 }
 
 /// Tenants with jobs in the pending queue, by tier, the highest first.

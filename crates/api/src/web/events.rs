@@ -9,13 +9,14 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
-use muster_engine::{Change, Engine, Event as Changed, Subscription, WatchPosition};
+use muster_engine::{Change, Engine, Event as Changed, Reading, Subscription, WatchPosition};
 use muster_monitoring::Peer;
 use muster_page::{Event, Subject};
 use muster_state::State as Applied;
 use muster_types::{LogIndex, Refusal};
 use muster_wire::closed::phase_word;
 use muster_wire::node_state::node_state;
+use muster_wire::v1;
 use parking_lot::Mutex;
 use serde_json::json;
 use std::collections::HashMap;
@@ -27,7 +28,9 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::query::parameters;
-use super::{Attachment, Problem, Reader, Scene, Web};
+use super::time_travel::PageRequest;
+use super::{Attachment, Origin, Problem, Reader, Scene, Web};
+use crate::log_service;
 use crate::render::{self, Detail};
 use crate::shares::Pool;
 use crate::visibility::Visibility;
@@ -40,6 +43,9 @@ const STREAMS_EACH_MAX: u64 = 64;
 const EVENTS_SHOWN: usize = 200;
 /// About what one of them takes.
 const EVENT_BYTES: usize = 1 << 10;
+/// Records of a page of the past, and about what one of them takes.
+const RECORDS_SHOWN: usize = 100;
+const RECORD_BYTES: usize = 1 << 10;
 /// Pieces made for a reader that it has not taken, and changes of one piece: some 30 KiB.
 const PIECES_WAITING_MAX: usize = 4;
 const PIECE_CHANGES_MAX: usize = 64;
@@ -171,13 +177,49 @@ pub(super) async fn page(
     Extension(reader): Extension<Reader>,
     request: Request,
 ) -> Result<Response, Problem> {
-    parameters::<0>(request.uri(), [])?;
+    let (asked, []) = PageRequest::of(reader, &request, [])?;
+    if let Some(at) = asked.at {
+        let past = web.past(reader, at).await?;
+        let records = web.records_up_to(reader, Reading::clone(&past)).await?;
+        let make = move |scene: &Scene| Ok(muster_page::records(&scene.frame(), &records));
+        let origin = Origin { reader, travel: Some(asked.travel()), past: Some(past) };
+        return web.made(origin, RECORDS_SHOWN * RECORD_BYTES, make).await;
+    }
     let make = |scene: &Scene| {
         // The stream goes on behind the state of the page.
         let shown = newest_of_all(scene, EVENTS_SHOWN);
         Ok(muster_page::events(&scene.frame(), &shown, scene.state.log_index().0))
     };
-    web.answer(reader, EVENTS_SHOWN * EVENT_BYTES, make).await
+    web.read(asked, EVENTS_SHOWN * EVENT_BYTES, make).await
+}
+
+impl Web {
+    /// The last records of the log that a state of the past has, newest first, without their content.
+    async fn records_up_to(&self, reader: Reader, past: Reading) -> Result<Vec<v1::LogRecord>, Problem> {
+        let to = past.log_index();
+        let (first, _) = self.engine().log_range()?;
+        let from = LogIndex(to.0.saturating_sub(RECORDS_SHOWN as u64 - 1)).max(first);
+        let mut follower = self.engine().read_log(from)?;
+        let turn = self.router.costly(reader.account()).await?;
+        let mut found = Vec::new();
+        'reading: loop {
+            let batch = follower.next().await?;
+            if batch.records.is_empty() {
+                break;
+            }
+            for record in &batch.records {
+                if record.log_index > to || found.len() == RECORDS_SHOWN {
+                    break 'reading;
+                }
+                // The content of one may be large, and is not shown.
+                let rendered = log_service::render(record, false, &past, reader.visibility());
+                found.push(v1::LogRecord { content_json: String::new(), ..rendered });
+            }
+        }
+        drop(turn);
+        found.reverse();
+        Ok(found)
+    }
 }
 
 pub(super) async fn stream(

@@ -8,7 +8,8 @@ use axum::response::Response;
 use muster_engine::Change;
 use muster_page::{Group, GroupBy, Groups, JobDetail, JobQuery};
 use muster_state::{Phase, State as Applied};
-use muster_types::{JobId, PriorityTier};
+use muster_types::metadata::{LABEL_KEY_RULE, is_label_key};
+use muster_types::{ArrayId, JobId, PriorityTier};
 use muster_wire::closed::{ClosedSet, number, of_word, phase_word, words};
 use muster_wire::v1;
 use std::collections::BTreeMap;
@@ -31,12 +32,13 @@ const GROUPS_SHOWN_MAX: usize = 200;
 const CHANGES_SHOWN: usize = 30;
 
 /// Parameters of the list.
-const PARAMETERS: [&str; 9] =
-    ["tenant", "phase", "tier", "name", "labels", "region", "array", "group", "page"];
+const PARAMETERS: [&str; 11] = [
+    "tenant", "phase", "tier", "name", "labels", "region", "array", "creator", "group", "label", "page",
+];
 
 /// What an address asks for by its parameters, and the filter that it stands for.
-fn filter_of(values: [String; 9]) -> Result<(JobQuery, v1::JobFilter), Problem> {
-    let [tenant, phase, tier, name, labels, region, array, group, page] = values;
+fn filter_of(values: [String; 11]) -> Result<(JobQuery, v1::JobFilter), Problem> {
+    let [tenant, phase, tier, name, labels, region, array, creator, group, label, page] = values;
     let mut wrong = Vec::new();
     let mut phases = Vec::new();
     for word in phase.split(',').filter(|word| !word.is_empty()) {
@@ -57,7 +59,11 @@ fn filter_of(values: [String; 9]) -> Result<(JobQuery, v1::JobFilter), Problem> 
         let known = GroupBy::ALL.map(GroupBy::word).join(", ");
         wrong.push(("group".to_owned(), format!("must be one of {known}")));
     }
-    let query = JobQuery { tenant, phase, tier, name, labels, region, array, group: of_group, page };
+    if of_group == Some(GroupBy::Label) && !is_label_key(&label) {
+        wrong.push(("label".to_owned(), format!("the key {LABEL_KEY_RULE}")));
+    }
+    let query =
+        JobQuery { tenant, phase, tier, name, labels, region, array, creator, group: of_group, label, page };
     if !wrong.is_empty() {
         return Err(Problem::fields(wrong).with_form(&query));
     }
@@ -69,6 +75,7 @@ fn filter_of(values: [String; 9]) -> Result<(JobQuery, v1::JobFilter), Problem> 
         label_selector: query.labels.clone(),
         region: query.region.clone(),
         array_id: query.array.clone(),
+        creator: query.creator.clone(),
         ..Default::default()
     };
     Ok((query, filter))
@@ -93,7 +100,8 @@ pub(super) async fn list(
         let view = &scene.state;
         let shown = (JOBS_SHOWN, Detail::Basic, scene.visibility());
         let listed = job_service::list(scene.engine(), view, &query.page, filter, shown)?;
-        let groups = query.group.map(|by| groups(view, &counted, by, is_narrowed));
+        let by = query.group.map(|by| (by, query.label.as_str()));
+        let groups = by.map(|by| groups(view, &counted, by, is_narrowed));
         let next = &listed.next_page_token;
         Ok(muster_page::jobs(&scene.frame(), &query, &listed.jobs, next, groups.as_ref()))
     };
@@ -103,7 +111,7 @@ pub(super) async fn list(
 
 /// Counts of jobs. By tenant, where nothing narrows them down, they come from an index; else those that match are counted one by
 /// one, from the newest on and no further than a list looks.
-fn groups(view: &Applied, filter: &JobFilter, by: GroupBy, is_narrowed: bool) -> Groups {
+fn groups(view: &Applied, filter: &JobFilter, (by, label): (GroupBy, &str), is_narrowed: bool) -> Groups {
     if by == GroupBy::Tenant && !is_narrowed {
         return of_tenants(view);
     }
@@ -118,7 +126,7 @@ fn groups(view: &Applied, filter: &JobFilter, by: GroupBy, is_narrowed: bool) ->
         looked_at += 1;
         let Some(job) = candidate.filter(|job| filter.shows(view, *job)) else { continue };
         matching += 1;
-        let value = value_of(&job, by);
+        let value = value_of(&job, by, label);
         if counts.len() == GROUPS_SHOWN_MAX && !counts.contains_key(&value) {
             is_cut = true;
             continue;
@@ -138,7 +146,7 @@ fn groups(view: &Applied, filter: &JobFilter, by: GroupBy, is_narrowed: bool) ->
     Groups { by, rows: counts.into_values().collect(), counted, is_cut }
 }
 
-fn value_of(job: &Candidate<'_>, by: GroupBy) -> String {
+fn value_of(job: &Candidate<'_>, by: GroupBy, label: &str) -> String {
     match by {
         GroupBy::Tenant => job.spec.tenant.to_string(),
         GroupBy::Tier => job.tier.word().to_owned(),
@@ -150,6 +158,16 @@ fn value_of(job: &Candidate<'_>, by: GroupBy) -> String {
             .as_ref()
             .filter(|_| job.row.phase != Phase::Pending)
             .map(|placement| placement.region.to_string())
+            .unwrap_or_default(),
+        GroupBy::Creator => job.metadata.map(|carries| carries.creator.clone()).unwrap_or_default(),
+        GroupBy::Array => job
+            .spec
+            .array
+            .map(|member| ArrayId::of_member(job.id, member.ordinal).to_string())
+            .unwrap_or_default(),
+        GroupBy::Label => job
+            .metadata
+            .and_then(|carries| carries.labels.get(label).cloned())
             .unwrap_or_default(),
     }
 }

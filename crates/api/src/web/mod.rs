@@ -24,6 +24,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use muster_engine::{Engine, Reading};
+use muster_metrics::ReplicaMetrics;
 use muster_monitoring::{ConnectionTimeouts, Peer};
 use muster_page::assets::{ASSETS, Asset};
 use muster_page::{Frame, JobQuery, TimeTravel};
@@ -37,6 +38,7 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use crate::access::may_call;
+use crate::drills::Drills;
 use crate::facts::readiness;
 use crate::forward::{Caller, Router};
 use crate::read::{Fresh, freshness, present};
@@ -115,12 +117,22 @@ pub(crate) struct Web {
     /// What readers have not taken of their answers.
     unwritten: Ledger,
     timeouts: Timeouts,
+    /// The drill that runs, as this replica was told.
+    drills: Drills,
+    /// What this replica counts of its calls.
+    metrics: ReplicaMetrics,
 }
 
 impl Web {
     pub(crate) fn new(shared: Shared, timeouts: Timeouts) -> Web {
-        let Shared { router, unwritten, .. } = shared;
-        Web { router, streams: events::places(), rendered: events::Rendered::default(), unwritten, timeouts }
+        let Shared { router, unwritten, drills, .. } = shared;
+        let (streams, rendered) = (events::places(), events::Rendered::default());
+        Web { router, streams, rendered, unwritten, timeouts, drills, metrics: ReplicaMetrics::default() }
+    }
+
+    /// The same with what is counted there.
+    pub(crate) fn counting(self, metrics: ReplicaMetrics) -> Web {
+        Web { metrics, ..self }
     }
 
     pub(crate) fn security(&self) -> &Security {
@@ -418,6 +430,7 @@ pub(crate) fn routes(web: Web) -> Routes {
         .route("/", get(cluster::overview))
         .route("/jobs", get(jobs::list))
         .route("/jobs/{id}", get(jobs::one))
+        .route("/cluster", get(cluster::page))
         .route("/queues", get(cluster::queues))
         .route("/nodes", get(nodes::list))
         .route("/nodes/{name}", get(nodes::one))

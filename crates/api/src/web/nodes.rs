@@ -33,8 +33,9 @@ const MAP_DEVICES_MAX: usize = 250_000;
 const MAP_TYPE: &str = "application/json";
 /// About what the page of one node takes, with the jobs and changes that it shows.
 const NODE_BYTES: usize = 64 << 10;
-/// About what one node takes in a map while it is made.
+/// About what one node takes in a map while it is made, without and with who holds its devices.
 const MAP_NODE_BYTES: usize = 256;
+const MAP_NODE_OWNED_BYTES: usize = 1 << 10;
 
 pub(super) async fn list(
     State(web): State<Web>,
@@ -139,12 +140,19 @@ pub(super) async fn map(
     headers: HeaderMap,
     request: Request,
 ) -> Result<Response, Problem> {
-    let (asked, []) = PageRequest::of(reader, &request, [])?;
+    let (asked, [by]) = PageRequest::of(reader, &request, ["by"])?;
+    let by = match by.as_str() {
+        "" => None,
+        "tenant" => Some(OwnerKind::Tenant),
+        "job" => Some(OwnerKind::Job),
+        _ => return Err(Problem::field("by", "must be one of tenant, job")),
+    };
+    let node_bytes = if by.is_some() { MAP_NODE_OWNED_BYTES } else { MAP_NODE_BYTES };
     // A map is made of one state by one release; a browser that has that one is told so.
     let state = present(web.engine());
-    let make = |scene: &Scene| Ok(drawn(&scene.state).to_string());
+    let make = move |scene: &Scene| Ok(drawn(&scene.state, by).to_string());
     if asked.at.is_some() {
-        let bytes = state.nodes().len().saturating_mul(MAP_NODE_BYTES);
+        let bytes = state.nodes().len().saturating_mul(node_bytes);
         drop(state);
         return web.read_as(asked, MAP_TYPE, bytes, make).await;
     }
@@ -152,7 +160,7 @@ pub(super) async fn map(
     if let Some(known) = tag.and_then(|tag| tagged(&headers, &tag, MAP_TYPE)) {
         return Ok(known);
     }
-    let bytes = state.nodes().len().saturating_mul(MAP_NODE_BYTES);
+    let bytes = state.nodes().len().saturating_mul(node_bytes);
     drop(state);
     let mut response = web.answer(reader, bytes, make).await?;
     let of: Option<AsOf> = response.extensions().get().copied();
@@ -165,9 +173,64 @@ pub(super) async fn map(
     Ok(response)
 }
 
-/// Every device by region, cluster, block and host, as one letter each. Hosts without any are left out.
-fn drawn(view: &Applied) -> Value {
+/// Whose devices a map tells apart.
+#[derive(Clone, Copy)]
+enum OwnerKind {
+    Tenant,
+    Job,
+}
+
+/// Who holds the devices of each node.
+struct Owners {
+    /// The one with number 1 first: 0 is nobody.
+    names: Vec<String>,
+    by_node: BTreeMap<NodeId, Vec<(DeviceSet, u32)>>,
+}
+
+impl Owners {
+    fn of(view: &Applied, by: OwnerKind) -> Owners {
+        let mut numbers: BTreeMap<String, u32> = BTreeMap::new();
+        let mut owners = Owners { names: Vec::new(), by_node: BTreeMap::new() };
+        for id in view.active() {
+            let (Some(row), Some(spec)) = (view.job(id), view.spec(id)) else { continue };
+            let Some(placement) = row.placement.as_deref() else { continue };
+            let name = match by {
+                OwnerKind::Tenant => spec.tenant.to_string(),
+                OwnerKind::Job => id.to_string(),
+            };
+            let number = match numbers.get(&name) {
+                Some(number) => *number,
+                None => {
+                    owners.names.push(name.clone());
+                    let number = u32::try_from(owners.names.len()).unwrap_or(u32::MAX);
+                    numbers.insert(name, number);
+                    number
+                }
+            };
+            for (slot, rank) in placement.slots.iter().zip(&placement.ranks) {
+                if !rank.is_over() {
+                    owners.by_node.entry(slot.node).or_default().push((slot.devices, number));
+                }
+            }
+        }
+        owners
+    }
+
+    /// The number of the owner of each device; of one that several share, the first of them.
+    fn of_devices(&self, id: NodeId, row: &NodeRow) -> Vec<u32> {
+        let held = self.by_node.get(&id).map(Vec::as_slice).unwrap_or_default();
+        let owner = |device: DeviceSet| {
+            held.iter().find(|(devices, _)| devices.contains(device)).map_or(0, |(_, number)| *number)
+        };
+        (0..row.spec.device_count()).map(|number| owner(DeviceSet(1 << number))).collect()
+    }
+}
+
+/// Every device by region, cluster, block and host, as one letter each, and with the number of its owner where that is asked for.
+/// Hosts without any are left out.
+fn drawn(view: &Applied, by: Option<OwnerKind>) -> Value {
     type Hosts = Vec<Value>;
+    let owners = by.map(|by| Owners::of(view, by));
     let mut clusters: BTreeMap<(&str, &str), BTreeMap<&str, Hosts>> = BTreeMap::new();
     let (mut devices, mut is_cut) = (0, false);
     for (name, id) in view.nodes_by_name() {
@@ -182,7 +245,11 @@ fn drawn(view: &Applied) -> Value {
         }
         devices += letters.len();
         let blocks = clusters.entry((row.spec.region.as_str(), row.spec.cluster.as_str())).or_default();
-        blocks.entry(row.spec.block.as_str()).or_default().push(json!([name.as_str(), letters]));
+        let host = match &owners {
+            Some(owners) => json!([name.as_str(), letters, owners.of_devices(id, row)]),
+            None => json!([name.as_str(), letters]),
+        };
+        blocks.entry(row.spec.block.as_str()).or_default().push(host);
     }
     let block = |(block, hosts): (&str, Hosts)| json!({ "block": block, "hosts": hosts });
     let clusters = clusters.into_iter().map(|((region, cluster), blocks)| {
@@ -190,7 +257,14 @@ fn drawn(view: &Applied) -> Value {
         json!({ "region": region, "cluster": cluster, "blocks": blocks })
     });
     let clusters: Vec<Value> = clusters.collect();
-    json!({ "logIndex": view.log_index().0, "devices": devices, "isCut": is_cut, "clusters": clusters })
+    let owners = owners.map(|owners| owners.names).unwrap_or_default();
+    json!({
+        "logIndex": view.log_index().0,
+        "devices": devices,
+        "isCut": is_cut,
+        "owners": owners,
+        "clusters": clusters,
+    })
 }
 
 /// What each device of a node is, by its local number.

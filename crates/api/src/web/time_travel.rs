@@ -56,7 +56,8 @@ impl PageRequest {
         Ok((asked, values))
     }
 
-    fn travel(&self) -> TimeTravel {
+    /// How its page leads to other moments.
+    pub(super) fn travel(&self) -> TimeTravel {
         TimeTravel {
             path: self.path.clone(),
             parameters: self.parameters.clone(),

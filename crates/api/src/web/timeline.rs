@@ -113,7 +113,7 @@ fn asked(request: &Request, log_time: LogTime) -> Result<(TimelineQuery, Range),
     Ok((TimelineQuery { by: kind, from, to, tenant, node, job, page }, range))
 }
 
-fn unix_ms_now() -> u64 {
+pub(super) fn unix_ms_now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
