@@ -295,8 +295,11 @@ impl PodAgent {
             text,
             "namespace = {:?}\nkubeconfig = {kubeconfig:?}\nnode_selector = {selector:?}\nlisten = \"{listen}\"\n\
              advertise = \"{listen}\"\nshim_image = {:?}\ndefault_image = {:?}\n\
-             accelerators = {{ \"nvidia.com/gpu\" = \"h100\" }}\n",
-            lab.namespace, lab.image, lab.image,
+             accelerators = {{ \"nvidia.com/gpu\" = \"h100\" }}\nhost_paths = {{ {:?} = [] }}\n",
+            lab.namespace,
+            lab.image,
+            lab.image,
+            shown_in(cluster.scratch.path()),
         );
         std::fs::write(home.join("agent.toml"), text).expect("writing a config");
         PodAgent { home, child: None }
@@ -346,6 +349,11 @@ impl PodAgent {
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.home.join("log")).unwrap_or_default()
     }
+}
+
+/// What pods may show of their node.
+pub fn shown_in(scratch: &Path) -> PathBuf {
+    scratch.join("shown")
 }
 
 /// Names of nodes of Kubernetes in Muster.

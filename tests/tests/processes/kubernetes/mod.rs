@@ -7,6 +7,7 @@
 mod faults;
 mod inside;
 mod lab;
+mod mounts;
 mod same;
 
 use muster_client::Client;
