@@ -9,16 +9,19 @@ use crate::support::{Cluster, eventually, heavy, is_finished, output, submit, wa
 
 /// A job that shows a path of its node and prints a file in it.
 fn seeing(lab: &Lab, name: &str, source: &Path) -> v1::Job {
-    let mut wanted = plain(name, &["/bin/cat", "/seen/file"]);
-    wanted.spec_mut().groups[0].container = Some(v1::ContainerRuntime {
+    let mut wanted = plain(name, &[]);
+    let mount = v1::ContainerMount {
+        source: source.display().to_string(),
+        target: "/seen".to_owned(),
+        read_only: true,
+    };
+    let container = v1::ContainerRuntime {
         image: lab.image().to_owned(),
-        mounts: vec![v1::ContainerMount {
-            source: source.display().to_string(),
-            target: "/seen".to_owned(),
-            read_only: true,
-        }],
+        command: ["/bin/cat", "/seen/file"].map(str::to_owned).into(),
+        mounts: vec![mount],
         ..Default::default()
-    });
+    };
+    wanted.spec_mut().groups[0].runtime = Some(v1::task_group::Runtime::Container(container));
     wanted
 }
 
