@@ -50,7 +50,7 @@ impl Image {
             return None;
         }
         // What has no libraries makes `ldd` fail.
-        let is_static = |path: &&&str| Path::new(path).exists() && !succeeds("ldd", &[path]);
+        let is_static = |path: &&&str| Path::new(path).exists() && !succeeds("ldd", &[**path]);
         let Some(busybox) = ["/bin/busybox", "/usr/bin/busybox"].iter().find(is_static) else {
             skip("there is no static busybox");
             return None;
