@@ -211,6 +211,13 @@ impl Lab {
         }
     }
 
+    /// Makes all of these at once, each with its kind in it.
+    pub async fn create(&self, items: &[Value]) {
+        let list = json!({ "apiVersion": "v1", "kind": "List", "items": items });
+        let told = self.kubectl(&["create", "-f", "-"], &list.to_string()).await;
+        assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+    }
+
     /// Selects what `declare` made.
     pub fn declared(&self) -> String {
         format!("muster.test/in={}", self.namespace)
@@ -221,6 +228,17 @@ impl Lab {
         let file = self.kubeconfig.parent()?.join("run").join(format!("{name}.pid"));
         let number = std::fs::read_to_string(file).ok()?;
         Some(Pid::from_raw(number.trim().parse().ok()?))
+    }
+
+    /// A process of a node of the lane, by a word of its command line next to the lane's directory.
+    pub fn process_of_node(&self, word: &str) -> Option<Pid> {
+        let directory = self.kubeconfig.parent()?.to_str()?;
+        std::fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
+            let number = entry.file_name().to_str()?.parse().ok()?;
+            let line = std::fs::read(entry.path().join("cmdline")).ok()?;
+            let line = String::from_utf8_lossy(&line);
+            (line.contains(word) && line.contains(directory)).then_some(Pid::from_raw(number))
+        })
     }
 
     /// Ends a node as a power cut does, and starts it again.
@@ -344,6 +362,10 @@ impl PodAgent {
     /// Whether it has ended by itself.
     pub fn has_ended(&mut self) -> bool {
         self.child.as_mut().is_some_and(|child| child.try_wait().is_ok_and(|ended| ended.is_some()))
+    }
+
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref()?.id()
     }
 
     pub fn log(&self) -> String {

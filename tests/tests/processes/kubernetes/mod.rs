@@ -9,6 +9,8 @@ mod inside;
 mod lab;
 mod mounts;
 mod same;
+mod scale;
+mod standstill;
 
 use muster_client::Client;
 use muster_wire::v1::{self, FailureClass, JobPhase};
