@@ -113,7 +113,7 @@ fn resources(placement: &Placement, offered: Option<&NodeAccelerators>) -> Resul
     Ok((before, own))
 }
 
-/// Which path of the node a mount comes from, of those that this tenant may have, and what of it is shown; nothing for all of it.
+/// Which path of the node a mount comes from, of those that this tenant may have, and which part of it is shown; empty for all of it.
 /// The longest that there is. What is below it is the volume's `subPath`: the kubelet follows links in that within the volume only,
 /// so a link that a job has made there does not lead to the rest of the node.
 fn shown<'a>(settings: &'a Settings, tenant: &str, source: &'a str) -> Option<(&'a str, &'a str)> {

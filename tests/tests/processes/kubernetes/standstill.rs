@@ -17,7 +17,7 @@ async fn what_runs_goes_on_while_parts_of_the_cluster_stand_still() {
     let mut cluster = Cluster::start(1).await;
     let (client, witness) = (cluster.client(), Witness::start().await);
     let agent = PodAgent::start_for(&cluster, &client, &lab).await;
-    // One worker on each node, which leaves room.
+    // One worker on each node, with devices left for another job.
     let workers = lab.nodes.len() as u32;
     let held = submit(&client, witness.job("held", HOLD, (workers, DEVICES / 2 + 1))).await;
     witness.living(&held, workers as usize).await;
