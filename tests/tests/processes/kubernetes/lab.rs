@@ -334,12 +334,17 @@ impl PodAgent {
     /// The same, with more lines at the head of its configuration.
     pub async fn start_with(cluster: &Cluster, client: &Client, lab: &Lab, settings: &str) -> PodAgent {
         let mut agent = PodAgent::lay_out(cluster, lab, "agent", "muster.test/pods=true", lab.kubeconfig());
-        let config = agent.home.join("agent.toml");
-        let text = std::fs::read_to_string(&config).expect("it was laid out");
-        std::fs::write(&config, format!("{settings}{text}")).expect("writing a config");
+        agent.configure(|text| format!("{settings}{text}"));
         agent.start();
         nodes_up(client, lab.nodes.len()).await;
         agent
+    }
+
+    /// Changes its configuration, before it is started.
+    pub fn configure(&self, change: impl FnOnce(String) -> String) {
+        let config = self.home.join("agent.toml");
+        let text = std::fs::read_to_string(&config).expect("it was laid out");
+        std::fs::write(&config, change(text)).expect("writing a config");
     }
 
     pub fn start(&mut self) {

@@ -4,6 +4,7 @@
 //! that they are skipped otherwise. Workers keep a connection to the test for as long as they run, so that
 //! their beginnings and ends are seen and not told.
 
+mod cut_off;
 mod faults;
 mod inside;
 mod lab;
