@@ -45,7 +45,7 @@ async fn pass(mut from: TcpStream, onward: SocketAddr, mut passes: watch::Receiv
     let Ok(mut to) = TcpStream::connect(onward).await else { return };
     let is_cut = tokio::select! {
         _ = tokio::io::copy_bidirectional(&mut from, &mut to) => false,
-        cut = passes.wait_for(|passes| !*passes) => cut.is_ok(),
+        is_cut = async { passes.wait_for(|passes| !*passes).await.is_ok() } => is_cut,
     };
     if is_cut {
         let _ = passes.wait_for(|passes| *passes).await;
