@@ -274,7 +274,8 @@ async fn a_registry_that_never_answers_ends_a_start_and_holds_no_other_up() {
     let reference = format!("{}/team/train:1", registry.local_addr().unwrap());
     let mut hanging = image.order(8, &["exit 3"], &[]);
     let container = hanging.workers[0].container.as_mut().unwrap();
-    (container.image, container.pull) = (reference.clone(), v1::PullRule::Missing.into());
+    container.image = reference.clone();
+    container.pull = v1::PullRule::Missing.into();
     leader.send(Response::Start(hanging));
     // What is there begins meanwhile.
     let mut other = image.order(9, &["exit 4"], &[]);
