@@ -107,9 +107,10 @@ impl Image {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_job_runs_in_an_image_on_hosts_and_begins_soon() {
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
+    let Some(image) = Image::make_or_skip(directory.path()) else { return };
     let _heavy = heavy().await;
     let mut cluster = Cluster::start(1).await;
-    let Some(image) = Image::make_or_skip(cluster.scratch.path()) else { return };
     let (client, endpoints) = (cluster.client(), cluster.shown_endpoints());
     let settings =
         format!("{}workers = {{ isolation = \"required\" }}\n", anywhere::lay_out(cluster.scratch.path()));
