@@ -234,7 +234,7 @@ impl Lab {
     pub fn process_of_node(&self, word: &str) -> Option<Pid> {
         let directory = self.kubeconfig.parent()?.to_str()?;
         std::fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
-            let number = entry.file_name().to_str()?.parse().ok()?;
+            let number = entry.file_name().to_str()?.parse::<i32>().ok()?;
             let line = std::fs::read(entry.path().join("cmdline")).ok()?;
             let line = String::from_utf8_lossy(&line);
             (line.contains(word) && line.contains(directory)).then_some(Pid::from_raw(number))
