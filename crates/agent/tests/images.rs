@@ -256,6 +256,38 @@ async fn an_image_reaches_nothing_that_its_user_could_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_registry_that_never_answers_ends_a_start_and_holds_no_other_up() {
+    let Some(image) = Image::make("hanging") else { return };
+    let mut leader = Leader::start(Manner::patient()).await;
+    let mut host = host(&leader, serde_json::json!({"isolation": "required"})).await;
+    host.images = serde_json::json!({"pull_timeout": "10s"});
+    let _agent = host.agent();
+    leader.registered().await;
+    leader.send(Response::Start(image.order(7, &["exit 3"], &[])));
+    let end = leader.exit_of(7, 0).await;
+    if is_impossible(&end) {
+        return;
+    }
+    assert_eq!(end, Kind::Code(3), "{}", output(&host, 7, 0));
+    // It takes connections, and says nothing.
+    let registry = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let reference = format!("{}/team/train:1", registry.local_addr().unwrap());
+    let mut hanging = image.order(8, &["exit 3"], &[]);
+    let container = hanging.workers[0].container.as_mut().unwrap();
+    container.image = reference.clone();
+    container.pull = v1::PullRule::Missing.into();
+    leader.send(Response::Start(hanging));
+    // What is there begins meanwhile.
+    let mut other = image.order(9, &["exit 4"], &[]);
+    other.job_id = "job-10".to_owned();
+    leader.send(Response::Start(other));
+    assert_eq!(leader.exit_of(9, 0).await, Kind::Code(4));
+    let Kind::LaunchFailed(text) = leader.exit_of(8, 0).await else { panic!("it was launched") };
+    assert!(text.starts_with(&format!("IMAGE_TIMED_OUT: {reference}")), "{text}");
+    drop(registry);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_hidden_from_workers_no_image_shows() {
     let Some(image) = Image::make("hidden") else { return };
     let mut leader = Leader::start(Manner::patient()).await;

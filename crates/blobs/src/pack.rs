@@ -420,6 +420,31 @@ mod tests {
     }
 
     #[test]
+    fn too_many_files_are_refused_with_where_they_are() {
+        let mut scan = Scan { root: PathBuf::from("/project"), ..Scan::default() };
+        let add = |scan: &mut Scan, path: String| {
+            scan.looked_at += 1;
+            scan.add(&path, 1, Found::File { path: path.clone(), executable: false });
+        };
+        for number in 0..FILES_MAX {
+            add(&mut scan, format!("cache/{number}"));
+        }
+        assert!(scan.check_size().is_ok());
+        for number in FILES_MAX..LOOKED_AT_MAX {
+            add(&mut scan, format!("cache/{number}"));
+        }
+        assert_eq!(scan.found.len(), FILES_MAX, "what is beyond is counted and not kept");
+        let Err(PackError::TooMuch(text)) = scan.check_size() else { panic!("it is too much") };
+        let text_of = format!("/project has {LOOKED_AT_MAX} files");
+        assert!(text.starts_with(&text_of) && text.contains("Largest: cache: 1000000 files"), "{text}");
+        assert!(text.contains("/project/.musterignore"), "{text}");
+        // A look that was broken off knows the least number only.
+        scan.looked_at += 1;
+        let Err(PackError::TooMuch(text)) = scan.check_size() else { panic!("it is too much") };
+        assert!(text.starts_with("/project has more than 1000000 files"), "{text}");
+    }
+
+    #[test]
     fn an_empty_directory_is_kept() {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("logs/all")).unwrap();

@@ -27,6 +27,7 @@ mod gpus;
 mod guide_session;
 mod guide_slurm;
 mod history;
+mod host_images;
 mod hostile_workers;
 mod kubernetes;
 mod leases;

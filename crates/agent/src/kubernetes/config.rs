@@ -14,6 +14,8 @@ use std::time::Duration;
 /// Bytes of a name of Kubernetes, and of a reference to an image.
 const NAME_BYTES_MAX: usize = 253;
 const IMAGE_BYTES_MAX: usize = 512;
+/// Bytes of a path of a node.
+const PATH_BYTES_MAX: usize = 4_096;
 /// Entries of one list.
 const ENTRIES_MAX: usize = 32;
 
@@ -86,6 +88,10 @@ pub struct KubernetesConfig {
     /// The user of the workers; that of the image when absent.
     #[serde(default)]
     pub run_as_user: Option<u32>,
+    /// Paths of nodes that jobs may show to their workers (`container.mounts`), with all that is below them, and the tenants that
+    /// may; every tenant where its list is empty. No job may when left out: the kubelet finds such paths as root of the node.
+    #[serde(default)]
+    pub host_paths: BTreeMap<String, Vec<String>>,
     /// What one call to the API server may take.
     #[serde(default = "call_timeout", rename = "call_timeout", with = "span_ms")]
     pub call_timeout_ms: u64,
@@ -225,6 +231,7 @@ impl KubernetesConfig {
         };
         self.check_words()?;
         self.check_lists()?;
+        self.check_host_paths()?;
         self.check_spans()?;
         let mut labels = BTreeMap::new();
         for (key, value) in &self.labels {
@@ -347,6 +354,23 @@ impl KubernetesConfig {
         }
     }
 
+    fn check_host_paths(&self) -> Result<(), ConfigError> {
+        let key = "kubernetes.host_paths";
+        if self.host_paths.len() > ENTRIES_MAX
+            || self.host_paths.values().any(|tenants| tenants.len() > ENTRIES_MAX)
+        {
+            return Err(broken(key, format!("must have at most {ENTRIES_MAX} paths and tenants of each")));
+        }
+        if let Some(bad) = self.host_paths.keys().find(|path| !is_plain_path(path)) {
+            let rule = format!("{bad:?} must be an absolute path without `.`, `..` and empty parts, not `/`");
+            return Err(broken(key, rule));
+        }
+        match self.host_paths.values().flatten().find(|tenant| Name::new(tenant.as_str()).is_none()) {
+            Some(bad) => Err(broken(key, format!("{bad:?} is no name of a tenant"))),
+            None => Ok(()),
+        }
+    }
+
     fn check_spans(&self) -> Result<(), ConfigError> {
         let spans = [
             ("kubernetes.call_timeout", self.call_timeout_ms, 1_000, 600_000),
@@ -361,6 +385,14 @@ impl KubernetesConfig {
         }
         Ok(())
     }
+}
+
+/// Whether a path says what it means, and is not the whole node.
+fn is_plain_path(text: &str) -> bool {
+    let Some(rest) = text.strip_prefix('/') else { return false };
+    text.len() <= PATH_BYTES_MAX
+        && !text.chars().any(char::is_control)
+        && rest.split('/').all(|part| !matches!(part, "" | "." | ".."))
 }
 
 /// Whether an object of Kubernetes can have this name.
@@ -432,6 +464,21 @@ pub(super) mod tests {
         assert_eq!(accelerators("nvidia.com/gpu", "h100"), Ok(()));
         assert_eq!(accelerators("nvidia.com/gpu", "H 100"), Err("kubernetes.accelerators".into()));
         assert_eq!(accelerators("/gpu", "h100"), Err("kubernetes.accelerators".into()));
+        let host_paths = |path: &str, tenant: &str| {
+            let mut config = good();
+            config.host_paths = [(path.to_owned(), vec![tenant.to_owned()])].into();
+            config.check().map(|_| ()).map_err(|error| error.key)
+        };
+        assert_eq!(host_paths("/mnt/data", "research"), Ok(()));
+        for (path, tenant) in [
+            ("/", "research"),
+            ("mnt", "research"),
+            ("/mnt/", "research"),
+            ("/mnt/../etc", "research"),
+            ("/mnt", "No"),
+        ] {
+            assert_eq!(host_paths(path, tenant), Err("kubernetes.host_paths".into()), "{path} {tenant}");
+        }
         let tolerations = |toleration: serde_json::Value| {
             let mut config = good();
             config.tolerations = vec![serde_json::from_value(toleration).unwrap()];

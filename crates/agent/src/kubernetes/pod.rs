@@ -13,7 +13,7 @@ use crate::remote::runner::{POD_NODE_VARIABLE, POD_VARIABLE, TICKET_VARIABLE};
 use crate::rules::{DEVICE_MILLI, Placement};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use muster_types::container::PullRule;
-use muster_types::{Container, DeviceSet};
+use muster_types::DeviceSet;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -45,6 +45,16 @@ pub(super) fn check(settings: &Settings, placement: &Placement) -> Result<(), St
         return Err(
             "the job names no image, and kubernetes.default_image of the agent names none either".to_owned()
         );
+    }
+    let tenant = &placement.tenant;
+    for mount in first.container.iter().flat_map(|own| &own.mounts) {
+        if shown(settings, tenant, &mount.source).is_none() {
+            return Err(format!(
+                "container.mounts: {} is not below a path that kubernetes.host_paths of the agent allows tenant {tenant:?}; its \
+                 operator can add one",
+                mount.source
+            ));
+        }
     }
     if placement.workers.iter().any(|worker| worker.command.is_empty()) {
         return Err("a worker on a node of Kubernetes needs a command: that of its image is not known here"
@@ -103,23 +113,71 @@ fn resources(placement: &Placement, offered: Option<&NodeAccelerators>) -> Resul
     Ok((before, own))
 }
 
+/// Which path of the node a mount comes from, of those that this tenant may have, and which part of it is shown; empty for all of it.
+/// The longest that there is. What is below it is the volume's `subPath`: the kubelet follows links in that within the volume only,
+/// so a link that a job has made there does not lead to the rest of the node.
+fn shown<'a>(settings: &'a Settings, tenant: &str, source: &'a str) -> Option<(&'a str, &'a str)> {
+    let allowed = settings
+        .written
+        .host_paths
+        .iter()
+        .filter(|(_, tenants)| tenants.is_empty() || tenants.iter().any(|one| one.as_str() == tenant));
+    let within = allowed.filter_map(|(path, _)| match source.strip_prefix(path.as_str())? {
+        "" => Some((path.as_str(), "")),
+        rest => Some((path.as_str(), rest.strip_prefix('/')?)),
+    });
+    within.max_by_key(|(path, _)| path.len())
+}
+
+/// What is shown for checkpoints: the directory above theirs, for the worker makes theirs, as on hosts; or theirs, where no more may
+/// be shown. None for a job that may show neither: its checkpoints may be elsewhere than on the node.
+fn checkpoints<'a>(settings: &Settings, placement: &'a Placement) -> Option<&'a str> {
+    let own = placement.checkpoint_directory.as_str();
+    let above = Path::new(own).parent().and_then(Path::to_str);
+    let mut places = above.into_iter().chain([own]);
+    places.find(|place| shown(settings, &placement.tenant, place).is_some())
+}
+
 /// The volumes of a pod, and where the container of the workers has them.
-fn volumes(container: Option<&Container>) -> (Vec<Value>, Vec<Value>) {
+fn volumes(settings: &Settings, placement: &Placement) -> (Vec<Value>, Vec<Value>) {
+    let container = placement.workers.first().and_then(|worker| worker.container.as_ref());
+    // What each worker asks for itself, all workers of the pod have together.
+    let own_memory = container.map_or(0, |own| own.shared_memory_bytes);
+    let shared_memory = own_memory.saturating_mul(placement.workers.len() as u64);
     let mut volumes = vec![
         json!({"name": "muster", "emptyDir": {}}),
         json!({"name": "work", "emptyDir": {}}),
         // The usual 64 MiB of a container are too small for frameworks.
         json!({"name": "shared-memory", "emptyDir": {"medium": "Memory"}}),
     ];
+    if shared_memory > 0 {
+        volumes[2]["emptyDir"]["sizeLimit"] = shared_memory.to_string().into();
+    }
     let mut mounts = vec![
         json!({"name": "muster", "mountPath": PROGRAM_DIRECTORY, "readOnly": true}),
         json!({"name": "work", "mountPath": WORK_DIRECTORY}),
         json!({"name": "shared-memory", "mountPath": "/dev/shm"}),
     ];
-    for (number, mount) in container.map(|own| own.mounts.as_slice()).unwrap_or_default().iter().enumerate() {
+    let asked = container.map(|own| own.mounts.as_slice()).unwrap_or_default();
+    let asked = asked.iter().map(|mount| (mount.source.as_str(), mount.target.as_str(), mount.read_only));
+    let mut of_node: Vec<(&str, &str, bool)> = asked.collect();
+    // Checkpoints are at the path that the node has for them, where the job does not show something else there.
+    if let Some(place) = checkpoints(settings, placement) {
+        let overlaps = |target: &str| Path::new(target).starts_with(place) || Path::new(place).starts_with(target);
+        if !of_node.iter().any(|(_, target, _)| overlaps(target)) {
+            of_node.push((place, place, false));
+        }
+    }
+    for (number, (source, target, read_only)) in of_node.into_iter().enumerate() {
+        // Checked before: a mount that is not allowed makes no pod.
+        let Some((path, below)) = shown(settings, &placement.tenant, source) else { continue };
         let volume = format!("host-{number}");
-        volumes.push(json!({"name": volume, "hostPath": {"path": mount.source}}));
-        mounts.push(json!({"name": volume, "mountPath": mount.target, "readOnly": mount.read_only}));
+        volumes.push(json!({"name": volume, "hostPath": {"path": path}}));
+        let mut own = json!({"name": volume, "mountPath": target, "readOnly": read_only});
+        if !below.is_empty() {
+            own["subPath"] = below.into();
+        }
+        mounts.push(own);
     }
     (volumes, mounts)
 }
@@ -146,7 +204,7 @@ pub(super) fn pod(
         PullRule::Never => "Never",
     };
     let (before, own) = resources(placement, offered)?;
-    let (volumes, mounts) = volumes(container);
+    let (volumes, mounts) = volumes(settings, placement);
     let installed = Path::new(PROGRAM_DIRECTORY);
     let mut command = own_program::installed_in(installed);
     command.extend(["shim".to_owned(), "kubernetes".to_owned()]);
@@ -346,12 +404,63 @@ mod tests {
         let mut placement = two();
         let mut image = muster_types::Container::new("registry.example.org/team/train:1".into());
         image.pull = PullRule::Always;
-        image.mounts = vec![Mount { source: "/data".into(), target: "/mnt/data".into(), read_only: true }];
+        config.host_paths = [("/data".to_owned(), vec!["research".to_owned()])].into();
+        image.mounts = vec![
+            Mount { source: "/data".into(), target: "/mnt/data".into(), read_only: true },
+            Mount { source: "/data/a/b".into(), target: "/mnt/part".into(), read_only: false },
+        ];
+        image.shared_memory_bytes = 1 << 20;
         for worker in &mut placement.workers {
             worker.devices = DeviceSet::EMPTY;
             worker.container = Some(image.clone());
         }
         expect("pod_with_every_setting.json", &made(&config, &placement).unwrap());
+    }
+
+    #[test]
+    fn a_pod_shows_of_its_node_what_its_tenant_may_see() {
+        let mut config = good();
+        config.host_paths = [
+            ("/mnt".to_owned(), vec!["research".to_owned()]),
+            ("/mnt/all".to_owned(), Vec::new()),
+            ("/mnt/other".to_owned(), vec!["other".to_owned()]),
+        ]
+        .into();
+        let settings = config.check().unwrap();
+        for (tenant, source, seen) in [
+            ("research", "/mnt", Some(("/mnt", ""))),
+            ("research", "/mnt/a/b", Some(("/mnt", "a/b"))),
+            ("research", "/mnt/all/a", Some(("/mnt/all", "a"))),
+            ("research", "/mnt/other", Some(("/mnt", "other"))),
+            ("research", "/mntx", None),
+            ("research", "/etc", None),
+            ("other", "/mnt/all", Some(("/mnt/all", ""))),
+            ("other", "/mnt/other/x", Some(("/mnt/other", "x"))),
+            ("other", "/mnt/a", None),
+            ("other", "/mnt", None),
+        ] {
+            assert_eq!(shown(&settings, tenant, source), seen, "{tenant} {source}");
+        }
+        let mut placement = two();
+        // Checkpoints are shown at their own path, and only where they may be.
+        placement.checkpoint_directory = "/mnt/runs/one".into();
+        let places = |config: &KubernetesConfig| {
+            let pod = made(config, &placement).unwrap();
+            let mounts = pod["spec"]["containers"][0]["volumeMounts"].as_array().unwrap();
+            let of_node = mounts.iter().filter(|mount| mount["name"].as_str().unwrap().starts_with("host-"));
+            of_node.map(|mount| (mount["mountPath"].clone(), mount["subPath"].clone())).collect::<Vec<_>>()
+        };
+        assert!(places(&good()).is_empty());
+        assert_eq!(places(&config), [(json!("/mnt/runs"), json!("runs"))]);
+        let mut image = muster_types::Container::new("registry.example.org/team/train:1".into());
+        image.mounts = vec![Mount { source: "/etc".into(), target: "/seen".into(), read_only: true }];
+        for worker in &mut placement.workers {
+            worker.container = Some(image.clone());
+        }
+        for config in [good(), config] {
+            let why = made(&config, &placement).unwrap_err();
+            assert!(why.contains("/etc") && why.contains("kubernetes.host_paths"), "{why}");
+        }
     }
 
     #[test]

@@ -64,6 +64,7 @@ impl Subject for OnPods {
             "name": "lab", "region": "r", "cluster": "c", "namespace": self.namespace,
             "kubeconfig": self.kubeconfig, "listen": format!("127.0.0.1:{}", self.port),
             "shim_image": self.image, "default_image": self.image,
+            "host_paths": { (self.directory.path().join("launches").display().to_string()): [] },
         }))
         .unwrap();
         let root = self.directory.path().join("state");

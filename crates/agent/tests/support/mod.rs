@@ -435,6 +435,8 @@ pub struct Host {
     /// What it runs before and after each worker.
     pub prolog: serde_json::Value,
     pub epilog: serde_json::Value,
+    /// How it has images.
+    pub images: serde_json::Value,
 }
 
 impl Host {
@@ -452,6 +454,7 @@ impl Host {
             host_root: PathBuf::from("/"),
             prolog: serde_json::json!({}),
             epilog: serde_json::json!({}),
+            images: serde_json::json!({}),
         }
     }
 
@@ -485,6 +488,7 @@ impl Host {
             "health": self.health,
             "prolog": self.prolog,
             "epilog": self.epilog,
+            "images": self.images,
             "node": {
                 "name": "host-a", "region": "r", "cluster": "c", "address": "127.0.0.1",
                 "accelerators": self.accelerators, "cpu": 4, "memory": "4Gi",

@@ -211,6 +211,13 @@ impl Lab {
         }
     }
 
+    /// Makes all of these at once, each with its kind in it.
+    pub async fn create(&self, items: &[Value]) {
+        let list = json!({ "apiVersion": "v1", "kind": "List", "items": items });
+        let told = self.kubectl(&["create", "-f", "-"], &list.to_string()).await;
+        assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+    }
+
     /// Selects what `declare` made.
     pub fn declared(&self) -> String {
         format!("muster.test/in={}", self.namespace)
@@ -221,6 +228,17 @@ impl Lab {
         let file = self.kubeconfig.parent()?.join("run").join(format!("{name}.pid"));
         let number = std::fs::read_to_string(file).ok()?;
         Some(Pid::from_raw(number.trim().parse().ok()?))
+    }
+
+    /// A process of a node of the lane, by a word of its command line next to the lane's directory.
+    pub fn process_of_node(&self, word: &str) -> Option<Pid> {
+        let directory = self.kubeconfig.parent()?.to_str()?;
+        std::fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
+            let number = entry.file_name().to_str()?.parse::<i32>().ok()?;
+            let line = std::fs::read(entry.path().join("cmdline")).ok()?;
+            let line = String::from_utf8_lossy(&line);
+            (line.contains(word) && line.contains(directory)).then_some(Pid::from_raw(number))
+        })
     }
 
     /// Ends a node as a power cut does, and starts it again.
@@ -295,8 +313,11 @@ impl PodAgent {
             text,
             "namespace = {:?}\nkubeconfig = {kubeconfig:?}\nnode_selector = {selector:?}\nlisten = \"{listen}\"\n\
              advertise = \"{listen}\"\nshim_image = {:?}\ndefault_image = {:?}\n\
-             accelerators = {{ \"nvidia.com/gpu\" = \"h100\" }}\n",
-            lab.namespace, lab.image, lab.image,
+             accelerators = {{ \"nvidia.com/gpu\" = \"h100\" }}\nhost_paths = {{ {:?} = [] }}\n",
+            lab.namespace,
+            lab.image,
+            lab.image,
+            shown_in(cluster.scratch.path()),
         );
         std::fs::write(home.join("agent.toml"), text).expect("writing a config");
         PodAgent { home, child: None }
@@ -313,12 +334,17 @@ impl PodAgent {
     /// The same, with more lines at the head of its configuration.
     pub async fn start_with(cluster: &Cluster, client: &Client, lab: &Lab, settings: &str) -> PodAgent {
         let mut agent = PodAgent::lay_out(cluster, lab, "agent", "muster.test/pods=true", lab.kubeconfig());
-        let config = agent.home.join("agent.toml");
-        let text = std::fs::read_to_string(&config).expect("it was laid out");
-        std::fs::write(&config, format!("{settings}{text}")).expect("writing a config");
+        agent.configure(|text| format!("{settings}{text}"));
         agent.start();
         nodes_up(client, lab.nodes.len()).await;
         agent
+    }
+
+    /// Changes its configuration, before it is started.
+    pub fn configure(&self, change: impl FnOnce(String) -> String) {
+        let config = self.home.join("agent.toml");
+        let text = std::fs::read_to_string(&config).expect("it was laid out");
+        std::fs::write(&config, change(text)).expect("writing a config");
     }
 
     pub fn start(&mut self) {
@@ -343,9 +369,18 @@ impl PodAgent {
         self.child.as_mut().is_some_and(|child| child.try_wait().is_ok_and(|ended| ended.is_some()))
     }
 
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref()?.id()
+    }
+
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.home.join("log")).unwrap_or_default()
     }
+}
+
+/// What pods may show of their node.
+pub fn shown_in(scratch: &Path) -> PathBuf {
+    scratch.join("shown")
 }
 
 /// Names of nodes of Kubernetes in Muster.

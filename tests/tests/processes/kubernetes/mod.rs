@@ -4,10 +4,14 @@
 //! that they are skipped otherwise. Workers keep a connection to the test for as long as they run, so that
 //! their beginnings and ends are seen and not told.
 
+mod cut_off;
 mod faults;
 mod inside;
 mod lab;
+mod mounts;
 mod same;
+mod scale;
+mod standstill;
 
 use muster_client::Client;
 use muster_wire::v1::{self, FailureClass, JobPhase};

@@ -69,18 +69,18 @@ impl Podman {
 
 impl Runtime for Podman {
     async fn find(&self, reference: &str) -> Result<Option<FoundImage>, ImageError> {
-        let known = run(podman(&["image", "exists", "--", reference])).await.map_err(ImageError::unusable)?;
-        match known.code {
-            Some(0) => {}
-            Some(1) => return Ok(None),
-            _ => return Err(ImageError::unusable(known.complaint)),
-        }
+        // One call where it is there: a worker waits for that. Only `exists` tells by its code that an image is not there.
         let answer =
             run(podman(&["image", "inspect", "--", reference])).await.map_err(ImageError::unusable)?;
-        if answer.code != Some(0) {
-            return Err(ImageError::unusable(answer.complaint));
+        if answer.code == Some(0) {
+            return inspected(&answer.said).map(Some);
         }
-        inspected(&answer.said).map(Some)
+        let known = run(podman(&["image", "exists", "--", reference])).await.map_err(ImageError::unusable)?;
+        match known.code {
+            Some(1) => Ok(None),
+            Some(0) => Err(ImageError::unusable(answer.complaint)),
+            _ => Err(ImageError::unusable(known.complaint)),
+        }
     }
 
     async fn pull(&self, reference: &str) -> Result<(), ImageError> {
