@@ -445,6 +445,7 @@ mod tests {
                 "GetDrill",
                 "GetNodeAdmission",
                 "GrantQuota",
+                "ListDeniedCalls",
                 "ListNotifications",
                 "ListPendingNodes",
                 "ListRevokedCertificates",

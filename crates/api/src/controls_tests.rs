@@ -367,7 +367,7 @@ async fn a_running_job_is_requeued_and_suspended() {
         v1::SuspendJobsRequest { request_id: id(2), selector: Some(named(&[&job])), validate_only: false };
     let late = refused(guarded("an answer", ada.suspend_jobs(suspend)).await);
     assert_eq!(code(late), RefusalCode::JobPhase);
-    // Once nothing of it runs it waits again, and names the command that says for what.
+    // Once nothing of it runs it waits again, and says for what.
     let job_id: JobId = job.parse().expect("it is an id");
     let view = world.engine.view();
     let placement = view.job(job_id).and_then(|row| row.placement.clone()).expect("it is placed");
@@ -383,8 +383,9 @@ async fn a_running_job_is_requeued_and_suspended() {
     };
     world.engine.execute(report).await.expect("it is believed");
     let shown = show(&mut ada, &job).await;
-    assert_eq!(shown.status().reason, "REQUEUED");
-    assert_eq!(shown.status().message, format!("waits again after attempt 1; why: muster explain {job}"));
+    assert_eq!(shown.status().phase(), v1::JobPhase::Pending);
+    let message = &shown.status().message;
+    assert_eq!(shown.status().reason, "WAITING_FOR_NODES", "{message}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -97,6 +97,7 @@ const OF_NO_OBJECT: &[&str] = &[
     "GetStatus",
     "ListArrays",
     "ListBookings",
+    "ListCapacity",
     "ListDeniedCalls",
     "ListJobs",
     "ListNodes",

@@ -99,7 +99,7 @@ families! {
     DEVICES = "muster_accelerators" Gauge ["region", "cluster", "type"] "Accelerators of registered nodes, in whatever state these are";
     DEVICES_USED = "muster_accelerators_used" Gauge ["type"] "Accelerators, and shares of them, that jobs hold or that are kept for jobs while others stop";
     DEVICES_FREE = "muster_accelerators_free" Gauge ["region", "cluster", "type"] "Accelerators, and shares of them, that are free on nodes that take jobs";
-    DEVICE_PRICE = "muster_accelerator_price_dollars" Gauge ["region", "cluster", "type"] "Price in dollars of an accelerator for an hour, by which decisions compare places now: where prices are by purchase alone, the lowest; absent without one";
+    DEVICE_PRICE = "muster_accelerator_price_dollars" Gauge ["region", "cluster", "type"] "Price of an accelerator for an hour by which decisions compare places; absent where the policy has none";
     DEVICES_IDLE = "muster_accelerators_idle" Gauge ["region", "cluster", "type"] "Accelerators that are free as a whole on nodes that take jobs";
     STORAGE_FREE = "muster_storage_free_bytes" Gauge [] "Space left on the disk of the data directory";
     FLUSH_SECONDS = "muster_storage_flush_duration_seconds" Histogram [] "Duration of flushes of the log to disk";

@@ -170,7 +170,13 @@ mod tests {
             cordoned_regions: vec!["eu".to_owned()],
         };
         let page = cluster(&Frame::default(), &v1::GetStatusResponse::default(), Some(&drill));
-        for text in ["leader-silent", "&lt;b&gt;ada", "Replica 2 is silent", "Nodes of eu take no work", "muster drill stop"] {
+        for text in [
+            "leader-silent",
+            "&lt;b&gt;ada",
+            "Replica 2 is silent",
+            "Nodes of eu take no work",
+            "muster drill stop",
+        ] {
             assert!(page.contains(text), "{text}: {page}");
         }
         assert!(!page.contains("<b>ada"), "{page}");

@@ -148,7 +148,10 @@ mod tests {
         ] {
             assert!(page.contains(text), "{text}: {page}");
         }
-        assert!(!page.contains("EventSource") && !page.contains("data-stream"), "nothing is live there: {page}");
+        assert!(
+            !page.contains("EventSource") && !page.contains("data-stream"),
+            "nothing is live there: {page}"
+        );
         let from_the_first = records(&frame, &[record(1, "first")]);
         assert!(!from_the_first.contains("Earlier records"), "{from_the_first}");
     }

@@ -238,14 +238,19 @@ mod tests {
     #[test]
     fn the_map_is_a_stop_of_the_keyboard_and_says_where_it_is() {
         let page = fleet(&Frame::default(), &[], false);
-        assert!(page.contains("tabindex=\"0\" role=\"application\" aria-label=\"Map of the hosts\""), "{page}");
+        assert!(
+            page.contains("tabindex=\"0\" role=\"application\" aria-label=\"Map of the hosts\""),
+            "{page}"
+        );
         assert!(page.contains("id=\"map-host\" aria-live=\"polite\""), "{page}");
         let script = include_str!("../assets/page.js");
         for (value, _) in COLOURS {
             assert!(page.contains(&format!("<option value=\"{value}\">")), "{value}: {page}");
             assert!(script.contains(&format!("\"{value}\"")), "{value}");
         }
-        for key in ["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "PageUp", "PageDown", "Home", "End", "Enter"] {
+        for key in
+            ["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "PageUp", "PageDown", "Home", "End", "Enter"]
+        {
             assert!(script.contains(key), "{key}");
         }
     }

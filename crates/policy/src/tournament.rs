@@ -140,8 +140,7 @@ impl Tournament {
             }
             Seat::Own => {
                 let own = above.and_then(|above| self.own.get(above));
-                let share =
-                    own.map_or(0, |own| own.usage.share(self.now, &self.capacity, OWN_WEIGHT_MILLI));
+                let share = own.map_or(0, |own| own.usage.share(self.now, &self.capacity, OWN_WEIGHT_MILLI));
                 (false, share)
             }
         }

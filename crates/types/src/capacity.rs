@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::fleet::NodeDraft;
 use crate::limits;
-use crate::policy::PurchaseKind;
+use crate::purchase::PurchaseKind;
 use crate::reason::Violation;
 
 /// A set of ways in which nodes are bought.

@@ -41,6 +41,7 @@ pub mod node_overrides;
 pub mod node_requirements;
 pub mod policy;
 pub mod probe;
+pub mod purchase;
 pub mod quantity;
 pub mod queue;
 pub mod read;

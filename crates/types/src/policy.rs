@@ -29,6 +29,7 @@ mod prices;
 mod roles;
 mod rules;
 
+pub use crate::purchase::PurchaseKind;
 pub use grants::{GrantFault, GrantedPolicy, QuotaGrant, QuotaSource, reason_violation};
 pub use interruptions::InterruptionRate;
 pub use isolation::Guarantee;
@@ -40,7 +41,7 @@ pub use notifications::{
 pub use parts::{POLICY_PARTS_MAX, PolicyPart, PolicyUpdate};
 pub use prices::{
     DEPRECIATION_MONTHS_MAX, DEVICE_WATTS_MAX, KWH_MICRO_DOLLARS_MAX, OwnedCost, PUE_MILLI_MAX,
-    PUE_MILLI_MIN, Price, PriceTable, PurchaseKind,
+    PUE_MILLI_MIN, Price, PriceTable,
 };
 pub use roles::{OWN_ROLES_MAX, OwnRole, ROLE_REGIONS_MAX, Verb};
 pub use rules::{

@@ -39,7 +39,8 @@ mod tests {
     #[test]
     fn each_feature_is_named_once_and_only_where_it_is_used() {
         assert!(required_by(&[job(v1::JobSpec::default()), v1::Job::default()]).is_empty());
-        let nodes = || job(v1::JobSpec { nodes: Some(v1::NodeRequirements::default()), ..Default::default() });
+        let nodes =
+            || job(v1::JobSpec { nodes: Some(v1::NodeRequirements::default()), ..Default::default() });
         let apart = job(v1::JobSpec { affinity: vec![v1::JobAffinity::default()], ..Default::default() });
         assert_eq!(required_by(&[nodes(), apart, nodes()]), ["job-affinity", "job-nodes"]);
     }

@@ -18,11 +18,7 @@ const STARTS: usize = 20;
 const MEDIAN_MAX: Duration = Duration::from_secs(1);
 
 fn succeeds(program: &str, arguments: &[&str]) -> bool {
-    Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .output()
-        .is_ok_and(|ran| ran.status.success())
+    Command::new(program).args(arguments).stdin(Stdio::null()).output().is_ok_and(|ran| ran.status.success())
 }
 
 fn skip(why: &str) {

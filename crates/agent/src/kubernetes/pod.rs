@@ -12,8 +12,8 @@ use crate::own_program;
 use crate::remote::runner::{POD_NODE_VARIABLE, POD_VARIABLE, TICKET_VARIABLE};
 use crate::rules::{DEVICE_MILLI, Placement};
 use k8s_openapi::api::core::v1::{Pod, Secret};
-use muster_types::container::PullRule;
 use muster_types::DeviceSet;
+use muster_types::container::PullRule;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -163,7 +163,8 @@ fn volumes(settings: &Settings, placement: &Placement) -> (Vec<Value>, Vec<Value
     let mut of_node: Vec<(&str, &str, bool)> = asked.collect();
     // Checkpoints are at the path that the node has for them, where the job does not show something else there.
     if let Some(place) = checkpoints(settings, placement) {
-        let overlaps = |target: &str| Path::new(target).starts_with(place) || Path::new(place).starts_with(target);
+        let overlaps =
+            |target: &str| Path::new(target).starts_with(place) || Path::new(place).starts_with(target);
         if !of_node.iter().any(|(_, target, _)| overlaps(target)) {
             of_node.push((place, place, false));
         }

@@ -212,9 +212,7 @@ impl Wire {
 
     /// How long the next frame may take.
     fn patience(&self) -> Duration {
-        self.pace
-            .as_ref()
-            .map_or(self.silence_max, |pace| pace.left(Instant::now()).min(self.silence_max))
+        self.pace.as_ref().map_or(self.silence_max, |pace| pace.left(Instant::now()).min(self.silence_max))
     }
 
     /// A frame of so many bytes was waited for.

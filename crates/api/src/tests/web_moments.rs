@@ -75,7 +75,9 @@ async fn pages_of_the_past_are_as_they_were_and_lead_on_within_it() {
     let map = historical.get_past(&format!("/fleet/map?at={at}")).await;
     assert!(map.body.contains(&format!("\"logIndex\":{at}")), "{}", map.body);
     let records = historical.get_past(&format!("/events?at={at}")).await;
-    for text in ["This is the past", "Records of the log up to this moment", &format!("href=\"/?at={at}\">{at}<")] {
+    for text in
+        ["This is the past", "Records of the log up to this moment", &format!("href=\"/?at={at}\">{at}<")]
+    {
         assert!(records.body.contains(text), "{text}: {}", records.body);
     }
     assert!(!records.body.contains("data-stream"), "nothing is live there: {}", records.body);

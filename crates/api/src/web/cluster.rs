@@ -4,7 +4,9 @@ use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use muster_decider::{FrontRequest, queue_front};
-use muster_page::{ExpectedStart, NextJob, Overview, Pager, PoolUse, QueueShown, Queues, RunningDrill, TierQueue};
+use muster_page::{
+    ExpectedStart, NextJob, Overview, Pager, PoolUse, QueueShown, Queues, RunningDrill, TierQueue,
+};
 use muster_state::{PoolKey, State as Applied};
 use muster_types::{DeviceSet, JobId, PriorityTier};
 use muster_wire::closed::{ClosedSet, number};

@@ -32,9 +32,8 @@ const GROUPS_SHOWN_MAX: usize = 200;
 const CHANGES_SHOWN: usize = 30;
 
 /// Parameters of the list.
-const PARAMETERS: [&str; 11] = [
-    "tenant", "phase", "tier", "name", "labels", "region", "array", "creator", "group", "label", "page",
-];
+const PARAMETERS: [&str; 11] =
+    ["tenant", "phase", "tier", "name", "labels", "region", "array", "creator", "group", "label", "page"];
 
 /// What an address asks for by its parameters, and the filter that it stands for.
 fn filter_of(values: [String; 11]) -> Result<(JobQuery, v1::JobFilter), Problem> {
@@ -165,10 +164,9 @@ fn value_of(job: &Candidate<'_>, by: GroupBy, label: &str) -> String {
             .array
             .map(|member| ArrayId::of_member(job.id, member.ordinal).to_string())
             .unwrap_or_default(),
-        GroupBy::Label => job
-            .metadata
-            .and_then(|carries| carries.labels.get(label).cloned())
-            .unwrap_or_default(),
+        GroupBy::Label => {
+            job.metadata.and_then(|carries| carries.labels.get(label).cloned()).unwrap_or_default()
+        }
     }
 }
 

@@ -28,7 +28,8 @@ fn node(lab: &Lab, at: usize) -> Value {
     let labels = json!({
         "kubernetes.io/hostname": named(at), "muster.test/declared": "true", "muster.test/in": lab.namespace(),
     });
-    let amounts = json!({ "cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": DEVICES.to_string() });
+    let amounts =
+        json!({ "cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": DEVICES.to_string() });
     json!({
         "apiVersion": "v1", "kind": "Node",
         "metadata": { "name": named(at), "labels": labels },
@@ -53,9 +54,10 @@ async fn seen(client: &Client) -> usize {
     let mut count = 0;
     loop {
         let page = client.list_nodes(request.clone()).await.expect("nodes can be listed");
-        let here = page.nodes.iter().filter(|node| {
-            node.status() == v1::NodeStatus::Up && node.free_devices == DEVICES - PODS
-        });
+        let here = page
+            .nodes
+            .iter()
+            .filter(|node| node.status() == v1::NodeStatus::Up && node.free_devices == DEVICES - PODS);
         count += here.count();
         if page.next_page_token.is_empty() {
             return count;
@@ -81,9 +83,11 @@ async fn an_agent_of_many_nodes_knows_what_is_free_on_each() {
     let mut cluster = Cluster::start(1).await;
     let client = cluster.client();
     let mut objects: Vec<Value> = (0..nodes).map(|at| node(&lab, at)).collect();
-    objects.extend((0..nodes).flat_map(|at| (0..PODS).map(move |number| (at, number))).map(
-        |(at, number)| pod(&lab, at, number),
-    ));
+    objects.extend(
+        (0..nodes)
+            .flat_map(|at| (0..PODS).map(move |number| (at, number)))
+            .map(|(at, number)| pod(&lab, at, number)),
+    );
     for batch in objects.chunks(BATCH) {
         lab.create(batch).await;
     }
@@ -91,7 +95,8 @@ async fn an_agent_of_many_nodes_knows_what_is_free_on_each() {
     let mut agent = PodAgent::lay_out(&cluster, &lab, "agent", &lab.declared(), lab.kubeconfig());
     let begun = Instant::now();
     agent.start();
-    let end = tokio::time::Instant::now() + LEAST_WAIT * (1 + u32::try_from(nodes / 1_000).unwrap_or(u32::MAX));
+    let end =
+        tokio::time::Instant::now() + LEAST_WAIT * (1 + u32::try_from(nodes / 1_000).unwrap_or(u32::MAX));
     loop {
         let count = seen(&client).await;
         if count == nodes {

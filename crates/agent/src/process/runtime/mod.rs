@@ -294,11 +294,7 @@ impl Images {
     }
 
     /// Has an image of a job in a directory, which is there as long as the answer is held.
-    pub(crate) async fn prepare(
-        &self,
-        tenant: &str,
-        container: &Container,
-    ) -> Result<Prepared, ImageError> {
+    pub(crate) async fn prepare(&self, tenant: &str, container: &Container) -> Result<Prepared, ImageError> {
         self.store.prepare(tenant, container).await
     }
 
