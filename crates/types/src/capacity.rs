@@ -104,7 +104,7 @@ pub struct CapacityRules {
 pub struct CapacityFallback {
     /// The purchases.
     pub purchases: PurchaseSet,
-    /// How long the job waits before, from when it could be placed on, in milliseconds; anew after it was stopped.
+    /// How long the job waits before, from when it could be placed on, in milliseconds; again from the beginning after it was stopped.
     pub after_ms: u64,
     /// Whether it has waited for that long: a record of the log states it. A job that is submitted has not.
     pub is_open: bool,

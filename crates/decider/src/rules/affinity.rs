@@ -23,7 +23,7 @@ use muster_types::{
 
 /// Workers of the jobs of one entry that are looked at: members of an array that are over may have had any number together.
 const WORKERS_MAX: u64 = 200_000;
-/// So many workers take about as long as one job: of each only the number of its node is looked at.
+/// This number of workers takes about as long as one job: of each worker only the number of its node is looked at.
 const WORKERS_PER_LOOK: u64 = 16;
 
 /// What the entries of a job come to in a state.

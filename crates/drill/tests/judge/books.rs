@@ -37,7 +37,7 @@ impl Log {
         log
     }
 
-    /// Begins a session of each of so many hosts.
+    /// Begins a session of each of this number of hosts.
     fn register(&mut self, hosts: u32, holder: u128) {
         for host in 0..hosts {
             let (spec, holder) = (node(&format!("n{host}"), "eu"), HolderId(holder + u128::from(host)));
