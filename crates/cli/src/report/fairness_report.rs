@@ -10,7 +10,7 @@ use muster_types::PastPoint;
 use serde::Serialize;
 
 use super::fairness::{Fairness, FairnessSum};
-use super::page::page;
+use super::page::{Bar, page};
 use super::read::{Reading, Watchers, read_in};
 use super::rows::{self, Unit};
 use super::{MissingView, ReportForm, text};
@@ -194,7 +194,16 @@ fn html(
     let rows = fairness.sums();
     let rows = rows.map(|(tenant, kind, fair)| row(tenant, kind, fair, capacity(kind)).cells().to_vec());
     let rows: Vec<Vec<String>> = rows.collect();
-    console.line(&page("Fairness", &header, &rows, &super::notes(reading)))
+    let bars = fairness.sums().flat_map(|(tenant, kind, fair)| {
+        [("nominal", fair.nominal), ("received", fair.received)].map(|(group, amount)| Bar {
+            label: format!("{tenant} {kind} {group}"),
+            group: group.to_owned(),
+            amount,
+            text: format!("{} h", Unit::Accelerators.hours(amount)),
+        })
+    });
+    let bars: Vec<Bar> = bars.collect();
+    console.line(&page("Fairness", &bars, &header, &rows, &super::notes(reading)))
 }
 
 /// Thousandths of accelerators times milliseconds of each type that there were.

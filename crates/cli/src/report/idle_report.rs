@@ -2,7 +2,6 @@
 
 use clap::Args;
 use muster_console::{Console, Exit, Failure, Global};
-use muster_ledger::Detail;
 use muster_manifest::quantity;
 use muster_manifest::quantity::show_duration;
 use muster_sim::idle::IdleReasons;
@@ -45,7 +44,7 @@ pub(super) async fn run(global: &Global, console: &Console, args: &IdleArgs) -> 
     };
     let mut reasons = (!args.no_planner).then(|| IdleReasons::every(interval_ms));
     let watchers = Watchers { reasons: reasons.as_mut(), ..Watchers::default() };
-    let mut reading = read_in(&source, report.from, report.to, &Detail::default(), watchers)?;
+    let mut reading = read_in(&source, report.from, report.to, &report.detail(), watchers)?;
     reading.notes.extend(reasons.as_ref().map(note));
     show(console, ReportKind::Idle, report, reading)
 }
@@ -88,6 +87,7 @@ fn note(reasons: &IdleReasons) -> String {
 
 #[cfg(test)]
 mod tests {
+    use muster_ledger::Detail;
     use muster_types::PastPoint;
 
     use super::*;

@@ -113,6 +113,8 @@ pub enum Dimension {
     Region,
     /// The tier of the job
     Tier,
+    /// The job; not in the report of waits
+    Job,
     /// The day, in UTC
     Day,
 }
@@ -125,6 +127,7 @@ impl Dimension {
             Dimension::Type => "TYPE",
             Dimension::Region => "REGION",
             Dimension::Tier => "TIER",
+            Dimension::Job => "JOB",
             Dimension::Day => "DAY",
         }
     }
@@ -149,12 +152,19 @@ pub struct ReportArgs {
     form: Option<ReportForm>,
 }
 
+impl ReportArgs {
+    /// What the ledger keeps apart for this report.
+    fn detail(&self) -> Detail {
+        Detail { jobs: self.by.contains(&Dimension::Job), ..Detail::default() }
+    }
+}
+
 /// Forms of a report apart from those of -o.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ReportForm {
     /// A header and one line for each sum
     Csv,
-    /// A page with a table
+    /// A page with a chart and a table
     Html,
 }
 
@@ -223,8 +233,12 @@ pub async fn run(global: &Global, console: &Console, command: &ReportCommand) ->
         ReportCommand::Goodput(args) => return goodput::run(global, console, args).await,
     };
     check_form(console, args)?;
+    if kind == ReportKind::Waits && args.by.contains(&Dimension::Job) {
+        return Err(Failure::usage("the report of waits has no line for each job")
+            .with_next("leave out job in --by; `muster job why JOB` says what a job waits for, with --at also in the past"));
+    }
     let source = args.source.open(global, console).await?;
-    let reading = read_in(&source, args.from, args.to, &Detail::default(), Watchers::default())?;
+    let reading = read_in(&source, args.from, args.to, &args.detail(), Watchers::default())?;
     show(console, kind, args, reading)
 }
 
@@ -393,7 +407,17 @@ impl Report {
         };
         let header: Vec<String> = self.header().into_iter().map(str::to_owned).collect();
         let rows: Vec<Vec<String>> = self.rows.iter().map(|row| self.cells(row)).collect();
-        page::page(title, &header, &rows, &self.lines())
+        let bars = self.rows.iter().map(|row| {
+            let keys: String = row.keys.iter().map(|(_, value)| format!("{value} ")).collect();
+            page::Bar {
+                label: format!("{keys}{}", row.state),
+                group: row.state.clone(),
+                amount: row.amount,
+                text: format!("{} h", self.unit().hours(row.amount)),
+            }
+        });
+        let bars: Vec<page::Bar> = bars.collect();
+        page::page(title, &bars, &header, &rows, &self.lines())
     }
 
     fn table(&self, console: &Console) -> Result<(), Failure> {
