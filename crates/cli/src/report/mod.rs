@@ -12,6 +12,7 @@ mod focus;
 mod goodput;
 mod idle_report;
 mod page;
+mod predictions;
 mod read;
 mod rows;
 
@@ -26,6 +27,7 @@ use cost_report::CostArgs;
 use fairness_report::FairnessArgs;
 use goodput::GoodputArgs;
 use idle_report::IdleArgs;
+use predictions::PredictionArgs;
 #[cfg(test)]
 pub(crate) use read::tests as archives;
 pub(crate) use read::time_of;
@@ -98,6 +100,17 @@ Goodput is scheduling × runtime × program, each in thousandths: time with all 
 kept work of that, and the time that steps take at best of what they took. Checkpoints that state their step tell how long
 steps took; PROGRAM is not reported where no job states enough of them. `ops/guide/ledger.md` states each term.")]
     Goodput(GoodputArgs),
+    /// How well the starts that were predicted for jobs did
+    #[command(after_help = "\
+Examples:
+  muster report predictions --archive /var/lib/muster/replica-1
+  muster report predictions --from 2026-11-01T00:00:00Z --sample 1m -o json
+  muster report predictions --archive archive --tail
+
+The log is replayed. At moments that are apart as --sample says, the planner is asked when the job that was submitted last will
+start, and the answer is compared with when it did. One job in ten should start by p10, half of them by p50, nine in ten by p90. Jobs
+that start in the round of their submission are not asked about. At most 2,000 are.")]
+    Predictions(PredictionArgs),
 }
 
 /// What a report can be divided by.
@@ -231,6 +244,7 @@ pub async fn run(global: &Global, console: &Console, command: &ReportCommand) ->
         ReportCommand::Cost(args) => return cost_report::run(global, console, args).await,
         ReportCommand::Fairness(args) => return fairness_report::run(global, console, args).await,
         ReportCommand::Goodput(args) => return goodput::run(global, console, args).await,
+        ReportCommand::Predictions(args) => return predictions::run(global, console, args).await,
     };
     check_form(console, args)?;
     if kind == ReportKind::Waits && args.by.contains(&Dimension::Job) {

@@ -8,6 +8,7 @@ use muster_console::{Exit, Failure};
 use muster_journal::Decision;
 use muster_ledger::{Detail, Ledger, LedgerError, StepTimes, View, Window};
 use muster_sim::idle::IdleReasons;
+use muster_sim::predictions::PredictionCheck;
 use muster_sim::turns::TurnCheck;
 use muster_state::{Applied, State};
 use muster_types::{LogIndex, LogTime, PastPoint};
@@ -44,6 +45,7 @@ struct Charger<'a> {
     reasons: Option<&'a mut IdleReasons>,
     turns: Option<&'a mut TurnCheck>,
     steps: Option<&'a mut StepTimes>,
+    predictions: Option<&'a mut PredictionCheck>,
     error: Option<LedgerError>,
     /// The time of the first record.
     first: Option<LogTime>,
@@ -64,6 +66,9 @@ impl Observer for Charger<'_> {
         {
             turns.before(state, decision);
         }
+        if let Some(predictions) = &mut self.predictions {
+            predictions.before(decision);
+        }
     }
 
     fn after(&mut self, state: &State, applied: &Applied) {
@@ -82,6 +87,9 @@ impl Observer for Charger<'_> {
         {
             turns.after(applied);
         }
+        if let Some(predictions) = &mut self.predictions {
+            predictions.after(state, applied);
+        }
     }
 
     fn round_over(&mut self, state: &State) {
@@ -93,6 +101,12 @@ impl Observer for Charger<'_> {
             && let Some(reasons) = &mut self.reasons
         {
             reasons.look(&mut self.ledger, state);
+        }
+        // Starts behind the end count for what was predicted before it.
+        if is_within(self.ledger.window(), state.log_time())
+            && let Some(predictions) = &mut self.predictions
+        {
+            predictions.round_over(state);
         }
     }
 }
@@ -137,6 +151,7 @@ pub(super) struct Watchers<'a> {
     pub(super) reasons: Option<&'a mut IdleReasons>,
     pub(super) turns: Option<&'a mut TurnCheck>,
     pub(super) steps: Option<&'a mut StepTimes>,
+    pub(super) predictions: Option<&'a mut PredictionCheck>,
 }
 
 /// What a log says of a span, with more kept apart.
@@ -209,7 +224,13 @@ impl Reading {
             if let Some(steps) = &mut steps {
                 steps.begin(window);
             }
-            let mut charger = Charger { ledger, fairness, reasons, turns, steps, error: None, first: None };
+            let mut predictions = watchers.predictions.as_deref_mut();
+            if let Some(predictions) = &mut predictions {
+                predictions.begin();
+            }
+            let (error, first) = (None, None);
+            let mut charger =
+                Charger { ledger, fairness, reasons, turns, steps, predictions, error, first };
             let is_founding = replay.state().log_index() == LogIndex::ZERO;
             let begins = replay.state().log_time();
             let ended = archive.follow(&mut replay, &mut charger);
