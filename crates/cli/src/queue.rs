@@ -16,6 +16,18 @@ const PAGE_SIZE: u32 = 1_000;
 pub enum QueueCommand {
     /// List queues by tenant: what waits, what runs, shares and quotas
     List(ListArgs),
+    /// Say why the jobs of a tenant wait: its share and quotas, who goes before it, and what its oldest jobs wait for
+    #[command(after_help = "\
+Examples:
+  muster queue why vision
+  muster queue why vision --at 2026-11-22T08:00:00Z     why they waited then
+  muster queue why vision -o json | jq .jobs")]
+    Why {
+        /// The tenant
+        tenant: String,
+        #[command(flatten)]
+        read: ReadArgs,
+    },
     /// Print each change of queues, with its log index, until Ctrl-C
     #[command(after_help = "\
 Examples:
@@ -49,6 +61,9 @@ pub struct ListArgs {
 pub async fn run(global: &Global, console: &Console, command: QueueCommand) -> Result<Exit, Failure> {
     match command {
         QueueCommand::List(args) => list(global, console, &args.read).await,
+        QueueCommand::Why { tenant, read } => {
+            crate::queue_reason::why(global, console, &tenant, &read).await
+        }
         QueueCommand::Watch { tenants } => watch(global, console, tenants).await,
     }
 }
@@ -180,7 +195,7 @@ fn table(queues: &[view::Queue], wide: bool) -> Grid {
 }
 
 /// In use of nominal, by type and region: `h100:12/16@eu-north`.
-fn quotas(queue: &view::Queue) -> String {
+pub(crate) fn quotas(queue: &view::Queue) -> String {
     let shown = queue.quotas.iter().map(|quota| {
         let at = if quota.region.is_empty() { String::new() } else { format!("@{}", quota.region) };
         format!("{}:{}/{}{at}", quota.r#type, milli(quota.used_milli), milli(quota.nominal_milli))
@@ -189,7 +204,7 @@ fn quotas(queue: &view::Queue) -> String {
 }
 
 /// As a decimal: `4`, `0.25`.
-fn milli(value: u64) -> String {
+pub(crate) fn milli(value: u64) -> String {
     let (whole, part) = (value / 1_000, value % 1_000);
     if part == 0 { whole.to_string() } else { format!("{whole}.{part:03}").trim_end_matches('0').to_owned() }
 }
@@ -199,7 +214,7 @@ fn devices(value: u64) -> String {
 }
 
 /// A part of the fleet, in per cent.
-fn share(billionths: u64) -> String {
+pub(crate) fn share(billionths: u64) -> String {
     format!("{}.{:03}%", billionths / 10_000_000, billionths % 10_000_000 / 10_000)
 }
 

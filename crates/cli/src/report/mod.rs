@@ -24,7 +24,7 @@ use serde::Serialize;
 
 use crate::log::{SourceArgs, point_of_log};
 use cost_report::CostArgs;
-use fairness_report::FairnessArgs;
+use fairness_report::{FairnessArgs, FairnessSpan};
 use goodput::GoodputArgs;
 use idle_report::IdleArgs;
 use predictions::PredictionArgs;
@@ -111,6 +111,29 @@ The log is replayed. At moments that are apart as --sample says, the planner is 
 start, and the answer is compared with when it did. One job in ten should start by p10, half of them by p50, nine in ten by p90. Jobs
 that start in the round of their submission are not asked about. At most 2,000 are.")]
     Predictions(PredictionArgs),
+}
+
+/// Commands about fairness.
+#[derive(Subcommand)]
+pub enum FairnessCommand {
+    /// Recompute shares from the log, and find who was served before a request that had its turn earlier and fitted
+    #[command(after_help = "\
+Examples:
+  muster fairness verify --archive /var/lib/muster/replica-1
+  muster fairness verify --from 4711 -o json | jq .turns.findings
+
+It is `muster report fairness --verify`. `ops/guide/ledger.md` states what each column is, and what a finding does not say.")]
+    Verify(FairnessSpan),
+}
+
+/// Carries out a command about fairness.
+pub async fn verify_fairness(
+    global: &Global,
+    console: &Console,
+    command: &FairnessCommand,
+) -> Result<Exit, Failure> {
+    let FairnessCommand::Verify(span) = command;
+    fairness_report::report(global, console, span, true).await
 }
 
 /// What a report can be divided by.
