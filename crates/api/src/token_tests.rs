@@ -273,31 +273,3 @@ async fn the_leader_looks_at_tokens_that_are_passed_on() {
     world.engine.execute(revoke).await.expect("it is revoked");
     assert_eq!(code(call(&replica, PATH, own()).await), refused);
 }
-
-/// `cargo test --release -p muster-api what_a_token_costs -- --nocapture` prints what the check of one token takes.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_token_costs() {
-    /// What it is held to in a release build, where nothing else runs on the machine.
-    const MICROSECONDS: f64 = 5.0;
-    const CHECKS: u32 = 10_000;
-    let world = World::with_tenants_under(with_tokens()).await;
-    let secret = made(&world, 1, TokenRole::Submitter, Some("vision")).await;
-    let issuers = muster_oidc::Issuers::new(Vec::new());
-    let tokens = crate::tokens::Tokens::new(world.engine.clone(), true, issuers);
-    let address = std::net::SocketAddr::from(([127, 0, 0, 1], 7_401));
-    let value: tonic::codegen::http::HeaderValue =
-        format!("Bearer {}", secret.reveal()).parse().expect("it is ASCII");
-    let (mut accepted, mut took) = (0, std::time::Duration::ZERO);
-    for _ in 0..CHECKS {
-        let mut headers = tonic::codegen::http::HeaderMap::new();
-        headers.insert(tonic::codegen::http::header::AUTHORIZATION, value.clone());
-        let peer = muster_transport::PeerInfo { principal: Principal::Anonymous, address };
-        let begun = std::time::Instant::now();
-        let caller = tokens.judge(&mut headers, peer);
-        took += begun.elapsed();
-        accepted += u32::from(matches!(caller, Ok(Some(Principal::Token(holder))) if holder.id == secret.id()));
-    }
-    let each = took.as_secs_f64() * 1e6 / f64::from(CHECKS);
-    println!("a token is checked in {each:.2} us, to be at most {MICROSECONDS} us in a release build");
-    assert_eq!(accepted, CHECKS);
-}

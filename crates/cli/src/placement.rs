@@ -91,7 +91,7 @@ impl Place {
 
 /// The one with most points; of equal ones the first.
 fn best<'a>(places: impl Iterator<Item = &'a Place>) -> Option<&'a Place> {
-    places.fold(None, |best: Option<&Place>, place| match best {
+    places.fold(None, |best: Option<&'a Place>, place| match best {
         Some(best) if best.points >= place.points => Some(best),
         _ => Some(place),
     })

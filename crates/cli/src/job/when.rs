@@ -42,7 +42,8 @@ pub async fn when(
     let request = v1::GetJobRequest { job_id: job_id.clone(), read: None };
     let job = client.get_job(request).await?.job.unwrap_or_default();
     let explanation = answer.explanation.unwrap_or_default();
-    let started = job.status.as_ref().and_then(|status| status.start_time);
+    // A job that waits again has started before, too.
+    let started = Some(job.status().start_time).filter(|_| job.phase() != v1::JobPhase::Pending).flatten();
     match console.format {
         Format::Json | Format::Yaml => {
             let start = explanation.start.clone().unwrap_or_default();
