@@ -310,7 +310,7 @@ fn removed(names: &[Name], recording: &Recording) -> Result<BTreeSet<Name>, What
 fn outages(failures: &[NodeFailure], recording: &Recording) -> Result<Vec<(LogTime, Input)>, WhatifError> {
     let (base, range) = (&recording.base, recording.range);
     let mut sorted: Vec<&NodeFailure> = failures.iter().collect();
-    sorted.sort_by_key(|failure| (&failure.node, failure.from));
+    sorted.sort_by(|one, other| (&one.node, one.from).cmp(&(&other.node, other.from)));
     let overlaps = |pair: &[&NodeFailure]| matches!(pair, [one, next] if one.node == next.node && next.from < one.until);
     if let Some([one, _]) = sorted.windows(2).find(|pair| overlaps(pair)) {
         let text = format!("two failures of node {} overlap", one.node);
@@ -331,7 +331,7 @@ fn outages(failures: &[NodeFailure], recording: &Recording) -> Result<Vec<(LogTi
                 "name one of them with --failures NODE@FROM..UNTIL",
             ));
         };
-        let spec = Box::new(row.said().as_ref().clone());
+        let spec = Box::new(NodeSpec::clone(row.said()));
         let holder = HolderId((1 << 126) + place as u128);
         outages.push((*from, Input::Lost(node.clone())));
         outages.push((*until, Input::Registered { spec, holder }));
