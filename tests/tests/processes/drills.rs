@@ -144,6 +144,11 @@ async fn a_silent_leader_is_replaced_and_heard_again() {
         assert!(checked[what].as_u64().is_some_and(|count| count > 0), "{what}: {checked}");
     }
     assert_eq!(page["verdict"]["figures"]["lost"], 0, "{page}");
+    // Every accelerator was in exactly one state at each moment of the drill.
+    let usage = drilled.cluster.operated(&["report", "usage", "-o", "json"]).await;
+    let usage: serde_json::Value = serde_json::from_str(&usage).expect("it is JSON");
+    assert!(usage["total"].as_str().is_some_and(|total| total != "0"), "{usage}");
+    assert_eq!(usage["total"], usage["capacity"], "{usage}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -43,7 +43,12 @@ pub(super) async fn run(global: &Global, console: &Console, args: &IdleArgs) -> 
         None => moments_apart_ms(&source, report.from, report.to)?,
     };
     let mut reasons = (!args.no_planner).then(|| IdleReasons::every(interval_ms));
-    let watchers = Watchers { reasons: reasons.as_mut(), ..Watchers::default() };
+    if report.ledger.is_some() && reasons.is_some() {
+        return Err(Failure::usage("--ledger has what the log says, and not what the planner is asked")
+            .with_next("leave out --ledger, or give --no-planner too"));
+    }
+    let kept = report.ledger.as_deref();
+    let watchers = Watchers { reasons: reasons.as_mut(), kept, ..Watchers::default() };
     let mut reading = read_in(&source, report.from, report.to, &report.detail(), watchers)?;
     reading.notes.extend(reasons.as_ref().map(note));
     show(console, ReportKind::Idle, report, reading)
@@ -130,7 +135,7 @@ mod tests {
         let source = SourceArgs { archive: vec![dir.path().to_owned()], tail: false };
         let at = |second: u64| Some(PastPoint::Time(LogTime(START + second * 1_000)));
         let log = source.open_at_hand().unwrap();
-        let mut args = ReportArgs { source, by: Vec::new(), from: None, to: None, form: None };
+        let mut args = ReportArgs { source, by: Vec::new(), from: None, to: None, form: None, ledger: None };
         assert_eq!(span_ms(&log, args.from, args.to).unwrap(), 200_000);
         (args.from, args.to) = (at(50), at(900));
         assert_eq!(span_ms(&log, args.from, args.to).unwrap(), 150_000);

@@ -11,10 +11,13 @@ mod fairness_report;
 mod focus;
 mod goodput;
 mod idle_report;
+mod kept;
 mod page;
 mod predictions;
 mod read;
 mod rows;
+
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid};
@@ -43,6 +46,7 @@ Examples:
   muster report usage --archive /var/lib/muster/replica-1
   muster report usage --archive /var/lib/muster/replica-1/archive --by tenant,type --from 2026-11-01T00:00:00Z
   muster report usage --archive archive --archive /mnt/history --form csv > usage.csv
+  muster report usage --archive archive --ledger usage.ledger     charges what is new since the last report with this file
   muster report usage --by tenant                      the log of the cluster, whether or not it is archived
 
 The lines add up to capacity × time. Work of which the log does not say yet whether it was kept or lost is provisional.")]
@@ -186,6 +190,9 @@ pub struct ReportArgs {
     /// Print another form than a table; it does not go with -o
     #[arg(long, value_enum)]
     form: Option<ReportForm>,
+    /// Go on from the ledger in this file, and keep it there for the next report: only what the log has more is charged
+    #[arg(long, value_name = "FILE")]
+    ledger: Option<PathBuf>,
 }
 
 impl ReportArgs {
@@ -275,7 +282,8 @@ pub async fn run(global: &Global, console: &Console, command: &ReportCommand) ->
             .with_next("leave out job in --by; `muster job why JOB` says what a job waits for, with --at also in the past"));
     }
     let source = args.source.open(global, console).await?;
-    let reading = read_in(&source, args.from, args.to, &args.detail(), Watchers::default())?;
+    let watchers = Watchers { kept: args.ledger.as_deref(), ..Watchers::default() };
+    let reading = read_in(&source, args.from, args.to, &args.detail(), watchers)?;
     show(console, kind, args, reading)
 }
 

@@ -1,5 +1,6 @@
 //! An archive through the ledger, from one end of a span to the other, with what is missing on the way.
 
+use std::path::Path;
 #[cfg(test)]
 use std::path::PathBuf;
 
@@ -14,6 +15,7 @@ use muster_state::{Applied, State};
 use muster_types::{LogIndex, LogTime, PastPoint};
 
 use super::fairness::Fairness;
+use super::kept;
 #[cfg(test)]
 use crate::log::SourceArgs;
 use crate::log::{LogSource, archive_failure};
@@ -152,6 +154,8 @@ pub(super) struct Watchers<'a> {
     pub(super) turns: Option<&'a mut TurnCheck>,
     pub(super) steps: Option<&'a mut StepTimes>,
     pub(super) predictions: Option<&'a mut PredictionCheck>,
+    /// Where the ledger is kept until the next report; not together with those above, who have to see the whole span.
+    pub(super) kept: Option<&'a Path>,
 }
 
 /// What a log says of a span, with more kept apart.
@@ -193,10 +197,19 @@ impl Reading {
         mut watchers: Watchers<'_>,
     ) -> Result<Option<LogTime>, Failure> {
         let start = from.map_or(PastPoint::Index(LogIndex::ZERO), PastPoint::Time);
-        let (mut begun, mut since) = (None, LogTime(0));
-        let mut next = match start {
-            PastPoint::Time(_) => archive.replay(start, None).map(|(replay, _)| replay),
-            PastPoint::Index(_) => Ok(Replay::founding()),
+        let window = Window { from: from.unwrap_or_default(), until };
+        let resumed = match watchers.kept {
+            Some(path) => kept::read(path, archive, window, detail.jobs)?,
+            None => None,
+        };
+        let (mut begun, mut known, mut since) = (None, None, LogTime(0));
+        let mut next = match (resumed, start) {
+            (Some(resumed), _) => {
+                (begun, known) = (Some(resumed.begun), Some(resumed.ledger));
+                Ok(resumed.replay)
+            }
+            (None, PastPoint::Time(_)) => archive.replay(start, None).map(|(replay, _)| replay),
+            (None, PastPoint::Index(_)) => Ok(Replay::founding()),
         };
         loop {
             let mut replay = match next {
@@ -209,8 +222,8 @@ impl Reading {
                 }
                 Err(error) => return Err(archive_failure(&error)),
             };
-            let window = Window { from: from.unwrap_or_default(), until };
-            let ledger = Ledger::begin_with(replay.state(), window, detail.clone());
+            let begin = || Ledger::begin_with(replay.state(), window, detail.clone());
+            let ledger = known.take().unwrap_or_else(begin);
             let mut fairness = watchers.fairness.as_deref_mut();
             if let Some(fairness) = &mut fairness {
                 fairness.begin(replay.state(), window);
@@ -242,7 +255,14 @@ impl Reading {
             self.views.push(charger.ledger.view(time));
             since = time;
             match ended {
-                Ok(()) => return Ok(begun),
+                Ok(()) => {
+                    // What begins behind a gap is not the ledger of the span.
+                    if let Some(path) = watchers.kept.filter(|_| self.missing.is_empty()) {
+                        let of = (begun.unwrap_or_default(), detail.jobs);
+                        kept::write(path, &charger.ledger, replay.state(), of)?;
+                    }
+                    return Ok(begun);
+                }
                 Err(error) => next = Err(error),
             }
         }
