@@ -119,6 +119,9 @@ async fn a_silent_leader_is_replaced_and_heard_again() {
     let _heavy = heavy().await;
     let mut drilled = Drilled::start().await;
     let leader = drilled.cluster.leader().await;
+    let accelerators = Some(v1::Accelerators { r#type: "h100".to_owned(), count: 8 });
+    let host = v1::NodeDescription { accelerators, ..node("with-devices") };
+    register(&drilled.cluster.replicas[leader].endpoint(), host).await.expect("a host can be registered");
     let before = drilled.leaderships_of_others(leader);
     let file = drilled.scenario("leader-gone", "do: refuse-traffic, what: leader, for: 4s");
     let ran = drilled.cluster.operate(&drilled.words(&file)).await;
