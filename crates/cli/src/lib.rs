@@ -35,6 +35,7 @@ mod policy;
 mod probe;
 mod queue;
 mod queue_reason;
+mod queue_text;
 mod quota;
 mod reading;
 mod report;

@@ -36,7 +36,7 @@ needs the archive of that time.")]
 /// A place where a gang fits, by its points.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Place {
+struct ScoredCluster {
     region: String,
     cluster: String,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -52,13 +52,13 @@ struct Part {
     points: i64,
 }
 
-impl Place {
-    fn of(fit: &v1::ClusterFit) -> Option<Place> {
+impl ScoredCluster {
+    fn of(fit: &v1::ClusterFit) -> Option<ScoredCluster> {
         if fit.score.is_empty() {
             return None;
         }
         let parts = fit.score.iter().map(|part| Part { name: part.name.clone(), points: part.points });
-        Some(Place {
+        Some(ScoredCluster {
             region: fit.region.clone(),
             cluster: fit.cluster.clone(),
             accelerator_type: fit.accelerator_type.clone(),
@@ -79,7 +79,7 @@ impl Place {
     }
 
     /// What each criterion loses at another place; what is the same there is left out.
-    fn less(&self, other: &Place) -> Vec<Part> {
+    fn less(&self, other: &ScoredCluster) -> Vec<Part> {
         let lost = self.parts.iter().map(|part| {
             let there = other.parts.iter().find(|there| there.name == part.name);
             let points = part.points.saturating_sub(there.map_or(0, |there| there.points));
@@ -90,8 +90,8 @@ impl Place {
 }
 
 /// The one with most points; of equal ones the first.
-fn best<'a>(places: impl Iterator<Item = &'a Place>) -> Option<&'a Place> {
-    places.fold(None, |best: Option<&'a Place>, place| match best {
+fn best<'a>(places: impl Iterator<Item = &'a ScoredCluster>) -> Option<&'a ScoredCluster> {
+    places.fold(None, |best: Option<&'a ScoredCluster>, place| match best {
         Some(best) if best.points >= place.points => Some(best),
         _ => Some(place),
     })
@@ -108,9 +108,9 @@ struct PlacementReason {
     cluster: String,
     /// None where the state before the record does not say it fits there: it was placed behind another record of the same round.
     #[serde(skip_serializing_if = "Option::is_none")]
-    chosen: Option<Place>,
+    chosen: Option<ScoredCluster>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    runner_up: Option<Place>,
+    runner_up: Option<ScoredCluster>,
     /// By what the chosen place is better, criterion by criterion.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     cost_of_runner_up: Vec<Part>,
@@ -121,10 +121,10 @@ struct PlacementReason {
 impl PlacementReason {
     fn new(job: String, placement: &v1::Placement, explanation: &v1::Explanation) -> PlacementReason {
         let token = placement.token.unwrap_or_default();
-        let places: Vec<Place> = explanation.clusters.iter().filter_map(Place::of).collect();
+        let places: Vec<ScoredCluster> = explanation.clusters.iter().filter_map(ScoredCluster::of).collect();
         let did_not_fit = explanation.clusters.len() - places.len();
         let is_chosen =
-            |place: &&Place| place.region == placement.region && place.cluster == placement.cluster;
+            |place: &&ScoredCluster| place.region == placement.region && place.cluster == placement.cluster;
         let chosen = best(places.iter().filter(is_chosen)).cloned();
         let runner_up = best(places.iter().filter(|place| Some(*place) != chosen.as_ref())).cloned();
         let cost = chosen.as_ref().zip(runner_up.as_ref()).map(|(chosen, other)| chosen.less(other));

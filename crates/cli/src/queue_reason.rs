@@ -8,7 +8,7 @@ use muster_wire::v1;
 use serde::Serialize;
 
 use crate::job::list::Phase;
-use crate::queue::{milli, quotas, share};
+use crate::queue_text::{milli, quotas, share};
 use crate::reading::ReadArgs;
 use crate::view;
 

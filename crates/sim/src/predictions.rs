@@ -25,19 +25,19 @@ pub struct PredictionCounts {
     pub unpredicted: u64,
     /// Predicted jobs that have started.
     pub started: u64,
-    /// Of those, the ones that started at the time of one chance in ten, or earlier.
+    /// Of those, the ones that started at p10 or earlier.
     pub by_q10: u64,
-    /// The same of the time of five chances in ten.
+    /// The same of p50.
     pub by_q50: u64,
-    /// The same of the time of nine chances in ten.
+    /// The same of p90.
     pub by_q90: u64,
-    /// Started jobs for which no time of nine chances in ten was known.
+    /// Started jobs for which no p90 was known.
     pub without_q90: u64,
     /// Predicted jobs that ended without a start.
     pub never: u64,
     /// Predicted jobs that still wait.
     pub open: u64,
-    /// Of those, the ones that wait beyond the time of nine chances in ten.
+    /// Of those, the ones that wait beyond p90.
     pub overdue: u64,
 }
 
@@ -52,7 +52,7 @@ pub struct PredictionCheck {
     newest: Option<JobId>,
     predicted: BTreeMap<JobId, StartEstimate>,
     counts: PredictionCounts,
-    /// Between the time of five chances in ten and the start, in milliseconds.
+    /// Between p50 and the start, in milliseconds.
     errors_ms: Vec<u64>,
     now: LogTime,
 }
@@ -84,7 +84,7 @@ impl PredictionCheck {
         }
     }
 
-    /// How far starts were from the time of five chances in ten, in milliseconds: the median and what nine in ten do not
+    /// How far starts were from p50, in milliseconds: the median and what nine in ten do not
     /// exceed. None without a start.
     #[must_use]
     pub fn errors_ms(&self) -> Option<(u64, u64)> {

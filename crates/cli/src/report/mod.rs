@@ -11,7 +11,7 @@ mod fairness_report;
 mod focus;
 mod goodput;
 mod idle_report;
-mod kept;
+mod ledger_file;
 mod page;
 mod predictions;
 mod read;

@@ -15,7 +15,7 @@ use muster_state::{Applied, State};
 use muster_types::{LogIndex, LogTime, PastPoint};
 
 use super::fairness::Fairness;
-use super::kept;
+use super::ledger_file;
 #[cfg(test)]
 use crate::log::SourceArgs;
 use crate::log::{LogSource, archive_failure};
@@ -199,7 +199,7 @@ impl Reading {
         let start = from.map_or(PastPoint::Index(LogIndex::ZERO), PastPoint::Time);
         let window = Window { from: from.unwrap_or_default(), until };
         let resumed = match watchers.kept {
-            Some(path) => kept::read(path, archive, window, detail.jobs)?,
+            Some(path) => ledger_file::read(path, archive, window, detail.jobs)?,
             None => None,
         };
         let (mut begun, mut known, mut since) = (None, None, LogTime(0));
@@ -259,7 +259,7 @@ impl Reading {
                     // What begins behind a gap is not the ledger of the span.
                     if let Some(path) = watchers.kept.filter(|_| self.missing.is_empty()) {
                         let of = (begun.unwrap_or_default(), detail.jobs);
-                        kept::write(path, &charger.ledger, replay.state(), of)?;
+                        ledger_file::write(path, &charger.ledger, replay.state(), of)?;
                     }
                     return Ok(begun);
                 }
