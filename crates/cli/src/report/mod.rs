@@ -69,6 +69,7 @@ for.")]
 Examples:
   muster report waits --archive /var/lib/muster/replica-1 --by tenant,tier
   muster report waits --archive /var/lib/muster/replica-1 --by day --form csv
+  muster report waits --archive /var/lib/muster/replica-1 --by job,tenant
 
 The lines add up to the time that all jobs waited.")]
     Waits(ReportArgs),
@@ -153,7 +154,7 @@ pub enum Dimension {
     Region,
     /// The tier of the job
     Tier,
-    /// The job; not in the report of waits
+    /// The job
     Job,
     /// The day, in UTC
     Day,
@@ -278,8 +279,7 @@ pub async fn run(global: &Global, console: &Console, command: &ReportCommand) ->
     };
     check_form(console, args)?;
     if kind == ReportKind::Waits && args.by.contains(&Dimension::Job) {
-        return Err(Failure::usage("the report of waits has no line for each job")
-            .with_next("leave out job in --by; `muster job why JOB` says what a job waits for, with --at also in the past"));
+        check_waits_by_job(args)?;
     }
     let source = args.source.open(global, console).await?;
     let watchers = Watchers { kept: args.ledger.as_deref(), ..Watchers::default() };
@@ -294,6 +294,22 @@ fn check_form(console: &Console, args: &ReportArgs) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The waits of each job are known as a whole, and not by day.
+fn check_waits_by_job(args: &ReportArgs) -> Result<(), Failure> {
+    if args.ledger.is_some() {
+        return Err(Failure::usage("--ledger keeps no waits of jobs").with_next("leave out --ledger, or job in --by"));
+    }
+    let others = [Dimension::Type, Dimension::Region, Dimension::Day];
+    match args.by.iter().find(|by| others.contains(by)) {
+        Some(other) => Err(Failure::usage(format!(
+            "the waits of each job are not divided by {} too",
+            other.title().to_lowercase()
+        ))
+        .with_next("divide by job, tenant and tier")),
+        None => Ok(()),
+    }
+}
+
 /// What was read, in the form that was asked for.
 fn show(console: &Console, kind: ReportKind, args: &ReportArgs, reading: Reading) -> Result<Exit, Failure> {
     let mut by = distinct(&args.by);
@@ -302,6 +318,9 @@ fn show(console: &Console, kind: ReportKind, args: &ReportArgs, reading: Reading
     let rows = match kind {
         ReportKind::Usage => rows::usage(&reading.views, &by),
         ReportKind::Idle => rows::idle(&reading.views, &by),
+        ReportKind::Waits if by.contains(&Dimension::Job) => {
+            rows::waits_by_job(&reading.views, &reading.jobs, &by)
+        }
         ReportKind::Waits => rows::waits(&reading.views, &by),
     };
     let total: u128 = rows.iter().map(|row| row.amount).sum();

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use muster_archive::{Archive, ArchiveError, Gap, Observer, Replay};
 use muster_console::{Exit, Failure};
 use muster_journal::Decision;
-use muster_ledger::{Detail, Ledger, LedgerError, StepTimes, View, Window};
+use muster_ledger::{Detail, JobTotals, Ledger, LedgerError, StepTimes, View, Window};
 use muster_sim::idle::IdleReasons;
 use muster_sim::predictions::PredictionCheck;
 use muster_sim::turns::TurnCheck;
@@ -32,6 +32,8 @@ pub(super) struct MissingSpan {
 pub(super) struct Reading {
     /// One for each part without a gap.
     pub(super) views: Vec<View>,
+    /// What each job has waited for, where jobs are kept apart.
+    pub(super) jobs: Vec<JobTotals>,
     pub(super) from: LogTime,
     pub(super) to: LogTime,
     pub(super) first: LogIndex,
@@ -48,6 +50,8 @@ struct Charger<'a> {
     turns: Option<&'a mut TurnCheck>,
     steps: Option<&'a mut StepTimes>,
     predictions: Option<&'a mut PredictionCheck>,
+    /// What jobs that are over have waited for, where jobs are kept apart.
+    ended: Option<Vec<JobTotals>>,
     error: Option<LedgerError>,
     /// The time of the first record.
     first: Option<LogTime>,
@@ -75,7 +79,13 @@ impl Observer for Charger<'_> {
 
     fn after(&mut self, state: &State, applied: &Applied) {
         if self.error.is_none() {
-            self.error = self.ledger.after(state, applied).err();
+            match (self.ledger.after(state, applied), &mut self.ended) {
+                (Ok(totals), Some(ended)) => {
+                    ended.extend(totals.into_iter().filter(|totals| !totals.waited.is_empty()))
+                }
+                (Ok(_), None) => {}
+                (Err(error), _) => self.error = Some(error),
+            }
             self.first.get_or_insert(state.log_time());
         }
         if let Some(fairness) = &mut self.fairness {
@@ -175,6 +185,7 @@ pub(super) fn read_in(
     }
     let mut reading = Reading {
         views: Vec::new(),
+        jobs: Vec::new(),
         from: LogTime(0),
         to: summary.last_time,
         first: summary.first.unwrap_or_default(),
@@ -241,12 +252,12 @@ impl Reading {
             if let Some(predictions) = &mut predictions {
                 predictions.begin();
             }
-            let (error, first) = (None, None);
+            let (ended, error, first) = (detail.jobs.then(Vec::new), None, None);
             let mut charger =
-                Charger { ledger, fairness, reasons, turns, steps, predictions, error, first };
+                Charger { ledger, fairness, reasons, turns, steps, predictions, ended, error, first };
             let is_founding = replay.state().log_index() == LogIndex::ZERO;
             let begins = replay.state().log_time();
-            let ended = archive.follow(&mut replay, &mut charger);
+            let followed = archive.follow(&mut replay, &mut charger);
             begun = begun.or(if is_founding { charger.first } else { Some(begins) });
             if let Some(error) = charger.error {
                 return Err(Failure::new(Exit::Failed, error.to_string()));
@@ -254,7 +265,11 @@ impl Reading {
             let time = charger.ledger.log_time();
             self.views.push(charger.ledger.view(time));
             since = time;
-            match ended {
+            if let Some(ended) = charger.ended {
+                let open = replay.state().jobs().iter().filter_map(|(job, _)| charger.ledger.totals(*job));
+                self.jobs.extend(ended.into_iter().chain(open.filter(|totals| !totals.waited.is_empty())));
+            }
+            match followed {
                 Ok(()) => {
                     // What begins behind a gap is not the ledger of the span.
                     if let Some(path) = watchers.kept.filter(|_| self.missing.is_empty()) {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use muster_ledger::{Activity, DAY_MS, View};
+use muster_ledger::{Activity, DAY_MS, JobTotals, View, WaitReason};
 use muster_types::{JobId, LogTime};
 use serde::Serialize;
 use serde::ser::SerializeMap;
@@ -161,6 +161,30 @@ pub(super) fn waits(views: &[View], by: &[Dimension]) -> Vec<Row> {
             job: None,
         };
         sums.add(&source, row.reason, row.job_ms);
+    }
+    sums.rows(|reason| reason.to_string())
+}
+
+/// The waits of each job, and those of members of arrays that are not created as one line without a job. The sum is that of [`waits`].
+pub(super) fn waits_by_job(views: &[View], jobs: &[JobTotals], by: &[Dimension]) -> Vec<Row> {
+    let mut sums = Sums::new(by);
+    let mut rest: BTreeMap<(&str, &str, WaitReason), u128> = BTreeMap::new();
+    for row in views.iter().flat_map(|view| &view.waits) {
+        *rest.entry((row.tenant.as_str(), row.tier.as_str(), row.reason)).or_default() += row.job_ms;
+    }
+    let source = |tenant, tier, job| Source { day: 0, tenant: Some(tenant), tier: Some(tier), kind: "", region: "", job };
+    for totals in jobs {
+        let (tenant, tier) = (totals.tenant.as_str(), totals.tier.as_str());
+        for (reason, ms) in &totals.waited {
+            let ms = u128::from(*ms);
+            sums.add(&source(tenant, tier, Some(totals.job)), *reason, ms);
+            if let Some(left) = rest.get_mut(&(tenant, tier, *reason)) {
+                *left = left.saturating_sub(ms);
+            }
+        }
+    }
+    for ((tenant, tier, reason), left) in rest.into_iter().filter(|(_, left)| *left > 0) {
+        sums.add(&source(tenant, tier, None), reason, left);
     }
     sums.rows(|reason| reason.to_string())
 }
