@@ -356,7 +356,10 @@ async fn a_call_that_is_denied_is_recorded_with_who_and_why() {
 async fn a_submission_that_is_denied_within_a_stream_is_recorded_too() {
     let world = world().await;
     let mut bob = JobServiceClient::new(world.channel(of_tenant("speech", "bob")).await);
-    let sent = |sequence, tenant| v1::SubmitStreamRequest { sequence, submission: Some(submission(tenant, sequence)) };
+    let sent = |number: u32, tenant: &str| v1::SubmitStreamRequest {
+        sequence: number.into(),
+        submission: Some(submission(tenant, number)),
+    };
     let submissions = tokio_stream::iter([sent(1, "vision"), sent(2, "speech")]);
     let opened = guarded("a stream", bob.submit_stream(submissions)).await.expect("it opens");
     let mut answers = opened.into_inner();
