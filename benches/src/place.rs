@@ -183,12 +183,14 @@ const BENCHES: &[Bench] = &[
     ("gang", gang::gangs),
     ("never", verdict::never),
     ("cannot-now", verdict::cannot_now),
+    ("why-pending", verdict::why_pending),
     ("growth-nodes", growth::by_nodes),
     ("growth-waiting", growth::by_waiting),
     ("kueue-baseline", peers::kueue_baseline),
     ("kueue-large", peers::kueue_large),
     ("kai-scale", peers::kai_scale),
     ("ledger", ledger::fold),
+    ("report-month", ledger::month_report),
 ];
 
 /// The names that `--only` takes.

@@ -1,8 +1,11 @@
 //! What it takes to charge a long log: ten million records that are made while they are read.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use muster_journal::{Decision, Estimate, Outcome, RankUpdate, RequestKey, WorkerSlot};
+use muster_journal::{
+    Decision, Estimate, FORMAT_MAX, Outcome, RankUpdate, RequestKey, Round, WorkerSlot, decode_round, encode_round,
+};
 use muster_ledger::{Ledger, Window};
 use muster_state::State;
 use muster_types::{
@@ -15,18 +18,29 @@ use super::fleet::{Ask, draft, name};
 use super::{Bar, Figure};
 use crate::machine::{resident_bytes, thread_time};
 
-const RECORDS: u64 = 10_000_000;
-const NODES: u64 = 512;
+/// How much is in a log.
+#[derive(Clone, Copy, Debug)]
+struct LogShape {
+    records: u64,
+    /// Nodes of eight devices.
+    nodes: u64,
+    /// Log time from one record to the next.
+    step_ms: u64,
+}
+
+/// A long log.
+const LONG: LogShape = LogShape { records: 10_000_000, nodes: 512, step_ms: 100 };
+/// Thirty days of 10,000 devices; each job runs for six hours.
+const MONTH: LogShape = LogShape { records: 900_000, nodes: 1_250, step_ms: 2_880 };
 const TENANTS: u64 = 40;
 /// When the log begins: midnight of day 20,000.
 const START_MS: u64 = 20_000 * 86_400_000;
-/// Log time from one record to the next.
-const STEP_MS: u64 = 100;
 /// Records between two looks at the memory.
 const LOOK_EVERY: u64 = 100_000;
 
 /// Jobs that start, save their work once and succeed, one after the other on each node.
 struct SyntheticLog {
+    shape: LogShape,
     index: u64,
     token: Vec<FencingToken>,
     job: Vec<Option<JobId>>,
@@ -52,11 +66,11 @@ fn node(number: u64) -> NodeSpec {
 }
 
 impl SyntheticLog {
-    fn new() -> SyntheticLog {
+    fn new(shape: LogShape) -> SyntheticLog {
         let drafts = (0..TENANTS).map(|n| draft("job", &format!("tenant-{n}"), Ask::gang(1, 8)));
-        let nodes = NODES as usize;
+        let nodes = shape.nodes as usize;
         let token = vec![FencingToken::default(); nodes];
-        SyntheticLog { index: 0, token, job: vec![None; nodes], drafts: drafts.collect() }
+        SyntheticLog { shape, index: 0, token, job: vec![None; nodes], drafts: drafts.collect() }
     }
 
     fn put(&mut self, decision: Decision, take: &mut impl FnMut(u64, &Decision)) -> u64 {
@@ -67,7 +81,7 @@ impl SyntheticLog {
 
     /// The end of one job on a node, and the next one there.
     fn turn(&mut self, number: u64, take: &mut impl FnMut(u64, &Decision)) {
-        let at = (number % NODES) as usize;
+        let at = (number % self.shape.nodes) as usize;
         let (node, incarnation) = (NodeId(at as u32), 1);
         let report = |job, token, update| Decision::WorkersReported {
             node,
@@ -95,7 +109,7 @@ impl SyntheticLog {
         self.put(report(job, token, RankUpdate::Running), take);
         (self.job[at], self.token[at]) = (Some(job), token);
         if number.is_multiple_of(100) {
-            let before = LogTime(START_MS + self.index * STEP_MS - 600_000);
+            let before = LogTime(self.shape.time(self.index).0 - 600_000);
             self.put(Decision::HistoryPruned { requests_before: before, jobs_before: before }, take);
         }
     }
@@ -104,12 +118,12 @@ impl SyntheticLog {
         let (cluster, generation, parameters) = (ClusterId(1), 1, Parameters::DEFAULT);
         self.put(Decision::LeaderStarted, &mut take);
         self.put(Decision::ClusterCreated { cluster, generation, parameters }, &mut take);
-        for number in 0..NODES {
+        for number in 0..self.shape.nodes {
             let (spec, holder) = (node(number), HolderId(u128::from(number)));
             self.put(Decision::NodeRegistered { spec, holder }, &mut take);
         }
         let mut number = 0;
-        while self.index < RECORDS {
+        while self.index < self.shape.records {
             self.turn(number, &mut take);
             number += 1;
         }
@@ -118,16 +132,18 @@ impl SyntheticLog {
 
 const LEADER: Leadership = Leadership { term: 1, replica: ReplicaId(1) };
 
-fn time(index: u64) -> LogTime {
-    LogTime(START_MS + index * STEP_MS)
+impl LogShape {
+    fn time(self, index: u64) -> LogTime {
+        LogTime(START_MS + index * self.step_ms)
+    }
 }
 
 /// The time that the state alone takes.
 fn state_alone() -> Duration {
     let begun = thread_time();
     let mut state = State::default();
-    SyntheticLog::new().all(|index, decision| {
-        state.apply(LEADER, LogIndex(index), time(index), decision);
+    SyntheticLog::new(LONG).all(|index, decision| {
+        state.apply(LEADER, LogIndex(index), LONG.time(index), decision);
     });
     assert!((state.rejected(), state.stale()) == (0, 0), "every record counts");
     thread_time() - begun
@@ -141,8 +157,8 @@ pub(super) fn fold() -> Vec<Figure> {
     let mut state = State::default();
     let mut ledger = Ledger::begin(&state, Window::default());
     let (mut ended, mut peak) = (0, before);
-    SyntheticLog::new().all(|index, decision| {
-        let over = ledger.fold(&mut state, LEADER, LogIndex(index), time(index), decision);
+    SyntheticLog::new(LONG).all(|index, decision| {
+        let over = ledger.fold(&mut state, LEADER, LogIndex(index), LONG.time(index), decision);
         ended += over.expect("records follow one another").len();
         if index.is_multiple_of(LOOK_EVERY) {
             peak = peak.max(resident_bytes());
@@ -162,7 +178,7 @@ pub(super) fn fold() -> Vec<Figure> {
     });
     let own = both.saturating_sub(alone).as_secs_f64();
     let gib = peak.saturating_sub(before) as f64 / (1u64 << 30) as f64;
-    let what = |of: &str| format!("{RECORDS} records{of}");
+    let what = |of: &str| format!("{} records{of}", LONG.records);
     vec![
         Figure::new("ledger", what(" through the ledger, beyond the state"), own, "s")
             .bar(Bar::AtMost(20.0))
@@ -170,4 +186,40 @@ pub(super) fn fold() -> Vec<Figure> {
         Figure::new("ledger", what(" through state and ledger"), both.as_secs_f64(), "s"),
         Figure::new("ledger", "memory of both, at most", gib, "GiB").bar(Bar::AtMost(1.0)),
     ]
+}
+
+/// A report of a month: its records decoded, applied and charged, and the sums by day and tenant.
+pub(super) fn month_report() -> Vec<Figure> {
+    let mut encoded: Vec<Vec<u8>> = Vec::new();
+    SyntheticLog::new(MONTH).all(|index, decision| {
+        let round = Round {
+            format: FORMAT_MAX,
+            term: LEADER.term,
+            replica: LEADER.replica,
+            first_index: LogIndex(index),
+            basis_index: LogIndex(index - 1),
+            log_time: MONTH.time(index),
+            decisions: vec![decision.clone()],
+        };
+        encoded.push(encode_round(&round));
+    });
+    let begun = thread_time();
+    let mut state = State::default();
+    let mut ledger = Ledger::begin(&state, Window::default());
+    for bytes in &encoded {
+        let round = decode_round(bytes, FORMAT_MAX).expect("it was encoded here");
+        ledger.fold_round(&mut state, &round).expect("records follow one another");
+    }
+    let view = ledger.view(ledger.log_time());
+    let mut sums: BTreeMap<(u32, Option<&str>), u128> = BTreeMap::new();
+    for row in &view.usage {
+        let tenant = row.tenant.as_ref().map(|tenant| tenant.as_str());
+        *sums.entry((row.day, tenant)).or_default() += row.milli_ms;
+    }
+    let took = thread_time() - begun;
+    let capacity: u128 = view.capacity.iter().map(|row| row.milli_ms).sum();
+    assert!(sums.values().sum::<u128>() == capacity, "everything is charged once");
+    let detail = json!({ "records": encoded.len(), "bytes": encoded.iter().map(Vec::len).sum::<usize>(), "lines": sums.len() });
+    let what = format!("30 days of {} devices, by day and tenant", MONTH.nodes * 8);
+    vec![Figure::new("report-month", what, took.as_secs_f64(), "s").bar(Bar::AtMost(2.0)).detail(detail)]
 }

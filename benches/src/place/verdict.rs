@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use muster_decider::explain_spec;
+use muster_decider::{explain_job, explain_spec};
 use muster_planner::{Budget, Holds, Terms, Verdict, could_ever, explain, plan};
 use muster_types::{JobSpec, Level};
 use serde_json::{Value, json};
 
-use super::fleet::{Ask, Dice, Fleet, HOST_DEVICES, Layout, VISITS_PER_ROUND, draft, job, name};
+use super::fleet::{Ask, Dice, Fleet, HOST_DEVICES, Layout, Mix, VISITS_PER_ROUND, draft, job, name};
 use super::{Bar, Figure, Times, ms};
 
 const HOSTS: u32 = 10_000;
@@ -69,6 +69,32 @@ pub(super) fn cannot_now() -> Vec<Figure> {
     }
     figures.extend(explained(&fleet, "95 % full"));
     figures
+}
+
+/// Why a job is pending, with 100,000 jobs pending on a full fleet: the first of them, one in the middle, the last.
+pub(super) fn why_pending() -> Vec<Figure> {
+    const WAITING: u64 = 100_000;
+    let of_mix = |mix: Mix| {
+        let (mut fleet, _) = Fleet::full(Layout::blocks_of_512(HOSTS));
+        let mut waiting = Vec::new();
+        fleet.submit_all((0..WAITING).map(|n| mix.job(n, 1)), |ids| waiting.extend_from_slice(ids));
+        fleet.schedule();
+        let (state, now) = (fleet.state(), fleet.speculation.now());
+        let asked = [waiting.first(), waiting.get(waiting.len() / 2), waiting.last()];
+        let mut slowest = Times::default();
+        for job in asked.into_iter().flatten() {
+            let times = repeat(|| {
+                let answer = explain_job(state, now, *job, fleet.speculation.kept_reservations());
+                assert!(answer.is_some(), "{job} is pending");
+            });
+            if times.median() > slowest.median() {
+                slowest = times;
+            }
+        }
+        let what = format!("{WAITING} waiting, full {HOSTS} hosts, {}, slowest of 3 jobs", mix.as_str());
+        Figure::new("why-pending", what, ms(slowest.median()), "ms").bar(Bar::AtMost(10.0)).detail(slowest.json())
+    };
+    vec![of_mix(Mix::FewClasses), of_mix(Mix::AllDifferent)]
 }
 
 /// Times of one kind of answer: those of the job that took longest.

@@ -351,3 +351,27 @@ async fn a_call_that_is_denied_is_recorded_with_who_and_why() {
     }
     assert_eq!(recorded.waiting(), None);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_submission_that_is_denied_within_a_stream_is_recorded_too() {
+    let world = world().await;
+    let mut bob = JobServiceClient::new(world.channel(of_tenant("speech", "bob")).await);
+    let sent = |number: u32, tenant: &str| v1::SubmitStreamRequest {
+        sequence: number.into(),
+        submission: Some(submission(tenant, number)),
+    };
+    let submissions = tokio_stream::iter([sent(1, "vision"), sent(2, "speech")]);
+    let opened = guarded("a stream", bob.submit_stream(submissions)).await.expect("it opens");
+    let mut answers = opened.into_inner();
+    let mut count = 0;
+    while guarded("an answer", answers.message()).await.expect("it goes on").is_some() {
+        count += 1;
+    }
+    assert_eq!(count, 2);
+    let mut recorded = world.recorded.lock().await;
+    let told = recorded.waiting().expect("it is recorded");
+    assert_eq!((told.caller.to_string().as_str(), told.code), ("tenant/speech/bob", "PERMISSION_DENIED"), "{told:?}");
+    assert_eq!(told.call, "muster.v1beta1.JobService/SubmitStream", "{told:?}");
+    assert!(told.reason.contains("not for vision") && told.address.is_loopback(), "{told:?}");
+    assert_eq!(recorded.waiting(), None, "the other one is not denied");
+}

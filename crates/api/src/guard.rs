@@ -502,6 +502,10 @@ where
         let peer = request.extensions().get::<PeerInfo>().copied();
         let peer = peer.filter(|peer| !matches!(peer.principal.role(), Some(Role::Replica(_))));
         let is_passed_on = peer.is_none();
+        if let Some(peer) = peer.filter(|_| permit.class == Class::Stream) {
+            let recorder = self.guard.recorder.of_stream(peer, permit.principal, permit.path);
+            request.extensions_mut().insert(recorder);
+        }
         let original = self.guard.original(&request, permit.class);
         let request = self.guard.assembled(request, taken.clone(), original.clone());
         let answered = self.inner.call(request);

@@ -34,6 +34,7 @@ use crate::job_filter::JobFilter;
 use crate::original::Onward;
 use crate::port_forward;
 use crate::read::{PAGE_BYTES_MAX, bad_page, cluster, freshness, invalid, page_size, written};
+use crate::recorded::StreamRecorder;
 use crate::render::{self, Detail};
 use crate::shares::{Account, Pool, PoolPermit, Tallies, Tally};
 use crate::spans::MadeJobs;
@@ -293,8 +294,9 @@ impl JobService for Jobs {
             let submission = Checked::check(message, caller);
             async move { jobs.submit_one(caller, submission?).await }
         };
-        let answers =
-            submit_stream::answers(self.router.clone(), self.metrics.clone(), request.into_inner(), submit);
+        let recorder = request.extensions().get::<StreamRecorder>().cloned();
+        let counted = (self.metrics.clone(), recorder);
+        let answers = submit_stream::answers(self.router.clone(), counted, request.into_inner(), submit);
         Ok(naming_leader(&self.router, answers))
     }
 

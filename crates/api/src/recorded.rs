@@ -60,6 +60,22 @@ impl RecordedCall {
 #[derive(Clone, Debug, Default)]
 pub struct CallRecorder(Option<(mpsc::Sender<RecordedCall>, Arc<AtomicU64>)>);
 
+/// Where the parts of one stream that are denied are told; among the extensions of its request.
+#[derive(Clone)]
+pub(crate) struct StreamRecorder {
+    recorder: CallRecorder,
+    peer: PeerInfo,
+    caller: Principal,
+    path: &'static str,
+}
+
+impl StreamRecorder {
+    /// Tells of a part that was answered with this status, if that denies it.
+    pub(crate) fn note(&self, status: &Status) {
+        self.recorder.note(&self.peer, self.caller, self.path, status);
+    }
+}
+
 /// The other end of the queue.
 #[derive(Debug)]
 pub struct RecordedCalls {
@@ -82,6 +98,11 @@ impl CallRecorder {
             let code = || Refused::from_status(status).code.map_or(code, |refusal| refusal.name());
             self.tell(peer, (caller, path), FOR_ACCEPTED, || (code(), cut(status.message())));
         }
+    }
+
+    /// The same for the parts of a stream.
+    pub(crate) fn of_stream(&self, peer: PeerInfo, caller: Principal, path: &'static str) -> StreamRecorder {
+        StreamRecorder { recorder: self.clone(), peer, caller, path }
     }
 
     /// What is told is made only where there is space for it in the queue, next to what is kept free for

@@ -19,6 +19,7 @@ use tonic::{Response, Status, Streaming};
 
 use crate::forward::Router;
 use crate::measure::count_streamed;
+use crate::recorded::StreamRecorder;
 
 /// Submissions of one stream that may be under way: as many as calls of one connection. More are left
 /// in the connection's flow control, where they hold up their sender.
@@ -63,10 +64,10 @@ struct Submissions<S, F> {
     open: bool,
 }
 
-/// Answers to what comes in, each made by `submit` and counted. The task that sends them polls this: it needs no other.
+/// Answers to what comes in, each made by `submit` and counted; those that are denied are recorded as well. The task that sends them polls this: it needs no other.
 pub(crate) fn answers<S, F>(
     router: Router,
-    metrics: ReplicaMetrics,
+    (metrics, recorder): (ReplicaMetrics, Option<StreamRecorder>),
     inbound: Streaming<v1::SubmitStreamRequest>,
     submit: S,
 ) -> BoxStream<'static, Result<v1::SubmitStreamResponse, Status>>
@@ -76,7 +77,7 @@ where
 {
     let counted = metrics.clone();
     let submit = move |message: v1::SubmitStreamRequest| {
-        let (begun, metrics) = (Instant::now(), metrics.clone());
+        let (begun, metrics, recorder) = (Instant::now(), metrics.clone(), recorder.clone());
         let sequence = message.sequence;
         let outcome = message.submission.map(&submit);
         async move {
@@ -88,6 +89,9 @@ where
                 )]))),
             };
             count_streamed(&metrics, begun, &outcome);
+            if let (Some(recorder), Err(status)) = (&recorder, &outcome) {
+                recorder.note(status);
+            }
             answered(sequence, outcome)
         }
     };

@@ -30,9 +30,12 @@ mod node;
 mod notification;
 mod open;
 mod parallel;
+mod placement;
 mod policy;
 mod probe;
 mod queue;
+mod queue_reason;
+mod queue_text;
 mod quota;
 mod reading;
 mod report;
@@ -153,6 +156,12 @@ pub enum ClientCommand {
     /// More quota for a tenant for some time: ask for it, approve or deny it, grant it, list what was granted
     #[command(subcommand, visible_alias = "quotas")]
     Quota(quota::QuotaCommand),
+    /// Why a gang is where it is
+    #[command(subcommand, visible_alias = "placements")]
+    Placement(placement::PlacementCommand),
+    /// Who was served out of turn, from the decision log
+    #[command(subcommand)]
+    Fairness(report::FairnessCommand),
     /// Look at the policy, check and set it: tenants, quotas, order, preemption, prices, windows
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
@@ -281,7 +290,9 @@ async fn dispatch(
 ) -> Result<Exit, Failure> {
     let has_pages = matches!(
         &command,
-        ClientCommand::Parallel(parallel::ParallelCommand::Plan(_)) | ClientCommand::Report(_)
+        ClientCommand::Parallel(parallel::ParallelCommand::Plan(_))
+            | ClientCommand::Report(_)
+            | ClientCommand::Fairness(_)
     );
     if console.format == Format::Html && !has_pages {
         return Err(Failure::usage("-o html is for muster parallel plan and muster report"));
@@ -298,6 +309,8 @@ async fn dispatch(
         ClientCommand::Probe(args) => probe::run(global, console, args).await,
         ClientCommand::Queue(command) => queue::run(global, console, command).await,
         ClientCommand::Quota(command) => quota::run(global, console, command).await,
+        ClientCommand::Placement(command) => placement::run(global, console, command).await,
+        ClientCommand::Fairness(command) => report::verify_fairness(global, console, &command).await,
         ClientCommand::Policy(command) => policy::run(global, console, command).await,
         ClientCommand::Notification(command) => notification::run(global, console, command).await,
         ClientCommand::Log(command) => log::run(global, console, command).await,

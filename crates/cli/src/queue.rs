@@ -6,6 +6,7 @@ use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Ite
 use muster_wire::v1;
 
 use crate::job::follow::{Next, next_until};
+use crate::queue_text::{milli, quotas, share};
 use crate::reading::ReadArgs;
 use crate::view::{self, QueueEvent};
 
@@ -16,6 +17,18 @@ const PAGE_SIZE: u32 = 1_000;
 pub enum QueueCommand {
     /// List queues by tenant: what waits, what runs, shares and quotas
     List(ListArgs),
+    /// Say why the jobs of a tenant wait: its share and quotas, who goes before it, and what its oldest jobs wait for
+    #[command(after_help = "\
+Examples:
+  muster queue why vision
+  muster queue why vision --at 2026-11-22T08:00:00Z     why they waited then
+  muster queue why vision -o json | jq .jobs")]
+    Why {
+        /// The tenant
+        tenant: String,
+        #[command(flatten)]
+        read: ReadArgs,
+    },
     /// Print each change of queues, with its log index, until Ctrl-C
     #[command(after_help = "\
 Examples:
@@ -49,6 +62,9 @@ pub struct ListArgs {
 pub async fn run(global: &Global, console: &Console, command: QueueCommand) -> Result<Exit, Failure> {
     match command {
         QueueCommand::List(args) => list(global, console, &args.read).await,
+        QueueCommand::Why { tenant, read } => {
+            crate::queue_reason::why(global, console, &tenant, &read).await
+        }
         QueueCommand::Watch { tenants } => watch(global, console, tenants).await,
     }
 }
@@ -179,40 +195,6 @@ fn table(queues: &[view::Queue], wide: bool) -> Grid {
     grid
 }
 
-/// In use of nominal, by type and region: `h100:12/16@eu-north`.
-fn quotas(queue: &view::Queue) -> String {
-    let shown = queue.quotas.iter().map(|quota| {
-        let at = if quota.region.is_empty() { String::new() } else { format!("@{}", quota.region) };
-        format!("{}:{}/{}{at}", quota.r#type, milli(quota.used_milli), milli(quota.nominal_milli))
-    });
-    shown.collect::<Vec<_>>().join(",")
-}
-
-/// As a decimal: `4`, `0.25`.
-fn milli(value: u64) -> String {
-    let (whole, part) = (value / 1_000, value % 1_000);
-    if part == 0 { whole.to_string() } else { format!("{whole}.{part:03}").trim_end_matches('0').to_owned() }
-}
-
 fn devices(value: u64) -> String {
     if value == 1_000 { "1 device".to_owned() } else { format!("{} devices", milli(value)) }
-}
-
-/// A part of the fleet, in per cent.
-fn share(billionths: u64) -> String {
-    format!("{}.{:03}%", billionths / 10_000_000, billionths % 10_000_000 / 10_000)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_are_as_people_write_them() {
-        assert_eq!([0, 250, 1_000, 12_500].map(milli), ["0", "0.25", "1", "12.5"]);
-        assert_eq!(
-            [0, 1_000_000_000, 125_000_000, 10_000].map(share),
-            ["0.000%", "100.000%", "12.500%", "0.001%"]
-        );
-    }
 }

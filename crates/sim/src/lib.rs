@@ -21,6 +21,7 @@ pub mod idle;
 mod names;
 pub mod pack;
 mod policy;
+pub mod predictions;
 pub mod queue;
 mod random;
 mod stopwatch;

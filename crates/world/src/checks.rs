@@ -2,6 +2,7 @@
 //!
 //! **Invariant:** nothing here changes what the cluster does.
 
+use crate::accounts::Accounts;
 use crate::asked::Asked;
 use crate::follower::Follower;
 use crate::pace::{Pace, Stamp};
@@ -71,6 +72,8 @@ struct Truth {
     pace: Pace,
     /// The log, followed by itself.
     follower: Follower,
+    /// The log, charged.
+    accounts: Accounts,
     sent: BTreeMap<&'static str, u64>,
     /// What was known to somebody, by the true time in milliseconds, rising.
     floors: Vec<(u64, LogIndex)>,
@@ -294,6 +297,15 @@ impl Checks {
         truth.digests.insert(digest, state.log_index());
         truth.follow(payload, state, index);
         truth.check_state(state, index);
+    }
+
+    /// Every accelerator was in exactly one state at each moment.
+    pub fn accounts_balance(&self) {
+        let mut truth = self.lock();
+        let found = truth.accounts.unbalanced();
+        for text in found {
+            truth.fail(text);
+        }
     }
 
     /// A snapshot stands for what was applied.
@@ -582,6 +594,9 @@ impl Truth {
             return self.fail(format!("at raft index {index}: a round was applied that cannot be read"));
         };
         for text in self.follower.applied(&round, state) {
+            self.fail(format!("at raft index {index}: {text}"));
+        }
+        if let Some(text) = self.accounts.charge(&round) {
             self.fail(format!("at raft index {index}: {text}"));
         }
     }

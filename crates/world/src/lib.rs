@@ -10,6 +10,7 @@
 //! **Invariant:** the same seed is the same run, to the last event.
 //! **Invariant:** nothing here is part of any other crate; no crate is built otherwise because of it.
 
+pub mod accounts;
 pub mod admin_client;
 pub mod agent;
 pub mod asked;

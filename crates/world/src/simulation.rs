@@ -247,4 +247,5 @@ fn last_look(cluster: &Arc<Cluster>, clients: &Clients) {
         }
         cluster.site.checks.no_extra_jobs(&state, &asked);
     }
+    cluster.site.checks.accounts_balance();
 }

@@ -119,6 +119,9 @@ async fn a_silent_leader_is_replaced_and_heard_again() {
     let _heavy = heavy().await;
     let mut drilled = Drilled::start().await;
     let leader = drilled.cluster.leader().await;
+    let accelerators = Some(v1::Accelerators { r#type: "h100".to_owned(), count: 8 });
+    let host = v1::NodeDescription { accelerators, ..node("with-devices") };
+    register(&drilled.cluster.replicas[leader].endpoint(), host).await.expect("a host can be registered");
     let before = drilled.leaderships_of_others(leader);
     let file = drilled.scenario("leader-gone", "do: refuse-traffic, what: leader, for: 4s");
     let ran = drilled.cluster.operate(&drilled.words(&file)).await;
@@ -144,6 +147,11 @@ async fn a_silent_leader_is_replaced_and_heard_again() {
         assert!(checked[what].as_u64().is_some_and(|count| count > 0), "{what}: {checked}");
     }
     assert_eq!(page["verdict"]["figures"]["lost"], 0, "{page}");
+    // Every accelerator was in exactly one state at each moment of the drill.
+    let usage = drilled.cluster.operated(&["report", "usage", "-o", "json"]).await;
+    let usage: serde_json::Value = serde_json::from_str(&usage).expect("it is JSON");
+    assert!(usage["total"].as_str().is_some_and(|total| total != "0"), "{usage}");
+    assert_eq!(usage["total"], usage["capacity"], "{usage}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -139,6 +139,15 @@ async fn reported(cluster: &Cluster, late: u64, (early, early_digest): (u64, &st
     let data = data.to_str().expect("the test's directory is text");
     let idle = answer(&endpoint, &["report", "idle", "--archive", data, "--tail"]).await;
     assert!(idle["lastLogIndex"].as_u64() >= Some(late), "{idle}");
+    let told = answer(&endpoint, &["report", "predictions", "--sample", "0s"]).await;
+    let count = |name: &str| told[name].as_u64().expect("it is a number");
+    let known = count("unpredicted") + count("started") + count("never") + count("open");
+    assert_eq!(count("asked"), known, "{told}");
+    let jobs = answer(&endpoint, &["job", "list", "--all"]).await;
+    let job = jobs["items"][0]["id"].as_str().expect("there are jobs");
+    assert_eq!(answer(&endpoint, &["job", "when", job]).await["job"].as_str(), Some(job));
+    let turns = answer(&endpoint, &["fairness", "verify"]).await;
+    assert!(turns["turns"]["outOfTurn"].is_u64(), "{turns}");
     let check = format!("digest {early} {early_digest}");
     let whole = answer(&endpoint, &["log", "bisect", "--check", &check, "--archive", data]).await;
     assert_eq!((whole["holdsAt"].as_u64(), whole["failsAt"].as_u64()), (Some(early), None));

@@ -51,6 +51,7 @@ that come out are compared with those in the file. A file that is damaged, newer
     #[command(after_help = "\
 Examples:
   muster incident explain incident.capsule --job job-3f0 --at 4711
+  muster incident explain incident.capsule --job job-3f0 --at 4711 --expect QUOTA    exit code 1 with any other reason
 
 It is the answer of `muster explain`, of this program's own scheduler. What the leader kept in memory for others is not in a
 log: reservations are made again from the state. With the cluster at hand, `muster explain JOB --at INDEX` answers too.")]
@@ -63,6 +64,9 @@ log: reservations are made again from the state. With the cluster at hand, `must
         /// Behind which record [default: the one that the file is around]
         #[arg(long, value_name = "INDEX")]
         at: Option<u64>,
+        /// Fail unless this is the reason, such as QUOTA: so a file becomes a regression test
+        #[arg(long, value_name = "REASON")]
+        expect: Option<String>,
     },
 }
 
@@ -144,9 +148,10 @@ pub async fn run(
             capsule.replay(None, |_, _, _| {}).map_err(refused)?;
             show::replayed(console, &file, &capsule, (job, records))
         }
-        IncidentCommand::Explain { file, job, at } => {
+        IncidentCommand::Explain { file, job, at, expect } => {
             let capsule = read(&file)?;
-            explain(console, &capsule, job, LogIndex(at.unwrap_or(capsule.header.around_log_index)))
+            let at = LogIndex(at.unwrap_or(capsule.header.around_log_index));
+            explain(console, &capsule, (job, at), expect.as_deref())
         }
     }
 }
@@ -186,7 +191,12 @@ fn captured(
     capture(archive, span, salt, (version, now_ms())).map_err(not_made)
 }
 
-fn explain(console: &Console, capsule: &Capsule, job: JobId, at: LogIndex) -> Result<Exit, Failure> {
+fn explain(
+    console: &Console,
+    capsule: &Capsule,
+    (job, at): (JobId, LogIndex),
+    expect: Option<&str>,
+) -> Result<Exit, Failure> {
     // To the end, since the digest that the file states is that of its last record.
     let mut reached = None;
     let look = |state: &State, record: &CapsuleRecord, _: &Applied| {
@@ -206,7 +216,16 @@ fn explain(console: &Console, capsule: &Capsule, job: JobId, at: LogIndex) -> Re
             .with_next("`muster incident replay FILE --job JOB` shows the records that name it"));
     };
     let explained = explain_job(&state, state.log_time(), job, &KeptReservations::default());
-    show::explained(console, (job, at), row, explained.as_ref())
+    let reason = explained.as_ref().map(|explained| explained.reason.code());
+    show::explained(console, (job, at), row, explained.as_ref())?;
+    match expect {
+        Some(expected) if reason != Some(expected) => {
+            let reason = reason.unwrap_or("none, since the job does not wait");
+            let text = format!("the reason of {job} behind record {at} is {reason}; {expected} was expected");
+            Err(Failure::new(Exit::Failed, text))
+        }
+        _ => Ok(Exit::Ok),
+    }
 }
 
 #[cfg(test)]
@@ -259,11 +278,17 @@ mod tests {
         let why = explain_job(&state, state.log_time(), job, &KeptReservations::default()).unwrap();
         assert_eq!(why.reason.code(), "QUEUED");
         let console = Console::new(muster_console::Format::Table, true, true);
-        assert!(explain(&console, &capsule, JobId(1), LogIndex(4)).is_err());
-        assert!(explain(&console, &capsule, job, LogIndex(99)).is_err());
+        let at = |index| (job, LogIndex(index));
+        assert!(explain(&console, &capsule, (JobId(1), LogIndex(4)), None).is_err());
+        assert!(explain(&console, &capsule, at(99), None).is_err());
+        assert!(explain(&console, &capsule, at(4), Some("QUEUED")).is_ok());
+        let other_reason = explain(&console, &capsule, at(4), Some("QUOTA")).unwrap_err();
+        assert!(other_reason.headline().ends_with("is QUEUED; QUOTA was expected"), "{}", other_reason.headline());
+        let placed = explain(&console, &capsule, at(5), Some("QUEUED")).unwrap_err();
+        assert!(placed.headline().contains("does not wait"), "{}", placed.headline());
         let mut other = capsule.clone();
         other.header.digest_after ^= 1;
-        assert!(explain(&console, &other, job, LogIndex(4)).is_err(), "it is not what the file states");
+        assert!(explain(&console, &other, at(4), None).is_err(), "it is not what the file states");
         std::fs::write(&file, b"MSIC").unwrap();
         assert!(read(&file).is_err());
     }

@@ -628,7 +628,7 @@ fn start_lines(tree: &mut Tree, start: &v1::StartEstimate, now_ms: u64) {
 }
 
 /// A moment and how far it is.
-fn start_of(at: Option<Timestamp>, now_ms: u64) -> Option<String> {
+pub(super) fn start_of(at: Option<Timestamp>, now_ms: u64) -> Option<String> {
     let ms = unix_ms(at)?;
     // Nobody plans by milliseconds.
     let at = time(ms / 1_000 * 1_000)?;

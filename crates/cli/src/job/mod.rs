@@ -12,6 +12,7 @@ pub mod logs;
 pub mod port_forward;
 pub mod resubmit;
 pub mod wait;
+pub mod when;
 
 use std::collections::BTreeMap;
 
@@ -74,6 +75,21 @@ Examples:
 `muster plan FILE` says the same of a job that has not been submitted."
     )]
     Explain {
+        /// Its id, or its name
+        #[arg(add = ArgValueCompleter::new(complete::jobs))]
+        id: String,
+        #[command(flatten)]
+        read: ReadArgs,
+    },
+    /// Say when a job starts, with one chance, five and nine in ten
+    #[command(after_help = "\
+Examples:
+  muster job when job-3f0
+  muster job when job-3f0 --at 2026-11-22T08:30:00Z     what was expected then
+  muster job when job-3f0 -o json | jq -r .p50
+
+`muster report predictions` compares such predictions with when jobs started.")]
+    When {
         /// Its id, or its name
         #[arg(add = ArgValueCompleter::new(complete::jobs))]
         id: String,
@@ -191,6 +207,11 @@ pub async fn run(global: &Global, console: &Console, command: JobCommand) -> Res
             let client = read.client(global).await?;
             let id = resolve(&client, &id, Find::Newest).await?;
             explanation::explain(&client, console, id, &read).await
+        }
+        JobCommand::When { id, read } => {
+            let client = read.client(global).await?;
+            let id = resolve(&client, &id, Find::Newest).await?;
+            when::when(&client, console, id, &read).await
         }
         JobCommand::Logs(args) => logs::run(global, console, args).await,
         JobCommand::Cancel(args) => controls::run(global, console, Control::Cancel, args).await,

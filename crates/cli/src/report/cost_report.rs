@@ -8,7 +8,7 @@ use muster_types::{LogIndex, PastPoint};
 use serde::Serialize;
 
 use super::cost::{self, Amount, CostDimension, CostRow, Prices, dollars};
-use super::page::page;
+use super::page::{Bar, page};
 use super::read::{Reading, Watchers, read_in};
 use super::rows::{self, Unit};
 use super::{MissingView, focus, text};
@@ -38,7 +38,7 @@ pub struct CostArgs {
 pub enum CostForm {
     /// A header and one line for each sum
     Csv,
-    /// A page with a table
+    /// A page with a chart and a table
     Html,
     /// CSV in the columns of FOCUS, one line for each day and price; of --by it takes job alone
     Focus,
@@ -205,7 +205,17 @@ impl CostReport {
         let rows: Vec<Vec<String>> = self.rows.iter().map(CostReport::cells).collect();
         let mut lines = vec![self.total_line()];
         lines.extend(self.notes());
-        page("Cost of accelerators", &header, &rows, &lines)
+        let bars = self.rows.iter().map(|row| {
+            let keys: String = row.keys.iter().map(|(_, value)| format!("{value} ")).collect();
+            Bar {
+                label: format!("{keys}{}", row.state),
+                group: row.state.clone(),
+                amount: row.micro_dollars,
+                text: format!("${}", row.dollars()),
+            }
+        });
+        let bars: Vec<Bar> = bars.filter(|bar| bar.amount > 0).collect();
+        page("Cost of accelerators", &bars, &header, &rows, &lines)
     }
 
     fn document(&self, console: &Console) -> Result<(), Failure> {

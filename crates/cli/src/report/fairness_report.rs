@@ -10,7 +10,7 @@ use muster_types::PastPoint;
 use serde::Serialize;
 
 use super::fairness::{Fairness, FairnessSum};
-use super::page::page;
+use super::page::{Bar, page};
 use super::read::{Reading, Watchers, read_in};
 use super::rows::{self, Unit};
 use super::{MissingView, ReportForm, text};
@@ -20,6 +20,16 @@ use crate::log::{SourceArgs, point_of_log};
 #[derive(Args)]
 pub struct FairnessArgs {
     #[command(flatten)]
+    span: FairnessSpan,
+    /// Look at each placement of the span too: whether a request that fitted had its turn earlier
+    #[arg(long)]
+    verify: bool,
+}
+
+/// What is looked at, and how it is shown.
+#[derive(Args)]
+pub struct FairnessSpan {
+    #[command(flatten)]
     source: SourceArgs,
     /// Where the report begins: an RFC 3339 time or a log index [default: the first record]
     #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
@@ -27,9 +37,6 @@ pub struct FairnessArgs {
     /// Where the report ends; the end itself is not included [default: the last record]
     #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
     to: Option<PastPoint>,
-    /// Look at each placement of the span too: whether a request that fitted had its turn earlier
-    #[arg(long)]
-    verify: bool,
     /// Print another form than a table; it does not go with -o
     #[arg(long, value_enum)]
     form: Option<ReportForm>,
@@ -142,12 +149,22 @@ const COLUMNS: [&str; 11] = [
 ];
 
 pub(super) async fn run(global: &Global, console: &Console, args: &FairnessArgs) -> Result<Exit, Failure> {
+    report(global, console, &args.span, args.verify).await
+}
+
+/// The report, with a look at each placement where that is asked for.
+pub(super) async fn report(
+    global: &Global,
+    console: &Console,
+    args: &FairnessSpan,
+    verify: bool,
+) -> Result<Exit, Failure> {
     if args.form.is_some() && console.format != Format::Table {
         return Err(super::two_forms());
     }
     let source = args.source.open(global, console).await?;
     let mut fairness = Fairness::default();
-    let mut turns = args.verify.then(TurnCheck::default);
+    let mut turns = verify.then(TurnCheck::default);
     let watchers = Watchers { fairness: Some(&mut fairness), turns: turns.as_mut(), ..Watchers::default() };
     let mut reading = read_in(&source, args.from, args.to, &Detail::default(), watchers)?;
     reading.notes.extend(turns.iter().flat_map(lines_of));
@@ -194,7 +211,16 @@ fn html(
     let rows = fairness.sums();
     let rows = rows.map(|(tenant, kind, fair)| row(tenant, kind, fair, capacity(kind)).cells().to_vec());
     let rows: Vec<Vec<String>> = rows.collect();
-    console.line(&page("Fairness", &header, &rows, &super::notes(reading)))
+    let bars = fairness.sums().flat_map(|(tenant, kind, fair)| {
+        [("nominal", fair.nominal), ("received", fair.received)].map(|(group, amount)| Bar {
+            label: format!("{tenant} {kind} {group}"),
+            group: group.to_owned(),
+            amount,
+            text: format!("{} h", Unit::Accelerators.hours(amount)),
+        })
+    });
+    let bars: Vec<Bar> = bars.collect();
+    console.line(&page("Fairness", &bars, &header, &rows, &super::notes(reading)))
 }
 
 /// Thousandths of accelerators times milliseconds of each type that there were.

@@ -10,33 +10,44 @@ use super::cost::{Charge, HOUR, Prices, day_start, dollars, state_word};
 
 const CURRENCY: &str = "USD";
 const ISSUER: &str = "Muster";
+/// There is one account: that of who operates the cluster.
+const ACCOUNT: &str = "muster";
 
 /// Columns, in the order of their names; those that begin with `x_` are not of FOCUS.
-pub(super) const COLUMNS: [&str; 27] = [
+pub(super) const COLUMNS: [&str; 36] = [
     "BilledCost",
+    "BillingAccountId",
+    "BillingAccountName",
     "BillingCurrency",
     "BillingPeriodEnd",
     "BillingPeriodStart",
     "ChargeCategory",
+    "ChargeClass",
     "ChargeDescription",
     "ChargeFrequency",
     "ChargePeriodEnd",
     "ChargePeriodStart",
     "ConsumedQuantity",
     "ConsumedUnit",
+    "ContractedCost",
+    "ContractedUnitPrice",
     "EffectiveCost",
     "InvoiceIssuerName",
+    "ListCost",
     "ListUnitPrice",
     "PricingCategory",
     "PricingQuantity",
     "PricingUnit",
     "ProviderName",
+    "PublisherName",
     "RegionId",
+    "RegionName",
     "ResourceId",
     "ResourceType",
     "ServiceCategory",
     "ServiceName",
     "SubAccountId",
+    "SubAccountName",
     "x_Purchase",
     "x_State",
     "x_Tier",
@@ -78,31 +89,43 @@ pub(super) fn line(charge: &Charge, prices: &Prices, (from, to): (LogTime, LogTi
     let (cost, quantity) = (dollars(charge.micro_dollars), hours(charge.amount.priced));
     let state = state_word(row.activity);
     let text = |value: Option<String>| value.unwrap_or_default();
+    let unit_price = dollars(charge.price.into());
+    let owner = row.tenant.as_ref().map_or("(idle)", |tenant| tenant.as_str());
     let cells: [String; COLUMNS.len()] = [
         cost.clone(),
+        ACCOUNT.to_owned(),
+        ISSUER.to_owned(),
         CURRENCY.to_owned(),
         month_end,
         month_begin,
         "Usage".to_owned(),
+        // Nothing here corrects an earlier charge.
+        String::new(),
         format!("{} in {}: {state}", row.kind, row.region),
         "Usage-Based".to_owned(),
         end.to_string(),
         begin.to_string(),
         quantity.clone(),
         "Hours".to_owned(),
-        cost,
+        cost.clone(),
+        unit_price.clone(),
+        cost.clone(),
         ISSUER.to_owned(),
-        dollars(charge.price.into()),
+        cost,
+        unit_price,
         category(row.purchase).to_owned(),
         quantity,
         "Hours".to_owned(),
         ISSUER.to_owned(),
+        ISSUER.to_owned(),
+        row.region.to_string(),
         row.region.to_string(),
         text(row.job.map(|job| job.to_string())),
         row.kind.to_string(),
         "Compute".to_owned(),
         "Accelerators".to_owned(),
-        row.tenant.as_ref().map_or("(idle)", |tenant| tenant.as_str()).to_owned(),
+        owner.to_owned(),
+        owner.to_owned(),
         text(row.purchase.map(|purchase| purchase.to_string())),
         row.activity.to_string(),
         text(row.tier.map(|tier| tier.to_string())),
@@ -120,6 +143,37 @@ mod tests {
         let months = |day: u32| month(day_start(day));
         assert_eq!(months(0), ("1970-01-01T00:00:00Z".into(), "1970-02-01T00:00:00Z".into()));
         assert_eq!(months(364), ("1970-12-01T00:00:00Z".into(), "1971-01-01T00:00:00Z".into()));
+    }
+
+    #[test]
+    fn every_mandatory_column_is_there_and_they_are_in_order() {
+        let mandatory = [
+            "BilledCost",
+            "BillingAccountId",
+            "BillingAccountName",
+            "BillingCurrency",
+            "BillingPeriodEnd",
+            "BillingPeriodStart",
+            "ChargeCategory",
+            "ChargeClass",
+            "ChargeDescription",
+            "ChargePeriodEnd",
+            "ChargePeriodStart",
+            "ContractedCost",
+            "EffectiveCost",
+            "InvoiceIssuerName",
+            "ListCost",
+            "PricingQuantity",
+            "PricingUnit",
+            "ProviderName",
+            "PublisherName",
+            "ServiceCategory",
+            "ServiceName",
+        ];
+        for column in mandatory {
+            assert!(COLUMNS.contains(&column), "{column}");
+        }
+        assert!(COLUMNS.is_sorted());
     }
 
     #[test]

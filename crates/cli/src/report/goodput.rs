@@ -11,7 +11,7 @@ use muster_types::{JobId, LogTime, PastPoint};
 use serde::Serialize;
 use serde::ser::SerializeMap;
 
-use super::page::page;
+use super::page::{Bar, page};
 use super::read::{Reading, Watchers, read_in};
 use super::rows::Unit;
 use super::{MissingView, ReportForm, text};
@@ -414,7 +414,18 @@ impl GoodputReport {
     fn html(&self) -> String {
         let header: Vec<String> = self.header().into_iter().map(str::to_owned).collect();
         let rows: Vec<Vec<String>> = self.rows.iter().map(GoodputRow::cells).collect();
-        page("Goodput", &header, &rows, &self.lines())
+        let bars = self.rows.iter().flat_map(|row| {
+            let keys: String = row.keys.iter().map(|(_, value)| format!("{value} ")).collect();
+            let parts = [("wanted", row.amounts.wanted()), ("kept", row.amounts.kept)];
+            parts.map(|(group, amount)| Bar {
+                label: format!("{keys}{group}"),
+                group: group.to_owned(),
+                amount,
+                text: format!("{} h", Unit::Accelerators.hours(amount)),
+            })
+        });
+        let bars: Vec<Bar> = bars.collect();
+        page("Goodput", &bars, &header, &rows, &self.lines())
     }
 
     fn table(&self, console: &Console) -> Result<(), Failure> {

@@ -2,11 +2,10 @@
 
 use clap::Args;
 use muster_console::{Console, Exit, Failure, Global};
-use muster_ledger::Detail;
 use muster_manifest::quantity;
 use muster_manifest::quantity::show_duration;
 use muster_sim::idle::IdleReasons;
-use muster_types::LogTime;
+use muster_types::{LogTime, PastPoint};
 
 use super::read::{Watchers, read_in, time_of};
 use super::{ReportArgs, ReportKind, check_form, show};
@@ -41,19 +40,33 @@ pub(super) async fn run(global: &Global, console: &Console, args: &IdleArgs) -> 
     let source = report.source.open(global, console).await?;
     let interval_ms = match args.sample {
         Some(interval_ms) => interval_ms,
-        None => (span_ms(&source, report)? / MOMENTS).max(INTERVAL_MS_MIN),
+        None => moments_apart_ms(&source, report.from, report.to)?,
     };
     let mut reasons = (!args.no_planner).then(|| IdleReasons::every(interval_ms));
-    let watchers = Watchers { reasons: reasons.as_mut(), ..Watchers::default() };
-    let mut reading = read_in(&source, report.from, report.to, &Detail::default(), watchers)?;
+    if report.ledger.is_some() && reasons.is_some() {
+        return Err(Failure::usage("--ledger has what the log says, and not what the planner is asked")
+            .with_next("leave out --ledger, or give --no-planner too"));
+    }
+    let kept = report.ledger.as_deref();
+    let watchers = Watchers { reasons: reasons.as_mut(), kept, ..Watchers::default() };
+    let mut reading = read_in(&source, report.from, report.to, &report.detail(), watchers)?;
     reading.notes.extend(reasons.as_ref().map(note));
     show(console, ReportKind::Idle, report, reading)
 }
 
+/// The least log time between two moments where nobody states it.
+pub(super) fn moments_apart_ms(
+    source: &LogSource,
+    from: Option<PastPoint>,
+    to: Option<PastPoint>,
+) -> Result<u64, Failure> {
+    Ok((span_ms(source, from, to)? / MOMENTS).max(INTERVAL_MS_MIN))
+}
+
 /// How long the span of a report is.
-fn span_ms(source: &LogSource, args: &ReportArgs) -> Result<u64, Failure> {
+fn span_ms(source: &LogSource, from: Option<PastPoint>, to: Option<PastPoint>) -> Result<u64, Failure> {
     let (archive, summary) = (&source.archive, source.archive.summary());
-    let begin = match (args.from, summary.first) {
+    let begin = match (from, summary.first) {
         (Some(point), _) => time_of(archive, point)?,
         (None, None) => summary.last_time,
         // A record that cannot be read is reported by the report.
@@ -62,7 +75,7 @@ fn span_ms(source: &LogSource, args: &ReportArgs) -> Result<u64, Failure> {
             record.map_or(summary.last_time, |record| record.log_time)
         }
     };
-    let end: LogTime = match args.to {
+    let end: LogTime = match to {
         Some(point) => time_of(archive, point)?.min(summary.last_time),
         None => summary.last_time,
     };
@@ -88,7 +101,7 @@ fn note(reasons: &IdleReasons) -> String {
 
 #[cfg(test)]
 mod tests {
-    use muster_types::PastPoint;
+    use muster_ledger::Detail;
 
     use super::*;
     use crate::log::SourceArgs;
@@ -122,9 +135,9 @@ mod tests {
         let source = SourceArgs { archive: vec![dir.path().to_owned()], tail: false };
         let at = |second: u64| Some(PastPoint::Time(LogTime(START + second * 1_000)));
         let log = source.open_at_hand().unwrap();
-        let mut args = ReportArgs { source, by: Vec::new(), from: None, to: None, form: None };
-        assert_eq!(span_ms(&log, &args).unwrap(), 200_000);
+        let mut args = ReportArgs { source, by: Vec::new(), from: None, to: None, form: None, ledger: None };
+        assert_eq!(span_ms(&log, args.from, args.to).unwrap(), 200_000);
         (args.from, args.to) = (at(50), at(900));
-        assert_eq!(span_ms(&log, &args).unwrap(), 150_000);
+        assert_eq!(span_ms(&log, args.from, args.to).unwrap(), 150_000);
     }
 }

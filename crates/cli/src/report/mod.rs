@@ -11,9 +11,13 @@ mod fairness_report;
 mod focus;
 mod goodput;
 mod idle_report;
+mod ledger_file;
 mod page;
+mod predictions;
 mod read;
 mod rows;
+
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid};
@@ -23,9 +27,10 @@ use serde::Serialize;
 
 use crate::log::{SourceArgs, point_of_log};
 use cost_report::CostArgs;
-use fairness_report::FairnessArgs;
+use fairness_report::{FairnessArgs, FairnessSpan};
 use goodput::GoodputArgs;
 use idle_report::IdleArgs;
+use predictions::PredictionArgs;
 #[cfg(test)]
 pub(crate) use read::tests as archives;
 pub(crate) use read::time_of;
@@ -41,6 +46,7 @@ Examples:
   muster report usage --archive /var/lib/muster/replica-1
   muster report usage --archive /var/lib/muster/replica-1/archive --by tenant,type --from 2026-11-01T00:00:00Z
   muster report usage --archive archive --archive /mnt/history --form csv > usage.csv
+  muster report usage --archive archive --ledger usage.ledger     charges what is new since the last report with this file
   muster report usage --by tenant                      the log of the cluster, whether or not it is archived
 
 The lines add up to capacity × time. Work of which the log does not say yet whether it was kept or lost is provisional.")]
@@ -63,6 +69,7 @@ for.")]
 Examples:
   muster report waits --archive /var/lib/muster/replica-1 --by tenant,tier
   muster report waits --archive /var/lib/muster/replica-1 --by day --form csv
+  muster report waits --archive /var/lib/muster/replica-1 --by job,tenant
 
 The lines add up to the time that all jobs waited.")]
     Waits(ReportArgs),
@@ -98,6 +105,40 @@ Goodput is scheduling × runtime × program, each in thousandths: time with all 
 kept work of that, and the time that steps take at best of what they took. Checkpoints that state their step tell how long
 steps took; PROGRAM is not reported where no job states enough of them. `ops/guide/ledger.md` states each term.")]
     Goodput(GoodputArgs),
+    /// How well the starts that were predicted for jobs did
+    #[command(after_help = "\
+Examples:
+  muster report predictions --archive /var/lib/muster/replica-1
+  muster report predictions --from 2026-11-01T00:00:00Z --sample 1m -o json
+  muster report predictions --archive archive --tail
+
+The log is replayed. At moments that are apart as --sample says, the planner is asked when the job that was submitted last will
+start, and the answer is compared with when it did. One job in ten should start by p10, half of them by p50, nine in ten by p90. Jobs
+that start in the round of their submission are not asked about. At most 2,000 are.")]
+    Predictions(PredictionArgs),
+}
+
+/// Commands about fairness.
+#[derive(Subcommand)]
+pub enum FairnessCommand {
+    /// Recompute shares from the log, and find who was served before a request that had its turn earlier and fitted
+    #[command(after_help = "\
+Examples:
+  muster fairness verify --archive /var/lib/muster/replica-1
+  muster fairness verify --from 4711 -o json | jq .turns.findings
+
+It is `muster report fairness --verify`. `ops/guide/ledger.md` states what each column is, and what a finding does not say.")]
+    Verify(FairnessSpan),
+}
+
+/// Carries out a command about fairness.
+pub async fn verify_fairness(
+    global: &Global,
+    console: &Console,
+    command: &FairnessCommand,
+) -> Result<Exit, Failure> {
+    let FairnessCommand::Verify(span) = command;
+    fairness_report::report(global, console, span, true).await
 }
 
 /// What a report can be divided by.
@@ -113,6 +154,8 @@ pub enum Dimension {
     Region,
     /// The tier of the job
     Tier,
+    /// The job
+    Job,
     /// The day, in UTC
     Day,
 }
@@ -125,6 +168,7 @@ impl Dimension {
             Dimension::Type => "TYPE",
             Dimension::Region => "REGION",
             Dimension::Tier => "TIER",
+            Dimension::Job => "JOB",
             Dimension::Day => "DAY",
         }
     }
@@ -147,6 +191,16 @@ pub struct ReportArgs {
     /// Print another form than a table; it does not go with -o
     #[arg(long, value_enum)]
     form: Option<ReportForm>,
+    /// Go on from the ledger in this file, and keep it there for the next report: only what the log has more is charged
+    #[arg(long, value_name = "FILE")]
+    ledger: Option<PathBuf>,
+}
+
+impl ReportArgs {
+    /// What the ledger keeps apart for this report.
+    fn detail(&self) -> Detail {
+        Detail { jobs: self.by.contains(&Dimension::Job), ..Detail::default() }
+    }
 }
 
 /// Forms of a report apart from those of -o.
@@ -154,7 +208,7 @@ pub struct ReportArgs {
 pub enum ReportForm {
     /// A header and one line for each sum
     Csv,
-    /// A page with a table
+    /// A page with a chart and a table
     Html,
 }
 
@@ -221,10 +275,15 @@ pub async fn run(global: &Global, console: &Console, command: &ReportCommand) ->
         ReportCommand::Cost(args) => return cost_report::run(global, console, args).await,
         ReportCommand::Fairness(args) => return fairness_report::run(global, console, args).await,
         ReportCommand::Goodput(args) => return goodput::run(global, console, args).await,
+        ReportCommand::Predictions(args) => return predictions::run(global, console, args).await,
     };
     check_form(console, args)?;
+    if kind == ReportKind::Waits && args.by.contains(&Dimension::Job) {
+        check_waits_by_job(args)?;
+    }
     let source = args.source.open(global, console).await?;
-    let reading = read_in(&source, args.from, args.to, &Detail::default(), Watchers::default())?;
+    let watchers = Watchers { kept: args.ledger.as_deref(), ..Watchers::default() };
+    let reading = read_in(&source, args.from, args.to, &args.detail(), watchers)?;
     show(console, kind, args, reading)
 }
 
@@ -235,6 +294,22 @@ fn check_form(console: &Console, args: &ReportArgs) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The waits of each job are known as a whole, and not by day.
+fn check_waits_by_job(args: &ReportArgs) -> Result<(), Failure> {
+    if args.ledger.is_some() {
+        return Err(Failure::usage("--ledger keeps no waits of jobs").with_next("leave out --ledger, or job in --by"));
+    }
+    let others = [Dimension::Type, Dimension::Region, Dimension::Day];
+    match args.by.iter().find(|by| others.contains(by)) {
+        Some(other) => Err(Failure::usage(format!(
+            "the waits of each job are not divided by {} too",
+            other.title().to_lowercase()
+        ))
+        .with_next("divide by job, tenant and tier")),
+        None => Ok(()),
+    }
+}
+
 /// What was read, in the form that was asked for.
 fn show(console: &Console, kind: ReportKind, args: &ReportArgs, reading: Reading) -> Result<Exit, Failure> {
     let mut by = distinct(&args.by);
@@ -243,6 +318,9 @@ fn show(console: &Console, kind: ReportKind, args: &ReportArgs, reading: Reading
     let rows = match kind {
         ReportKind::Usage => rows::usage(&reading.views, &by),
         ReportKind::Idle => rows::idle(&reading.views, &by),
+        ReportKind::Waits if by.contains(&Dimension::Job) => {
+            rows::waits_by_job(&reading.views, &reading.jobs, &by)
+        }
         ReportKind::Waits => rows::waits(&reading.views, &by),
     };
     let total: u128 = rows.iter().map(|row| row.amount).sum();
@@ -393,7 +471,17 @@ impl Report {
         };
         let header: Vec<String> = self.header().into_iter().map(str::to_owned).collect();
         let rows: Vec<Vec<String>> = self.rows.iter().map(|row| self.cells(row)).collect();
-        page::page(title, &header, &rows, &self.lines())
+        let bars = self.rows.iter().map(|row| {
+            let keys: String = row.keys.iter().map(|(_, value)| format!("{value} ")).collect();
+            page::Bar {
+                label: format!("{keys}{}", row.state),
+                group: row.state.clone(),
+                amount: row.amount,
+                text: format!("{} h", self.unit().hours(row.amount)),
+            }
+        });
+        let bars: Vec<page::Bar> = bars.collect();
+        page::page(title, &bars, &header, &rows, &self.lines())
     }
 
     fn table(&self, console: &Console) -> Result<(), Failure> {

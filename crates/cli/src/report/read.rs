@@ -1,18 +1,21 @@
 //! An archive through the ledger, from one end of a span to the other, with what is missing on the way.
 
+use std::path::Path;
 #[cfg(test)]
 use std::path::PathBuf;
 
 use muster_archive::{Archive, ArchiveError, Gap, Observer, Replay};
 use muster_console::{Exit, Failure};
 use muster_journal::Decision;
-use muster_ledger::{Detail, Ledger, LedgerError, StepTimes, View, Window};
+use muster_ledger::{Detail, JobTotals, Ledger, LedgerError, StepTimes, View, Window};
 use muster_sim::idle::IdleReasons;
+use muster_sim::predictions::PredictionCheck;
 use muster_sim::turns::TurnCheck;
 use muster_state::{Applied, State};
 use muster_types::{LogIndex, LogTime, PastPoint};
 
 use super::fairness::Fairness;
+use super::ledger_file;
 #[cfg(test)]
 use crate::log::SourceArgs;
 use crate::log::{LogSource, archive_failure};
@@ -29,6 +32,8 @@ pub(super) struct MissingSpan {
 pub(super) struct Reading {
     /// One for each part without a gap.
     pub(super) views: Vec<View>,
+    /// What each job has waited for, where jobs are kept apart.
+    pub(super) jobs: Vec<JobTotals>,
     pub(super) from: LogTime,
     pub(super) to: LogTime,
     pub(super) first: LogIndex,
@@ -44,6 +49,9 @@ struct Charger<'a> {
     reasons: Option<&'a mut IdleReasons>,
     turns: Option<&'a mut TurnCheck>,
     steps: Option<&'a mut StepTimes>,
+    predictions: Option<&'a mut PredictionCheck>,
+    /// What jobs that are over have waited for, where jobs are kept apart.
+    ended: Option<Vec<JobTotals>>,
     error: Option<LedgerError>,
     /// The time of the first record.
     first: Option<LogTime>,
@@ -64,11 +72,20 @@ impl Observer for Charger<'_> {
         {
             turns.before(state, decision);
         }
+        if let Some(predictions) = &mut self.predictions {
+            predictions.before(decision);
+        }
     }
 
     fn after(&mut self, state: &State, applied: &Applied) {
         if self.error.is_none() {
-            self.error = self.ledger.after(state, applied).err();
+            match (self.ledger.after(state, applied), &mut self.ended) {
+                (Ok(totals), Some(ended)) => {
+                    ended.extend(totals.into_iter().filter(|totals| !totals.waited.is_empty()))
+                }
+                (Ok(_), None) => {}
+                (Err(error), _) => self.error = Some(error),
+            }
             self.first.get_or_insert(state.log_time());
         }
         if let Some(fairness) = &mut self.fairness {
@@ -82,6 +99,9 @@ impl Observer for Charger<'_> {
         {
             turns.after(applied);
         }
+        if let Some(predictions) = &mut self.predictions {
+            predictions.after(state, applied);
+        }
     }
 
     fn round_over(&mut self, state: &State) {
@@ -93,6 +113,12 @@ impl Observer for Charger<'_> {
             && let Some(reasons) = &mut self.reasons
         {
             reasons.look(&mut self.ledger, state);
+        }
+        // Starts behind the end count for what was predicted before it.
+        if is_within(self.ledger.window(), state.log_time())
+            && let Some(predictions) = &mut self.predictions
+        {
+            predictions.round_over(state);
         }
     }
 }
@@ -137,6 +163,9 @@ pub(super) struct Watchers<'a> {
     pub(super) reasons: Option<&'a mut IdleReasons>,
     pub(super) turns: Option<&'a mut TurnCheck>,
     pub(super) steps: Option<&'a mut StepTimes>,
+    pub(super) predictions: Option<&'a mut PredictionCheck>,
+    /// Where the ledger is kept until the next report; not together with those above, who have to see the whole span.
+    pub(super) kept: Option<&'a Path>,
 }
 
 /// What a log says of a span, with more kept apart.
@@ -156,6 +185,7 @@ pub(super) fn read_in(
     }
     let mut reading = Reading {
         views: Vec::new(),
+        jobs: Vec::new(),
         from: LogTime(0),
         to: summary.last_time,
         first: summary.first.unwrap_or_default(),
@@ -178,10 +208,19 @@ impl Reading {
         mut watchers: Watchers<'_>,
     ) -> Result<Option<LogTime>, Failure> {
         let start = from.map_or(PastPoint::Index(LogIndex::ZERO), PastPoint::Time);
-        let (mut begun, mut since) = (None, LogTime(0));
-        let mut next = match start {
-            PastPoint::Time(_) => archive.replay(start, None).map(|(replay, _)| replay),
-            PastPoint::Index(_) => Ok(Replay::founding()),
+        let window = Window { from: from.unwrap_or_default(), until };
+        let resumed = match watchers.kept {
+            Some(path) => ledger_file::read(path, archive, window, detail.jobs)?,
+            None => None,
+        };
+        let (mut begun, mut known, mut since) = (None, None, LogTime(0));
+        let mut next = match (resumed, start) {
+            (Some(resumed), _) => {
+                (begun, known) = (Some(resumed.begun), Some(resumed.ledger));
+                Ok(resumed.replay)
+            }
+            (None, PastPoint::Time(_)) => archive.replay(start, None).map(|(replay, _)| replay),
+            (None, PastPoint::Index(_)) => Ok(Replay::founding()),
         };
         loop {
             let mut replay = match next {
@@ -194,8 +233,8 @@ impl Reading {
                 }
                 Err(error) => return Err(archive_failure(&error)),
             };
-            let window = Window { from: from.unwrap_or_default(), until };
-            let ledger = Ledger::begin_with(replay.state(), window, detail.clone());
+            let begin = || Ledger::begin_with(replay.state(), window, detail.clone());
+            let ledger = known.take().unwrap_or_else(begin);
             let mut fairness = watchers.fairness.as_deref_mut();
             if let Some(fairness) = &mut fairness {
                 fairness.begin(replay.state(), window);
@@ -209,10 +248,16 @@ impl Reading {
             if let Some(steps) = &mut steps {
                 steps.begin(window);
             }
-            let mut charger = Charger { ledger, fairness, reasons, turns, steps, error: None, first: None };
+            let mut predictions = watchers.predictions.as_deref_mut();
+            if let Some(predictions) = &mut predictions {
+                predictions.begin();
+            }
+            let (ended, error, first) = (detail.jobs.then(Vec::new), None, None);
+            let mut charger =
+                Charger { ledger, fairness, reasons, turns, steps, predictions, ended, error, first };
             let is_founding = replay.state().log_index() == LogIndex::ZERO;
             let begins = replay.state().log_time();
-            let ended = archive.follow(&mut replay, &mut charger);
+            let followed = archive.follow(&mut replay, &mut charger);
             begun = begun.or(if is_founding { charger.first } else { Some(begins) });
             if let Some(error) = charger.error {
                 return Err(Failure::new(Exit::Failed, error.to_string()));
@@ -220,8 +265,19 @@ impl Reading {
             let time = charger.ledger.log_time();
             self.views.push(charger.ledger.view(time));
             since = time;
-            match ended {
-                Ok(()) => return Ok(begun),
+            if let Some(ended) = charger.ended {
+                let open = replay.state().jobs().iter().filter_map(|(job, _)| charger.ledger.totals(*job));
+                self.jobs.extend(ended.into_iter().chain(open.filter(|totals| !totals.waited.is_empty())));
+            }
+            match followed {
+                Ok(()) => {
+                    // What begins behind a gap is not the ledger of the span.
+                    if let Some(path) = watchers.kept.filter(|_| self.missing.is_empty()) {
+                        let of = (begun.unwrap_or_default(), detail.jobs);
+                        ledger_file::write(path, &charger.ledger, replay.state(), of)?;
+                    }
+                    return Ok(begun);
+                }
                 Err(error) => next = Err(error),
             }
         }

@@ -272,3 +272,24 @@ fn a_file_is_no_history() {
     let file = tempfile::NamedTempFile::new().unwrap();
     assert!(read(&[file.path().to_owned()], None, None).is_err());
 }
+
+#[test]
+fn the_wait_of_each_job_is_divided_and_the_sum_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    archive(dir.path());
+    let source = open(&[dir.path().to_owned()]).unwrap();
+    // The job waits from 10 to 20 and starts until 25; until 15 it has not been placed.
+    let cases = [(None, &[("waiting", 10_000u128), ("starting", 5_000)][..]), (Some(15), &[("waiting", 5_000)][..])];
+    for (to, expected) in cases {
+        let to = to.map(|second: u64| PastPoint::Time(LogTime(START + second * 1_000)));
+        let detail = Detail { jobs: true, ..Detail::default() };
+        let reading = read_in(&source, None, to, &detail, Watchers::default()).unwrap();
+        let rows = rows::waits_by_job(&reading.views, &reading.jobs, &[Dimension::Job]);
+        let shown: Vec<_> = rows.iter().map(|row| (row.state.as_str(), row.amount)).collect();
+        assert_eq!(shown, expected);
+        let job = JobId::derive_in(1, LogIndex(4), 0).to_string();
+        assert!(rows.iter().all(|row| row.keys[0].1 == job), "{rows:?}");
+        let total: u128 = rows::waits(&reading.views, &[]).iter().map(|row| row.amount).sum();
+        assert_eq!(rows.iter().map(|row| row.amount).sum::<u128>(), total);
+    }
+}

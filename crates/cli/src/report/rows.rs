@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use muster_ledger::{Activity, DAY_MS, View};
-use muster_types::LogTime;
+use muster_ledger::{Activity, DAY_MS, JobTotals, View, WaitReason};
+use muster_types::{JobId, LogTime};
 use serde::Serialize;
 use serde::ser::SerializeMap;
 
@@ -65,6 +65,7 @@ struct Source<'a> {
     tier: Option<&'a str>,
     kind: &'a str,
     region: &'a str,
+    job: Option<JobId>,
 }
 
 impl Source<'_> {
@@ -74,6 +75,8 @@ impl Source<'_> {
             Dimension::Cause => String::new(),
             Dimension::Tenant => self.tenant.unwrap_or("-").to_owned(),
             Dimension::Tier => self.tier.unwrap_or("-").to_owned(),
+            // Also of time that no job holds.
+            Dimension::Job => self.job.map_or_else(|| "-".to_owned(), |job| job.to_string()),
             Dimension::Type => self.kind.to_owned(),
             Dimension::Region => self.region.to_owned(),
             Dimension::Day => {
@@ -119,6 +122,7 @@ fn usage_sources(views: &[View]) -> impl Iterator<Item = (Source<'_>, Activity, 
             tier: row.tier.map(|tier| tier.as_str()),
             kind: &row.kind,
             region: &row.region,
+            job: row.job,
         };
         (source, row.activity, row.milli_ms)
     })
@@ -154,8 +158,33 @@ pub(super) fn waits(views: &[View], by: &[Dimension]) -> Vec<Row> {
             tier: Some(row.tier.as_str()),
             kind: row.kind.as_str(),
             region: row.region.as_str(),
+            job: None,
         };
         sums.add(&source, row.reason, row.job_ms);
+    }
+    sums.rows(|reason| reason.to_string())
+}
+
+/// The waits of each job, and those of members of arrays that are not created as one line without a job. The sum is that of [`waits`].
+pub(super) fn waits_by_job(views: &[View], jobs: &[JobTotals], by: &[Dimension]) -> Vec<Row> {
+    let mut sums = Sums::new(by);
+    let mut rest: BTreeMap<(&str, &str, WaitReason), u128> = BTreeMap::new();
+    for row in views.iter().flat_map(|view| &view.waits) {
+        *rest.entry((row.tenant.as_str(), row.tier.as_str(), row.reason)).or_default() += row.job_ms;
+    }
+    let source = |tenant, tier, job| Source { day: 0, tenant: Some(tenant), tier: Some(tier), kind: "", region: "", job };
+    for totals in jobs {
+        let (tenant, tier) = (totals.tenant.as_str(), totals.tier.as_str());
+        for (reason, ms) in &totals.waited {
+            let ms = u128::from(*ms);
+            sums.add(&source(tenant, tier, Some(totals.job)), *reason, ms);
+            if let Some(left) = rest.get_mut(&(tenant, tier, *reason)) {
+                *left = left.saturating_sub(ms);
+            }
+        }
+    }
+    for ((tenant, tier, reason), left) in rest.into_iter().filter(|(_, left)| *left > 0) {
+        sums.add(&source(tenant, tier, None), reason, left);
     }
     sums.rows(|reason| reason.to_string())
 }
@@ -281,6 +310,18 @@ mod tests {
         for rows in [usage(&views, &[]), idle(&views, &[Dimension::Tier]), by_day] {
             assert_eq!(rows.iter().map(|row| row.amount).sum::<u128>(), capacity(&views));
         }
+    }
+
+    #[test]
+    fn a_job_has_a_line_where_jobs_are_kept_apart() {
+        let mut view = view();
+        let job = JobId(7);
+        view.usage[2].job = Some(job);
+        let rows = usage(&[view.clone()], &[Dimension::Job]);
+        let kept = format!("{job} kept 3.000");
+        assert_eq!(lines(&rows)[..2], ["- provisional 1.000".to_owned(), "- starting 0.500".to_owned()]);
+        assert!(lines(&rows).contains(&kept), "{rows:?}");
+        assert_eq!(rows.iter().map(|row| row.amount).sum::<u128>(), capacity(&[view]));
     }
 
     #[test]

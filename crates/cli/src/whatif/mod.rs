@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use muster_console::{Console, Exit, Failure, Global};
-use muster_sim::whatif::{AddedDevices, Change, Difference, QuotaChange, Side, WhatifError, starved};
+use muster_sim::whatif::{
+    AddedDevices, Change, Difference, NodeFailure, QuotaChange, Side, WhatifError, starved,
+};
 use muster_types::{LogTime, Name, PastPoint};
 
 use crate::log::{LogSource, SourceArgs, point_of_log};
@@ -30,6 +32,7 @@ Examples:
   muster whatif --archive archive --from 4711 --to 98000 --policy next.yaml
   muster whatif --archive archive --from 4711 --to 98000 --fleet -node-17 --fleet -node-18 --json
   muster whatif --archive archive --from 4711 --to 98000 --quota research=+128 --quota vision/h100@eu-west=64
+  muster whatif --archive archive --from 4711 --to 98000 --failures node-17@2026-11-02T08:00:00Z..2026-11-02T20:00:00Z
   muster whatif --archive archive --from 4711 --to 98000      how well the replay meets the record, without a change
   muster whatif --from 1 --to 900 --fleet +8xh100@eu/c1       the log of the cluster, whether or not it is archived
 
@@ -38,7 +41,8 @@ program, from the state at --from: once as they were, and once with the change. 
 replays; how far the replay without a change is from the record is printed next to it as its error.
 
 A policy file holds for the whole range, in place of the policies of the record. A quota is changed in each policy of the
-record, or in that file. Accelerators are added as hosts like those of the fleet. A node with - is not there in the range.
+record, or in that file. Accelerators are added as hosts like those of the fleet. A node with - is not there in the range. The
+session of a node that fails ends, and what runs there is lost; the node registers again at the end of that time.
 Where the archive has a gap in the range, the range is refused. `ops/guide/ledger.md` states what each figure is.")]
 pub struct WhatifArgs {
     #[command(flatten)]
@@ -51,6 +55,9 @@ pub struct WhatifArgs {
     to: PastPoint,
     #[command(flatten)]
     change: ChangeArgs,
+    /// A node that fails for a time, NODE@FROM..UNTIL with RFC 3339 times; may be repeated
+    #[arg(long, value_name = "NODE@FROM..UNTIL", value_parser = failure)]
+    failures: Vec<NodeFailure>,
     /// One JSON object on one line instead of tables
     #[arg(long)]
     json: bool,
@@ -86,6 +93,18 @@ fn fleet_change(text: &str) -> Result<FleetChange, String> {
     let form = || "expected +COUNTxTYPE@REGION/CLUSTER or -NODE".to_owned();
     let name = text.strip_prefix('-').ok_or_else(form)?;
     Name::new(name).map(FleetChange::Removed).ok_or_else(form)
+}
+
+fn failure(text: &str) -> Result<NodeFailure, String> {
+    let form = || "expected NODE@FROM..UNTIL with times like 2026-11-22T08:30:00Z".to_owned();
+    let time = |text: &str| match point_of_log(text) {
+        Ok(PastPoint::Time(time)) => Ok(time),
+        Ok(PastPoint::Index(_)) | Err(_) => Err(form()),
+    };
+    let (node, span) = text.split_once('@').ok_or_else(form)?;
+    let (from, until) = span.split_once("..").ok_or_else(form)?;
+    let node = Name::new(node).ok_or_else(form)?;
+    Ok(NodeFailure { node, from: time(from)?, until: time(until)? })
 }
 
 fn quota_change(text: &str) -> Result<QuotaChange, String> {
@@ -142,11 +161,13 @@ fn refused(error: WhatifError) -> Failure {
 fn compare(console: &Console, args: &WhatifArgs, source: &LogSource) -> Result<Comparison, Failure> {
     let archive = &source.archive;
     let (from, to) = (time_of(archive, args.from)?, time_of(archive, args.to)?);
-    let change = change_of(&args.change, from)?;
+    let mut change = change_of(&args.change, from)?;
+    change.failures.clone_from(&args.failures);
     let mut progress = Progress { console, last: Instant::now() };
     let reading = Reading::of(archive, (from, to), &mut progress)?;
     let last = archive.summary().last.unwrap_or_default().0;
-    let words = words(&args.change);
+    let failures = args.failures.iter().map(|failure| format!("failure {failure}"));
+    let words = words(&args.change).into_iter().chain(failures).collect();
     compare_reading(&mut progress, &reading, (&change, words), (from, to), (last, &source.notes))
 }
 

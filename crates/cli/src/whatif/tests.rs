@@ -66,6 +66,29 @@ fn a_job_that_runs_where_the_range_begins_ends_when_it_did() {
 }
 
 #[test]
+fn a_node_that_fails_loses_its_job_and_comes_back() {
+    let dir = archived();
+    let at = |second: u64| LogTime(START + second * 1_000);
+    let failure = format!("n1@{}..{}", at(60), at(90));
+    let found = whatif(dir.path(), (50, 150), &["--failures", &failure]).unwrap();
+    assert_eq!(found.change, [format!("failure {failure}")]);
+    let changed = found.changed.unwrap();
+    // Without the failure the job ends at 100; its work is lost at 60, and it starts again at 90.
+    assert_eq!((found.unchanged.finished, changed.finished), (1, 0));
+    assert!(changed.types[0].capacity_seconds < found.unchanged.types[0].capacity_seconds);
+    let refused = |failure: String| headline(whatif(dir.path(), (50, 150), &["--failures", &failure]));
+    assert_eq!(
+        refused(format!("n9@{}..{}", at(60), at(90))),
+        "there is no node n9 where the range begins; there are n1"
+    );
+    assert!(refused(format!("n1@{}..{}", at(90), at(60))).contains("ends before it begins"));
+    assert!(refused("n1@5..9".to_owned()).contains("expected NODE@FROM..UNTIL"));
+    let twice = ["--failures", &failure, "--failures", &format!("n1@{}..{}", at(80), at(95))].map(str::to_owned);
+    let twice: Vec<&str> = twice.iter().map(String::as_str).collect();
+    assert_eq!(headline(whatif(dir.path(), (50, 150), &twice)), "two failures of node n1 overlap");
+}
+
+#[test]
 fn what_is_not_in_the_log_is_refused() {
     let dir = archived();
     let refused = |range, change: &[&str]| headline(whatif(dir.path(), range, change));

@@ -5,7 +5,7 @@ use muster_decider::{
 };
 use muster_planner::Budget;
 use muster_types::policy::{
-    Guarantee, NonPreemptible, PolicyDraft, Price, Quota, TenantPolicy, TenantRights, Window, WindowPurpose,
+    BackfillPolicy, Guarantee, NonPreemptible, PolicyDraft, Price, Quota, TenantPolicy, TenantRights, Window, WindowPurpose,
     WindowScope,
 };
 use muster_types::{JobDraft, LogTime, PriorityTier, Submission};
@@ -317,4 +317,17 @@ fn isolation_that_leaves_a_tenant_no_node_is_warned_of() {
     let all = ("NO_ISOLATED_NODE", "isolation.require", "no job of any tenant is placed");
     assert_warned(&speculation, requires(&Guarantee::ALL, on("h100")), &[all]);
     assert_warned(&speculation, requires(&[], on("b200")), &[]);
+}
+
+#[test]
+fn a_policy_that_keeps_nothing_for_gangs_is_named() {
+    let backfill = |reservations_max, depth_max| PolicyDraft {
+        backfill: BackfillPolicy { reservations_max, depth_max, ..BackfillPolicy::default() },
+        ..PolicyDraft::default()
+    };
+    let expected = [("NOTHING_RESERVED", "backfill.max_reservations", "may never run")];
+    assert_warned(&cluster(vec![]), backfill(0, 2), &expected);
+    // Nobody passes the first that waits.
+    assert_warned(&cluster(vec![]), backfill(0, 1), &[]);
+    assert_warned(&cluster(vec![]), backfill(1, 2), &[]);
 }

@@ -109,6 +109,11 @@ fn help_shows_commands_examples_and_exit_codes() {
         &["incident", "capture", "--help"],
         &["report", "idle", "--help"],
         &["report", "goodput", "--help"],
+        &["report", "predictions", "--help"],
+        &["job", "when", "--help"],
+        &["placement", "why", "--help"],
+        &["queue", "why", "--help"],
+        &["fairness", "verify", "--help"],
         &["shadow", "--help"],
     ] {
         let ran = finish(command("", args));

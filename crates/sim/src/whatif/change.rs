@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use muster_state::{NodeRow, State};
 use muster_types::policy::{Policy, PolicyDraft};
-use muster_types::{NAME_RULE, Name, NodeDraft, NodeSpec, Violation};
+use muster_types::{HolderId, LogTime, NAME_RULE, Name, NodeDraft, NodeSpec, Violation};
 
 use crate::whatif::recorder::{Input, Recording};
 use crate::whatif::{WhatifError, listed};
@@ -25,6 +25,26 @@ pub struct Change {
     pub removed: Vec<Name>,
     /// Quotas that differ.
     pub quotas: Vec<QuotaChange>,
+    /// Nodes that fail for a time.
+    pub failures: Vec<NodeFailure>,
+}
+
+/// A node whose session ends, and begins again later: what holds its devices is lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeFailure {
+    /// The node.
+    pub node: Name,
+    /// When its session ends.
+    pub from: LogTime,
+    /// When it registers again.
+    pub until: LogTime,
+}
+
+/// As it is read.
+impl fmt::Display for NodeFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}..{}", self.node, self.from, self.until)
+    }
 }
 
 /// Accelerators that a fleet cluster has more, `64xh100@eu/train`: on hosts like those that it has.
@@ -150,6 +170,9 @@ pub(super) struct Plan {
     pub(super) hosts: Vec<NodeSpec>,
     /// Nodes that are not there.
     pub(super) removed: BTreeSet<Name>,
+    /// The ends and beginnings of sessions of nodes that fail, by time.
+    pub(super) outages: Vec<(LogTime, Input)>,
+    failures: Vec<NodeFailure>,
 }
 
 impl Plan {
@@ -165,6 +188,8 @@ impl Plan {
             first_policy: None,
             hosts: hosts(&change.added, base)?,
             removed: removed(&change.removed, recording)?,
+            outages: outages(&change.failures, recording)?,
+            failures: change.failures.clone(),
         };
         if plan.policy.is_some() || !plan.quotas.is_empty() {
             let in_force = change.policy.as_deref().unwrap_or(&base.policy().policy);
@@ -180,6 +205,11 @@ impl Plan {
             }
         }
         Ok(plan)
+    }
+
+    /// Whether a node is failed at a time.
+    pub(super) fn is_failed(&self, node: &Name, now: LogTime) -> bool {
+        self.failures.iter().any(|failure| failure.node == *node && failure.from <= now && now < failure.until)
     }
 
     /// The policy to set where the record set one; none where another holds for the whole range.
@@ -274,6 +304,40 @@ fn removed(names: &[Name], recording: &Recording) -> Result<BTreeSet<Name>, What
         }
     }
     Ok(names.iter().cloned().collect())
+}
+
+/// What the failures are to sessions, by time.
+fn outages(failures: &[NodeFailure], recording: &Recording) -> Result<Vec<(LogTime, Input)>, WhatifError> {
+    let (base, range) = (&recording.base, recording.range);
+    let mut sorted: Vec<&NodeFailure> = failures.iter().collect();
+    sorted.sort_by(|one, other| (&one.node, one.from).cmp(&(&other.node, other.from)));
+    let overlaps = |pair: &[&NodeFailure]| matches!(pair, [one, next] if one.node == next.node && next.from < one.until);
+    if let Some([one, _]) = sorted.windows(2).find(|pair| overlaps(pair)) {
+        let text = format!("two failures of node {} overlap", one.node);
+        return Err(WhatifError::new(text, "name one failure for both with --failures"));
+    }
+    let mut outages = Vec::new();
+    for (place, failure) in sorted.into_iter().enumerate() {
+        let NodeFailure { node, from, until } = failure;
+        if from >= until || *from < range.from || *from > range.to {
+            let text = format!("the failure {failure} does not begin in the range, or ends before it begins");
+            let next = format!("name times from {} to {} with --failures NODE@FROM..UNTIL", range.from, range.to);
+            return Err(WhatifError::new(text, next));
+        }
+        let Some(row) = base.node_named(node).and_then(|id| base.node(id)) else {
+            let known = listed(base.nodes_by_name().map(|(name, _)| name.as_str()));
+            return Err(WhatifError::new(
+                format!("there is no node {node} where the range begins; there are {known}"),
+                "name one of them with --failures NODE@FROM..UNTIL",
+            ));
+        };
+        let spec = Box::new(NodeSpec::clone(row.said()));
+        let holder = HolderId((1 << 126) + place as u128);
+        outages.push((*from, Input::Lost(node.clone())));
+        outages.push((*until, Input::Registered { spec, holder }));
+    }
+    outages.sort_by_key(|(at, _)| *at);
+    Ok(outages)
 }
 
 /// The hosts that are added, each like one that is there.

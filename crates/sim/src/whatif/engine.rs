@@ -183,7 +183,11 @@ impl<'a> Engine<'a> {
         const EVENTS_BETWEEN: u64 = 1_024;
         let recording: &'a Recording = self.recording;
         let to = recording.range.to;
-        let mut inputs = recording.inputs.iter().peekable();
+        let plan: &'a Plan = self.plan;
+        let mut inputs: Vec<&'a (LogTime, Input)> = recording.inputs.iter().chain(&plan.outages).collect();
+        // It keeps the order of the log within a moment.
+        inputs.sort_by_key(|(at, _)| *at);
+        let mut inputs = inputs.into_iter().peekable();
         self.settle();
         for turn in 1u64.. {
             if turn.is_multiple_of(EVENTS_BETWEEN) {
@@ -347,6 +351,7 @@ impl<'a> Engine<'a> {
             Input::QuotaGranted(grant) => self.grant_quota(grant),
             Input::QuotaWithdrawn(grant) => self.withdraw_quota(grant),
             Input::Registered { spec, .. } if self.plan.removed.contains(&spec.name) => true,
+            Input::Registered { spec, .. } if self.plan.is_failed(&spec.name, self.now) => true,
             Input::Registered { spec, holder } => self.register(spec, *holder).is_ok(),
             Input::Lost(name) => self.plan.removed.contains(name) || self.lose(name),
             of_node => self.about_node(of_node),

@@ -24,7 +24,7 @@ mod tests;
 use muster_types::LogTime;
 use thiserror::Error;
 
-pub use change::{AddedDevices, Change, QuotaAmount, QuotaChange};
+pub use change::{AddedDevices, Change, NodeFailure, QuotaAmount, QuotaChange};
 pub use compare::{Difference, TenantDifference, TypeDifference, WaitDifference, starved};
 pub use meter::{Side, TenantWaits, TypeUse, Waits};
 pub use recorder::{Recorder, Recording};

@@ -18,6 +18,8 @@ use proptest::prelude::*;
 use super::*;
 use muster_state::State;
 
+mod month;
+
 /// When the range begins.
 const BEGIN: u64 = 1_700_000_000_000;
 

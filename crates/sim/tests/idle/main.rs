@@ -11,6 +11,7 @@ use std::sync::Arc;
 use muster_journal::{Decision, Estimate, RequestKey, WorkerSlot};
 use muster_ledger::{Activity, IdleCause, Ledger, View, Window};
 use muster_sim::idle::IdleReasons;
+use muster_sim::predictions::PredictionCheck;
 use muster_sim::turns::{TurnCheck, TurnCounts};
 use muster_state::State;
 use muster_types::{
@@ -223,4 +224,35 @@ fn every_placement_of_a_history_is_counted_once() {
         let TurnCounts { first, behind_waiting, held_for, out_of_turn, not_asked } = *check.counts();
         assert_eq!(first + behind_waiting + held_for + out_of_turn + not_asked, placed, "seed {seed}");
     }
+}
+
+#[test]
+fn every_predicted_job_starts_ends_or_still_waits() {
+    let (mut asked, mut started) = (0, 0);
+    for seed in 0..SEEDS {
+        let mut model = Model::new(seed);
+        for _ in 0..STEPS {
+            model.step();
+        }
+        model.commit_all();
+        let mut state = State::default();
+        let mut check = PredictionCheck::every(0);
+        for round in &model.log {
+            let leadership = muster_types::Leadership { term: round.term, replica: round.replica };
+            for (ordinal, decision) in round.decisions.iter().enumerate() {
+                let index = LogIndex(round.first_index.0 + ordinal as u64);
+                check.before(decision);
+                let applied = state.apply(leadership, index, round.log_time, decision);
+                check.after(&state, &applied);
+            }
+            check.round_over(&state);
+        }
+        let counts = check.counts();
+        assert_eq!(counts.asked, counts.unpredicted + counts.started + counts.never + counts.open, "{counts:?}");
+        assert!(counts.by_q10 <= counts.by_q50 && counts.by_q50 <= counts.started, "{counts:?}");
+        assert!(counts.by_q90 + counts.without_q90 <= counts.started && counts.overdue <= counts.open, "{counts:?}");
+        assert_eq!(check.errors_ms().is_some(), counts.started > 0);
+        (asked, started) = (asked + counts.asked, started + counts.started);
+    }
+    assert!(asked > 0 && started > 0, "{asked} asked, {started} started");
 }

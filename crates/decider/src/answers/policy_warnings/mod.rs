@@ -71,6 +71,8 @@ pub enum PolicyWarningCode {
     NothingTakenBack,
     /// A tenant is guaranteed nothing where everything is guaranteed to others.
     NothingGuaranteed,
+    /// Nothing is kept for gangs that do not fit yet, and others pass them.
+    NothingReserved,
     /// A tenant's share is minute next to a sibling's.
     MinuteWeight,
     /// It requires isolation that some nodes lack.
@@ -104,6 +106,7 @@ impl PolicyWarningCode {
             PolicyWarningCode::BorrowsForGood => "BORROWS_FOR_GOOD",
             PolicyWarningCode::NothingTakenBack => "NOTHING_TAKEN_BACK",
             PolicyWarningCode::NothingGuaranteed => "NOTHING_GUARANTEED",
+            PolicyWarningCode::NothingReserved => "NOTHING_RESERVED",
             PolicyWarningCode::MinuteWeight => "MINUTE_WEIGHT",
             PolicyWarningCode::NodesNotIsolated => "NODES_NOT_ISOLATED",
             PolicyWarningCode::UnlistedTenants => "UNLISTED_TENANTS",
@@ -153,6 +156,7 @@ pub fn policy_warnings(state: &State, policy: &Policy) -> PolicyWarnings {
     look.rights();
     look.weights();
     look.reclaim();
+    look.reserved();
     look.waiting();
     look.unlisted();
     change::look_at(&mut look);
@@ -378,6 +382,17 @@ impl<'a> Look<'a> {
         }
         for (field, text) in found {
             self.warn(PolicyWarningCode::NothingGuaranteed, field, text);
+        }
+    }
+
+    /// Gangs that never get their capacity, because smaller jobs take each part of it as it comes free.
+    fn reserved(&mut self) {
+        let backfill = &self.policy.backfill;
+        // With a depth of 1 nobody passes the first that waits.
+        if backfill.reservations_max == 0 && backfill.depth_max > 1 {
+            let text = "nothing is kept for gangs that do not fit yet, and smaller jobs pass them: large gangs may never \
+                        run, those of the lowest tiers first";
+            self.warn(PolicyWarningCode::NothingReserved, "backfill.max_reservations", text);
         }
     }
 

@@ -1,0 +1,202 @@
+//! `muster report predictions`: how well the starts that were predicted did.
+
+use clap::Args;
+use muster_console::{Console, Document, Exit, Failure, Global};
+use muster_ledger::Detail;
+use muster_manifest::quantity;
+use muster_manifest::quantity::show_duration;
+use muster_sim::predictions::{PredictionCheck, PredictionCounts};
+use muster_types::PastPoint;
+use serde::Serialize;
+
+use super::read::{Reading, Watchers, read_in};
+use super::rows::percent;
+use super::{MissingView, idle_report, text};
+use crate::log::{SourceArgs, point_of_log};
+
+/// Options of the report of predictions.
+#[derive(Args)]
+pub struct PredictionArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+    /// Where the report begins: an RFC 3339 time or a log index [default: the first record]
+    #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
+    from: Option<PastPoint>,
+    /// Where the report ends; the end itself is not included [default: the last record]
+    #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
+    to: Option<PastPoint>,
+    /// The least log time between two predictions; 0s for one behind each submission [default: a thousandth of the span, and at
+    /// least a second]
+    #[arg(long, value_name = "DURATION", value_parser = sample)]
+    sample: Option<u64>,
+}
+
+fn sample(text: &str) -> Result<u64, String> {
+    quantity::duration_ms(text).map_err(|error| error.to_string())
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PredictionsView {
+    from: Option<String>,
+    to: Option<String>,
+    first_log_index: u64,
+    last_log_index: u64,
+    missing: Vec<MissingView>,
+    notes: Vec<String>,
+    asked: u64,
+    unpredicted: u64,
+    started: u64,
+    by_q10: u64,
+    by_q50: u64,
+    by_q90: u64,
+    without_q90: u64,
+    never: u64,
+    open: u64,
+    overdue: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error_median_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error_p90_ms: Option<u64>,
+}
+
+pub(super) async fn run(global: &Global, console: &Console, args: &PredictionArgs) -> Result<Exit, Failure> {
+    let source = args.source.open(global, console).await?;
+    let interval_ms = match args.sample {
+        Some(interval_ms) => interval_ms,
+        None => idle_report::moments_apart_ms(&source, args.from, args.to)?,
+    };
+    let mut check = PredictionCheck::every(interval_ms);
+    let watchers = Watchers { predictions: Some(&mut check), ..Watchers::default() };
+    let reading = read_in(&source, args.from, args.to, &Detail::default(), watchers)?;
+    if console.is_structured() {
+        return document(console, &reading, &check);
+    }
+    for line in lines(check.counts(), check.errors_ms()) {
+        console.line(&line)?;
+    }
+    for note in super::notes(&reading) {
+        console.line(&note)?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn document(console: &Console, reading: &Reading, check: &PredictionCheck) -> Result<Exit, Failure> {
+    let PredictionCounts {
+        asked,
+        unpredicted,
+        started,
+        by_q10,
+        by_q50,
+        by_q90,
+        without_q90,
+        never,
+        open,
+        overdue,
+    } = check.counts();
+    let errors = check.errors_ms();
+    let view = PredictionsView {
+        from: text(reading.from),
+        to: text(reading.to),
+        first_log_index: reading.first.0,
+        last_log_index: reading.last.0,
+        missing: super::missing(reading),
+        notes: reading.notes.clone(),
+        asked,
+        unpredicted,
+        started,
+        by_q10,
+        by_q50,
+        by_q90,
+        without_q90,
+        never,
+        open,
+        overdue,
+        error_median_ms: errors.map(|(median, _)| median),
+        error_p90_ms: errors.map(|(_, p90)| p90),
+    };
+    console.object(&Document::new("PredictionsReport", Some(reading.last.0), view))?;
+    Ok(Exit::Ok)
+}
+
+/// The same for people.
+fn lines(counts: PredictionCounts, errors: Option<(u64, u64)>) -> Vec<String> {
+    let of_started = |part: u64| percent(part.into(), counts.started.into());
+    let mut lines = vec![format!(
+        "{} jobs were asked about when they had been submitted; of {} nothing was predicted",
+        counts.asked, counts.unpredicted
+    )];
+    if counts.started > 0 {
+        lines.push(format!(
+            "{} of them started: {} % by p10 (10 % would be exact), {} % by p50 (50 %), {} % by p90 (90 %)",
+            counts.started,
+            of_started(counts.by_q10),
+            of_started(counts.by_q50),
+            of_started(counts.by_q90)
+        ));
+    }
+    if counts.without_q90 > 0 {
+        lines.push(format!("of {} that started, no p90 was known", counts.without_q90));
+    }
+    if let Some((median, p90)) = errors {
+        lines.push(format!(
+            "starts were {} from p50 in the median, and at most {} in nine of ten",
+            show_duration(median),
+            show_duration(p90)
+        ));
+    }
+    if counts.never > 0 {
+        lines.push(format!("{} ended without a start", counts.never));
+    }
+    if counts.open > 0 {
+        lines.push(format!("{} still wait, {} of them beyond p90", counts.open, counts.overdue));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::archives::archive;
+
+    #[test]
+    fn sentences_have_shares_of_what_started() {
+        let counts = PredictionCounts {
+            asked: 12,
+            unpredicted: 1,
+            started: 8,
+            by_q10: 1,
+            by_q50: 4,
+            by_q90: 6,
+            without_q90: 1,
+            never: 1,
+            open: 2,
+            overdue: 1,
+        };
+        assert_eq!(
+            lines(counts, Some((5_000, 60_000))),
+            [
+                "12 jobs were asked about when they had been submitted; of 1 nothing was predicted",
+                "8 of them started: 12.5 % by p10 (10 % would be exact), 50.0 % by p50 (50 %), 75.0 % by p90 (90 %)",
+                "of 1 that started, no p90 was known",
+                "starts were 5s from p50 in the median, and at most 1m in nine of ten",
+                "1 ended without a start",
+                "2 still wait, 1 of them beyond p90",
+            ]
+        );
+        assert_eq!(lines(PredictionCounts::default(), None).len(), 1);
+    }
+
+    #[test]
+    fn an_archive_is_asked_about_its_jobs() {
+        let dir = tempfile::tempdir().unwrap();
+        archive(dir.path());
+        let source = SourceArgs { archive: vec![dir.path().to_owned()], tail: false }.open_at_hand().unwrap();
+        let mut check = PredictionCheck::every(0);
+        let watchers = Watchers { predictions: Some(&mut check), ..Watchers::default() };
+        read_in(&source, None, None, &Detail::default(), watchers).unwrap();
+        let counts = check.counts();
+        assert!(counts.asked > 0, "{counts:?}");
+        assert_eq!(counts.asked, counts.unpredicted + counts.started + counts.never + counts.open, "{counts:?}");
+    }
+}
