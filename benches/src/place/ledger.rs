@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_journal::{
-    Decision, Estimate, FORMAT_MAX, Outcome, RankUpdate, RequestKey, Round, WorkerSlot, decode_round, encode_round,
+    Decision, Estimate, FORMAT_MAX, Outcome, RankUpdate, RequestKey, Round, WorkerSlot, decode_round,
+    encode_round,
 };
 use muster_ledger::{Ledger, Window};
 use muster_state::State;

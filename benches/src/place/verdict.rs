@@ -92,7 +92,9 @@ pub(super) fn why_pending() -> Vec<Figure> {
             }
         }
         let what = format!("{WAITING} waiting, full {HOSTS} hosts, {}, slowest of 3 jobs", mix.as_str());
-        Figure::new("why-pending", what, ms(slowest.median()), "ms").bar(Bar::AtMost(10.0)).detail(slowest.json())
+        Figure::new("why-pending", what, ms(slowest.median()), "ms")
+            .bar(Bar::AtMost(10.0))
+            .detail(slowest.json())
     };
     vec![of_mix(Mix::FewClasses), of_mix(Mix::AllDifferent)]
 }

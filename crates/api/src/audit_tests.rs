@@ -370,7 +370,11 @@ async fn a_submission_that_is_denied_within_a_stream_is_recorded_too() {
     assert_eq!(count, 2);
     let mut recorded = world.recorded.lock().await;
     let told = recorded.waiting().expect("it is recorded");
-    assert_eq!((told.caller.to_string().as_str(), told.code), ("tenant/speech/bob", "PERMISSION_DENIED"), "{told:?}");
+    assert_eq!(
+        (told.caller.to_string().as_str(), told.code),
+        ("tenant/speech/bob", "PERMISSION_DENIED"),
+        "{told:?}"
+    );
     assert_eq!(told.call, "muster.v1beta1.JobService/SubmitStream", "{told:?}");
     assert!(told.reason.contains("not for vision") && told.address.is_loopback(), "{told:?}");
     assert_eq!(recorded.waiting(), None, "the other one is not denied");

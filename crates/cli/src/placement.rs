@@ -141,12 +141,15 @@ impl PlacementReason {
     }
 
     fn lines(&self) -> Vec<String> {
-        let mut lines =
-            vec![format!("{} was placed in {} / {} by record {}", self.job, self.region, self.cluster, self.log_index)];
+        let mut lines = vec![format!(
+            "{} was placed in {} / {} by record {}",
+            self.job, self.region, self.cluster, self.log_index
+        )];
         match &self.chosen {
             Some(chosen) => lines.push(format!("  {}", chosen.line())),
             None => lines.push(
-                "  before that record it did not fit there: another record of the same round made space".to_owned(),
+                "  before that record it did not fit there: another record of the same round made space"
+                    .to_owned(),
             ),
         }
         match &self.runner_up {

@@ -62,9 +62,7 @@ pub struct ListArgs {
 pub async fn run(global: &Global, console: &Console, command: QueueCommand) -> Result<Exit, Failure> {
     match command {
         QueueCommand::List(args) => list(global, console, &args.read).await,
-        QueueCommand::Why { tenant, read } => {
-            crate::queue_reason::why(global, console, &tenant, &read).await
-        }
+        QueueCommand::Why { tenant, read } => crate::queue_reason::why(global, console, &tenant, &read).await,
         QueueCommand::Watch { tenants } => watch(global, console, tenants).await,
     }
 }

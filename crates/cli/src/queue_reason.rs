@@ -47,7 +47,9 @@ impl QueueReason {
         let mut ahead: Vec<&v1::TenantUsage> = queues
             .iter()
             .filter(|other| other.parent == queue.parent && other.tenant != queue.tenant)
-            .filter(|other| other.pending_jobs > other.gated_jobs && other.share_billionths < queue.share_billionths)
+            .filter(|other| {
+                other.pending_jobs > other.gated_jobs && other.share_billionths < queue.share_billionths
+            })
             .collect();
         ahead.sort_by_key(|other| other.share_billionths);
         let ahead = ahead.into_iter().map(|other| other.tenant.clone()).collect();
@@ -146,7 +148,8 @@ pub async fn why(global: &Global, console: &Console, tenant: &str, read: &ReadAr
     for job in oldest(&client, tenant).await? {
         let request = v1::ExplainJobRequest { job_id: job.clone(), read: None };
         // It may have started or ended since.
-        let Some(explanation) = client.explain_job(request).await.ok().and_then(|answer| answer.explanation) else {
+        let Some(explanation) = client.explain_job(request).await.ok().and_then(|answer| answer.explanation)
+        else {
             continue;
         };
         jobs.push(JobReason {

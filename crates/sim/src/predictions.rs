@@ -77,11 +77,7 @@ impl PredictionCheck {
     #[must_use]
     pub fn counts(&self) -> PredictionCounts {
         let overdue = self.predicted.values().filter(|start| start.q90.is_some_and(|q90| q90 < self.now));
-        PredictionCounts {
-            open: self.predicted.len() as u64,
-            overdue: overdue.count() as u64,
-            ..self.counts
-        }
+        PredictionCounts { open: self.predicted.len() as u64, overdue: overdue.count() as u64, ..self.counts }
     }
 
     /// How far starts were from p50, in milliseconds: the median and what nine in ten do not

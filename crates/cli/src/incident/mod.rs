@@ -283,7 +283,11 @@ mod tests {
         assert!(explain(&console, &capsule, at(99), None).is_err());
         assert!(explain(&console, &capsule, at(4), Some("QUEUED")).is_ok());
         let other_reason = explain(&console, &capsule, at(4), Some("QUOTA")).unwrap_err();
-        assert!(other_reason.headline().ends_with("is QUEUED; QUOTA was expected"), "{}", other_reason.headline());
+        assert!(
+            other_reason.headline().ends_with("is QUEUED; QUOTA was expected"),
+            "{}",
+            other_reason.headline()
+        );
         let placed = explain(&console, &capsule, at(5), Some("QUEUED")).unwrap_err();
         assert!(placed.headline().contains("does not wait"), "{}", placed.headline());
         let mut other = capsule.clone();

@@ -65,7 +65,10 @@ pub(super) fn read(
     let at = PastPoint::Index(ledger.log_index());
     let (replay, reached) = archive.replay(at, None).map_err(|error| archive_failure(&error))?;
     if !reached || replay.state().digest() != digest {
-        return Err(refused(path, "it is the ledger of another log, or of one that goes on behind the end of this one"));
+        return Err(refused(
+            path,
+            "it is the ledger of another log, or of one that goes on behind the end of this one",
+        ));
     }
     Ok(Some(Resumed { ledger, replay, begun }))
 }
@@ -126,7 +129,10 @@ mod tests {
         std::fs::rename(&aside, &last).unwrap();
         for _ in 0..2 {
             let resumed = report(&log, Some(&kept), None, false).unwrap();
-            assert_eq!((resumed.views, resumed.from, resumed.to), (whole.views.clone(), whole.from, whole.to));
+            assert_eq!(
+                (resumed.views, resumed.from, resumed.to),
+                (whole.views.clone(), whole.from, whole.to)
+            );
         }
     }
 
@@ -136,7 +142,8 @@ mod tests {
         let (log, kept) = (dir.path().join("log"), dir.path().join("kept.ledger"));
         archive(&log);
         report(&log, Some(&kept), None, false).unwrap();
-        let refused = |to, jobs| report(&log, Some(&kept), to, jobs).err().map(|error| error.headline().to_owned());
+        let refused =
+            |to, jobs| report(&log, Some(&kept), to, jobs).err().map(|error| error.headline().to_owned());
         assert!(refused(Some(150), false).is_some_and(|text| text.contains("of another span")));
         assert!(refused(None, true).is_some_and(|text| text.contains("of another span")));
         assert_eq!(refused(None, false), None);

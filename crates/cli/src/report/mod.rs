@@ -297,7 +297,9 @@ fn check_form(console: &Console, args: &ReportArgs) -> Result<(), Failure> {
 /// The waits of each job are known as a whole, and not by day.
 fn check_waits_by_job(args: &ReportArgs) -> Result<(), Failure> {
     if args.ledger.is_some() {
-        return Err(Failure::usage("--ledger keeps no waits of jobs").with_next("leave out --ledger, or job in --by"));
+        return Err(
+            Failure::usage("--ledger keeps no waits of jobs").with_next("leave out --ledger, or job in --by")
+        );
     }
     let others = [Dimension::Type, Dimension::Region, Dimension::Day];
     match args.by.iter().find(|by| others.contains(by)) {

@@ -82,7 +82,8 @@ fn chart(title: &str, bars: &[Bar]) -> String {
     }
     let height = shown.len() * BAR_HEIGHT;
     let left_out = bars.len() - shown.len();
-    let rest = if left_out == 0 { String::new() } else { format!("<p>{left_out} shorter bars are left out</p>\n") };
+    let rest =
+        if left_out == 0 { String::new() } else { format!("<p>{left_out} shorter bars are left out</p>\n") };
     format!(
         "<svg role=\"img\" aria-label=\"{}\" width=\"820\" height=\"{height}\" viewBox=\"0 0 820 {height}\" \
          font-family=\"sans-serif\" font-size=\"12\">\n{svg}</svg>\n{rest}",
@@ -116,9 +117,13 @@ mod tests {
     fn text_is_shown_as_text() {
         let bars = [bar("<a>", "kept", 1)];
         let made = page("a & b", &bars, &["<th>".to_owned()], &[vec!["1<2".to_owned()]], &["x>y".to_owned()]);
-        for part in
-            ["<title>a &amp; b</title>", "<th>&lt;th&gt;</th>", "<td>1&lt;2</td>", "<p>x&gt;y</p>", ">&lt;a&gt;</text>"]
-        {
+        for part in [
+            "<title>a &amp; b</title>",
+            "<th>&lt;th&gt;</th>",
+            "<td>1&lt;2</td>",
+            "<p>x&gt;y</p>",
+            ">&lt;a&gt;</text>",
+        ] {
             assert!(made.contains(part), "{part}: {made}");
         }
     }

@@ -197,6 +197,10 @@ mod tests {
         read_in(&source, None, None, &Detail::default(), watchers).unwrap();
         let counts = check.counts();
         assert!(counts.asked > 0, "{counts:?}");
-        assert_eq!(counts.asked, counts.unpredicted + counts.started + counts.never + counts.open, "{counts:?}");
+        assert_eq!(
+            counts.asked,
+            counts.unpredicted + counts.started + counts.never + counts.open,
+            "{counts:?}"
+        );
     }
 }

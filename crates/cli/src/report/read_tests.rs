@@ -279,7 +279,8 @@ fn the_wait_of_each_job_is_divided_and_the_sum_stays() {
     archive(dir.path());
     let source = open(&[dir.path().to_owned()]).unwrap();
     // The job waits from 10 to 20 and starts until 25; until 15 it has not been placed.
-    let cases = [(None, &[("waiting", 10_000u128), ("starting", 5_000)][..]), (Some(15), &[("waiting", 5_000)][..])];
+    let cases =
+        [(None, &[("waiting", 10_000u128), ("starting", 5_000)][..]), (Some(15), &[("waiting", 5_000)][..])];
     for (to, expected) in cases {
         let to = to.map(|second: u64| PastPoint::Time(LogTime(START + second * 1_000)));
         let detail = Detail { jobs: true, ..Detail::default() };

@@ -172,7 +172,14 @@ pub(super) fn waits_by_job(views: &[View], jobs: &[JobTotals], by: &[Dimension])
     for row in views.iter().flat_map(|view| &view.waits) {
         *rest.entry((row.tenant.as_str(), row.tier.as_str(), row.reason)).or_default() += row.job_ms;
     }
-    let source = |tenant, tier, job| Source { day: 0, tenant: Some(tenant), tier: Some(tier), kind: "", region: "", job };
+    let source = |tenant, tier, job| Source {
+        day: 0,
+        tenant: Some(tenant),
+        tier: Some(tier),
+        kind: "",
+        region: "",
+        job,
+    };
     for totals in jobs {
         let (tenant, tier) = (totals.tenant.as_str(), totals.tier.as_str());
         for (reason, ms) in &totals.waited {

@@ -83,7 +83,8 @@ fn a_node_that_fails_loses_its_job_and_comes_back() {
     );
     assert!(refused(format!("n1@{}..{}", at(90), at(60))).contains("ends before it begins"));
     assert!(refused("n1@5..9".to_owned()).contains("expected NODE@FROM..UNTIL"));
-    let twice = ["--failures", &failure, "--failures", &format!("n1@{}..{}", at(80), at(95))].map(str::to_owned);
+    let twice =
+        ["--failures", &failure, "--failures", &format!("n1@{}..{}", at(80), at(95))].map(str::to_owned);
     let twice: Vec<&str> = twice.iter().map(String::as_str).collect();
     assert_eq!(headline(whatif(dir.path(), (50, 150), &twice)), "two failures of node n1 overlap");
 }

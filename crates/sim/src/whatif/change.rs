@@ -209,7 +209,9 @@ impl Plan {
 
     /// Whether a node is failed at a time.
     pub(super) fn is_failed(&self, node: &Name, now: LogTime) -> bool {
-        self.failures.iter().any(|failure| failure.node == *node && failure.from <= now && now < failure.until)
+        self.failures
+            .iter()
+            .any(|failure| failure.node == *node && failure.from <= now && now < failure.until)
     }
 
     /// The policy to set where the record set one; none where another holds for the whole range.
@@ -311,7 +313,8 @@ fn outages(failures: &[NodeFailure], recording: &Recording) -> Result<Vec<(LogTi
     let (base, range) = (&recording.base, recording.range);
     let mut sorted: Vec<&NodeFailure> = failures.iter().collect();
     sorted.sort_by(|one, other| (&one.node, one.from).cmp(&(&other.node, other.from)));
-    let overlaps = |pair: &[&NodeFailure]| matches!(pair, [one, next] if one.node == next.node && next.from < one.until);
+    let overlaps =
+        |pair: &[&NodeFailure]| matches!(pair, [one, next] if one.node == next.node && next.from < one.until);
     if let Some([one, _]) = sorted.windows(2).find(|pair| overlaps(pair)) {
         let text = format!("two failures of node {} overlap", one.node);
         return Err(WhatifError::new(text, "name one failure for both with --failures"));
@@ -321,7 +324,8 @@ fn outages(failures: &[NodeFailure], recording: &Recording) -> Result<Vec<(LogTi
         let NodeFailure { node, from, until } = failure;
         if from >= until || *from < range.from || *from > range.to {
             let text = format!("the failure {failure} does not begin in the range, or ends before it begins");
-            let next = format!("name times from {} to {} with --failures NODE@FROM..UNTIL", range.from, range.to);
+            let next =
+                format!("name times from {} to {} with --failures NODE@FROM..UNTIL", range.from, range.to);
             return Err(WhatifError::new(text, next));
         }
         let Some(row) = base.node_named(node).and_then(|id| base.node(id)) else {

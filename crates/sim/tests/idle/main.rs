@@ -248,9 +248,16 @@ fn every_predicted_job_starts_ends_or_still_waits() {
             check.round_over(&state);
         }
         let counts = check.counts();
-        assert_eq!(counts.asked, counts.unpredicted + counts.started + counts.never + counts.open, "{counts:?}");
+        assert_eq!(
+            counts.asked,
+            counts.unpredicted + counts.started + counts.never + counts.open,
+            "{counts:?}"
+        );
         assert!(counts.by_q10 <= counts.by_q50 && counts.by_q50 <= counts.started, "{counts:?}");
-        assert!(counts.by_q90 + counts.without_q90 <= counts.started && counts.overdue <= counts.open, "{counts:?}");
+        assert!(
+            counts.by_q90 + counts.without_q90 <= counts.started && counts.overdue <= counts.open,
+            "{counts:?}"
+        );
         assert_eq!(check.errors_ms().is_some(), counts.started > 0);
         (asked, started) = (asked + counts.asked, started + counts.started);
     }
