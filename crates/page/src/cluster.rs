@@ -69,6 +69,11 @@ fn replicas(status: &v1::GetStatusResponse) -> Markup {
     }
 }
 
+/// Host and port: a page has no address of another host that a browser would follow.
+fn without_scheme(endpoint: &str) -> &str {
+    endpoint.split_once("://").map_or(endpoint, |(_, rest)| rest)
+}
+
 fn health_row(replica: &v1::Replica) -> Markup {
     let health = replica.health.as_ref();
     let number = |known: Option<String>| known.unwrap_or_else(|| "–".to_owned());
@@ -81,8 +86,8 @@ fn health_row(replica: &v1::Replica) -> Markup {
     html! {
         tr {
             th scope="row" { (replica.id) }
-            td { (replica.client_endpoint) }
-            td { (replica.peer_endpoint) }
+            td { (without_scheme(&replica.client_endpoint)) }
+            td { (without_scheme(&replica.peer_endpoint)) }
             td.number { (number(health.filter(|known| known.free_bytes > 0).map(|known| show_bytes(known.free_bytes)))) }
             td.number { (text::span(health.and_then(|known| known.flush_time))) }
             td.number { (text::span(health.and_then(|known| known.snapshot_age))) }

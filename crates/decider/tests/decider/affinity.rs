@@ -205,10 +205,16 @@ fn spent_on(entries: Vec<Affinity>) -> u64 {
     let running = submit(&mut speculation, 1, with_device.chain(without).collect()).unwrap();
     commit(&mut speculation, &mut replica);
     // A round has no place for all of them.
-    while let Pass::Interrupted { .. } = schedule(&mut speculation, &mut Budget::new(1_000_000)) {
+    let mut placed = 0;
+    for _ in 0..20 {
+        let (Pass::Complete { placed: now } | Pass::Interrupted { placed: now }) =
+            schedule(&mut speculation, &mut Budget::new(1_000_000));
         commit(&mut speculation, &mut replica);
+        placed += now as usize;
+        if placed == running.len() {
+            break;
+        }
     }
-    commit(&mut speculation, &mut replica);
     for job in running {
         let placement = replica.job(job).and_then(|row| row.placement.clone()).expect("it is placed");
         let (node, incarnation) = (placement.slots[0].node, placement.slots[0].incarnation);

@@ -150,7 +150,6 @@ fn numbers_below_zero_or_beyond_all_fleets_are_refused() {
             &["quotas[0].lendingLimit: must be at most the nominal quota"],
         ),
         (quota("nominal: 4, borrowingLimit: -3"), &["quotas[0].borrowingLimit: must be a number"]),
-        (tenants(&[("a", "{weight: 0}")]), &["spec.tenants.a.weight: must be above zero; leave it out"]),
         (tenants(&[("a", "{weight: -2}")]), &["spec.tenants.a.weight: must be a number"]),
         (tenants(&[("a", "{weight: 1000001}")]), &["spec.tenants.a.weight: must be between 1 and 1000000"]),
         (tenants(&[("a", "{limits: {runningJobs: -1}}")]), &["limits.runningJobs: must be a whole number"]),
