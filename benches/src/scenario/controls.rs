@@ -284,7 +284,7 @@ pub(crate) async fn run(args: ControlsArgs) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Loops whose calls take so many microseconds, by loop, part and call: 0 for a submission.
+    /// Loops whose calls take this number of microseconds, by loop, part and call: 0 for a submission.
     fn loops(micros: fn(usize, usize, usize) -> u64) -> Vec<LoopLatencies> {
         let of = |number: usize| {
             let mut latencies = LoopLatencies::new().unwrap();

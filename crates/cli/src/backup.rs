@@ -43,7 +43,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// What is said so long after the line before; none too soon.
+    /// The next line of progress; none as long as the line before is recent.
     fn line(&self, since: Duration) -> Option<String> {
         (since >= TOLD_EVERY).then(|| format!("{} {}", self.verb, show_bytes(self.bytes)))
     }

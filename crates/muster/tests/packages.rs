@@ -125,6 +125,7 @@ fn the_packaged_server_configuration_is_read_as_it_is_and_with_every_key() {
         "[audit]",
         "[[oidc]]",
         "[[oidc.rules]]",
+        "[traces]",
     ];
     assert_complete(&all, &tables, &[], |text| server(text).map(|_| ()));
 }
@@ -153,6 +154,7 @@ fn the_packaged_agent_configuration_is_read_as_it_is_and_with_every_key() {
         "[epilog]",
         "[logs]",
         "[health]",
+        "[traces]",
     ];
     assert_complete(&all, &tables, &["slurm", "kubernetes"], |text| agent(text).map(|_| ()));
 }

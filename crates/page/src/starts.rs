@@ -51,11 +51,11 @@ fn moment(ms: u64) -> Markup {
 }
 
 fn row_of_start(start: &ExpectedStart) -> Row {
-    let what = if start.is_reserved { "reservation" } else { "expected start" };
+    let kind = if start.is_reserved { "reservation" } else { "expected start" };
     Row {
         what: text::job_link(&start.job_id, &start.name),
         text: html! {
-            (what) ", "
+            (kind) ", "
             @match start.latest_ms {
                 Some(latest) if latest == start.earliest_ms => (moment(latest)),
                 Some(latest) => { (moment(start.earliest_ms)) " to " (moment(latest)) },
@@ -63,7 +63,7 @@ fn row_of_start(start: &ExpectedStart) -> Row {
             }
             @if start.has_slipped { ", later than was expected" }
         },
-        label: format!("{what} of {}", start.name),
+        label: format!("{kind} of {}", start.name),
         class: if start.is_reserved { "reserved" } else { "expected" },
         earliest_ms: start.earliest_ms,
         latest_ms: start.latest_ms,

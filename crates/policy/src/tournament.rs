@@ -22,7 +22,7 @@ pub(crate) type Leaf = Option<Name>;
 pub(crate) type HeadKey = (Reverse<PriorityTier>, QueuePosition, Name);
 
 /// What seats are compared by: whether the weight is zero, and the share.
-type Share = (bool, u64);
+type ShareKey = (bool, u64);
 
 /// The weight of a tenant's own work next to its children: the ordinary one.
 const OWN_WEIGHT_MILLI: u32 = 1_000;
@@ -39,8 +39,8 @@ enum Seat {
 /// Seats that compete with each other.
 #[derive(Clone, Debug, Default)]
 struct Group {
-    order: BTreeSet<(Share, HeadKey, Seat)>,
-    keys: BTreeMap<Seat, (Share, HeadKey)>,
+    order: BTreeSet<(ShareKey, HeadKey, Seat)>,
+    keys: BTreeMap<Seat, (ShareKey, HeadKey)>,
     /// Whether there ever were two: a share that is compared with nothing need not be known.
     compares: bool,
 }
@@ -103,7 +103,7 @@ impl Tournament {
         let mut head = head.cloned();
         for (above, seat) in path(state, leaf) {
             let compares = self.groups.get(&above).is_some_and(|group| group.compares);
-            let share = if compares { self.share(state, above.as_ref(), &seat) } else { Share::default() };
+            let share = if compares { self.share(state, above.as_ref(), &seat) } else { ShareKey::default() };
             let group = self.groups.entry(above).or_default();
             if let Some((share, head)) = group.keys.remove(&seat) {
                 group.order.remove(&(share, head, seat.clone()));
@@ -130,7 +130,7 @@ impl Tournament {
         }
     }
 
-    fn share(&self, state: &State, above: Option<&Name>, seat: &Seat) -> Share {
+    fn share(&self, state: &State, above: Option<&Name>, seat: &Seat) -> ShareKey {
         match seat {
             Seat::Child(name) => {
                 let weight_milli = state.policy().policy.weight_milli(name);

@@ -52,7 +52,7 @@ impl Throttles {
         }
     }
 
-    /// Whether no throttle so far has allowed so many members under way.
+    /// Whether no throttle so far has allowed this number of members under way.
     pub fn forbade(&self, array: ArrayId, running: u32) -> bool {
         self.0.get(&array).copied().flatten().is_some_and(|highest| running > highest)
     }

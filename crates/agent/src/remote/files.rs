@@ -215,7 +215,7 @@ impl Wire {
         self.pace.as_ref().map_or(self.silence_max, |pace| pace.left(Instant::now()).min(self.silence_max))
     }
 
-    /// A frame of so many bytes was waited for.
+    /// A frame of this number of bytes was waited for.
     fn note(&mut self, begun: Instant, bytes: usize) {
         if let Some(pace) = &mut self.pace {
             pace.note(begun.elapsed(), bytes);

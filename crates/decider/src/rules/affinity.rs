@@ -60,7 +60,7 @@ struct KeptBy {
     nodes: BTreeSet<NodeId>,
 }
 
-/// What is said behind an entry where not every job was looked at that it may be about.
+/// The words behind an entry where not every job was looked at that it may be about.
 const CUT: &str = " (of the first that were looked at)";
 
 /// What the entries of a job come to, and those of jobs that keep it away.

@@ -50,18 +50,42 @@ fn open_some(speculation: &mut Speculation, looked_at_max: usize) {
 mod tests {
     use super::*;
     use alloc::boxed::Box;
+    use alloc::collections::BTreeSet;
     use alloc::string::ToString;
     use alloc::vec;
     use muster_state::State;
     use muster_types::policy::PurchaseKind;
     use muster_types::{
-        CapacityFallback, CapacityRules, ClusterId, Dependency, DependencyRule, JobDraft, Leadership, Name,
-        Parameters, PurchaseSet, ReplicaId, RequestId, Submission, TaskGroup, WorkerRequest,
+        CapacityFallback, CapacityRules, ClusterId, Dependency, DependencyRule, HolderId, JobDraft,
+        Leadership, Name, NodeDraft, Parameters, PurchaseSet, ReplicaId, RequestId, Submission, TaskGroup,
+        WorkerRequest,
     };
 
     use crate::{Answer, BootstrapConfig, Command, handle, tick};
 
     const HOUR_MS: u64 = 3_600_000;
+
+    /// A spot host that jobs could be on, so that they are no jobs which never fit.
+    fn register(speculation: &mut Speculation) {
+        let name = |text| Name::new(text).expect("a name");
+        let spec = NodeDraft {
+            name: name("n1"),
+            region: name("eu"),
+            cluster: name("c1"),
+            block: name("b"),
+            rack: name("r"),
+            address: "n1".to_string(),
+            accelerators: None,
+            cpu_milli: 64_000,
+            memory_bytes: 1 << 38,
+            labels: [(name("purchase"), name("spot"))].into_iter().collect(),
+            taints: BTreeSet::new(),
+            pod: None,
+        };
+        let spec = spec.check().expect("a host");
+        let register = Command::Register { spec, holder: HolderId(1), other_session_is_over: false };
+        handle(speculation, &register).expect("it is new");
+    }
 
     /// A job that takes more after an hour, and waits for others first.
     fn submit(speculation: &mut Speculation, request: u128, others: &[JobId]) -> JobId {
@@ -97,6 +121,7 @@ mod tests {
             speculation.take_round();
             speculation.set_now(LogTime(time));
         };
+        register(&mut speculation);
         let first = submit(&mut speculation, 1, &[]);
         let early: Vec<JobId> = (2..7).map(|request| submit(&mut speculation, request, &[first])).collect();
         to(&mut speculation, HOUR_MS);

@@ -388,7 +388,7 @@ async fn findings_that_come_and_go_are_paced_and_delay_no_report_of_workers() {
         })
         .await;
     }
-    // What was taken over a moment ago waits, and what is said of workers behind it does not.
+    // What was taken over a moment ago waits, and reports of workers behind it do not.
     say(&session, Inbound::Health { sequence: 3, report: report(1) }).await;
     say(&session, Inbound::Report { sequence: 1, workers: Vec::new() }).await;
     told(&mut session, "the report's ack", |message| match message {

@@ -18,7 +18,7 @@ use crate::random::Random;
 /// Seeds that are always played.
 const SEEDS: u64 = 12;
 /// Seeds within which the histories have to reach what they are there for.
-const SEEDS_MAX: u64 = 80;
+const SEEDS_MAX: u64 = 80 * 4;
 const STEPS: u64 = 250;
 
 /// A command that says how a node was bought.
