@@ -78,7 +78,7 @@ mod tests {
             accelerators: None,
             cpu_milli: 64_000,
             memory_bytes: 1 << 38,
-            labels: [(name("purchase"), name("spot"))].into_iter().collect(),
+            labels: [(name("purchase"), "spot".to_string())].into_iter().collect(),
             taints: BTreeSet::new(),
             pod: None,
         };
