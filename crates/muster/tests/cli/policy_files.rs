@@ -151,7 +151,7 @@ fn numbers_below_zero_or_beyond_all_fleets_are_refused() {
         ),
         (quota("nominal: 4, borrowingLimit: -3"), &["quotas[0].borrowingLimit: must be a number"]),
         (tenants(&[("a", "{weight: -2}")]), &["spec.tenants.a.weight: must be a number"]),
-        (tenants(&[("a", "{weight: 1000001}")]), &["spec.tenants.a.weight: must be between 1 and 1000000"]),
+        (tenants(&[("a", "{weight: 1000001}")]), &["spec.tenants.a.weight: must be between 0 and 1000000"]),
         (tenants(&[("a", "{limits: {runningJobs: -1}}")]), &["limits.runningJobs: must be a whole number"]),
         // A type of the same name as a setting that is called something else in the file.
         (
