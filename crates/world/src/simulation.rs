@@ -25,7 +25,7 @@ const ANSWER_MS_MAX: u64 = 15_000;
 /// From there until every replica votes again and has applied the same.
 const LEVEL_MS_MAX: u64 = 40_000;
 /// From there until no job is left.
-const DRAIN_MS_MAX: u64 = 120_000;
+const DRAIN_MS_MAX: u64 = 300_000;
 
 /// What became of a run.
 #[derive(Clone, Debug)]

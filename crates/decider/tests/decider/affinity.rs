@@ -202,18 +202,22 @@ fn spent_on(entries: Vec<Affinity>) -> u64 {
     };
     let with_device = (0..24).map(|_| low(Some(accelerators("h100", 1))));
     let without = (0..WITHOUT_DEVICES).map(|_| low(None));
-    let running = submit(&mut speculation, 1, with_device.chain(without).collect()).unwrap();
-    commit(&mut speculation, &mut replica);
-    // A round has no place for all of them.
-    let mut placed = 0;
-    for _ in 0..20 {
-        let (Pass::Complete { placed: now } | Pass::Interrupted { placed: now }) =
-            schedule(&mut speculation, &mut Budget::new(1_000_000));
+    // Those without a device would fill hosts whose devices the others need.
+    let mut running = Vec::new();
+    for (request, jobs) in [(1, with_device.collect::<Vec<_>>()), (3, without.collect())] {
+        let (of_request, mut placed) = (submit(&mut speculation, request, jobs).unwrap(), 0);
         commit(&mut speculation, &mut replica);
-        placed += now as usize;
-        if placed == running.len() {
-            break;
+        // A round has no place for all of them.
+        for _ in 0..50 {
+            let (Pass::Complete { placed: now } | Pass::Interrupted { placed: now }) =
+                schedule(&mut speculation, &mut Budget::new(1_000_000));
+            commit(&mut speculation, &mut replica);
+            placed += now as usize;
+            if placed == of_request.len() {
+                break;
+            }
         }
+        running.extend(of_request);
     }
     for job in running {
         let placement = replica.job(job).and_then(|row| row.placement.clone()).expect("it is placed");

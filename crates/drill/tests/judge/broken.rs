@@ -365,7 +365,7 @@ fn grant_outlived(sample: &mut Sample) -> Option<()> {
     };
     let job = JobId::derive(LogIndex(state.log_index().0 + 3), 0);
     let placed = Decision::GangPlaced { job, workers };
-    append_rounds(sample, vec![(0, vec![set, grant]), (2_000, vec![submitted]), (20_000, vec![placed])]);
+    append_rounds(sample, vec![(0, vec![set, grant]), (2_000, vec![submitted]), (60_000, vec![placed])]);
     Some(())
 }
 
