@@ -218,6 +218,8 @@ const browser = await puppeteer.launch({
 });
 try {
   const page = await browser.newPage();
+  // A page that is shown again is asked for again, whole.
+  await page.setCacheEnabled(false);
   page.on("console", (message) => { if (message.type() === "error") report(page.url(), message.text()); });
   page.on("pageerror", (error) => report(page.url(), String(error)));
   for (const path of paths) {
