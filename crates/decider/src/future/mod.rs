@@ -363,6 +363,12 @@ impl Future {
         }
     }
 
+    /// Whether anything is kept for a gang.
+    pub(crate) fn keeps_for(&self, job: JobId) -> bool {
+        let mut reserved = self.reservations.iter().chain(&self.remembered).chain(&self.own);
+        reserved.any(|reservation| reservation.job == job) || self.lent.is_for(job)
+    }
+
     /// Whether capacity is kept for the gang whose turn it is.
     pub(crate) fn has_own(&self) -> bool {
         self.own.is_some()

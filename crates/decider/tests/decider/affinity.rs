@@ -163,15 +163,64 @@ fn a_round_looks_at_the_many_others_of_few_jobs() {
 #[test]
 fn a_round_looks_at_the_many_jobs_that_keep_few_jobs_away() {
     let (mut speculation, _) = fleet();
-    let away = |n: u32| to(app(&format!("other-{n}")), AffinityRule::Apart);
+    // Eight kinds of entries, and all are about the others: who is not meant by a kind does not look at its jobs.
+    let away = |n: u32| {
+        let target = AffinityTarget::Labels(format!("app in (batch, other-{n})"));
+        to(target, AffinityRule::Apart)
+    };
     let entries: Vec<Affinity> = (0..8).map(away).collect();
-    let running = (0..20).map(|_| submission("vision", Some("web"), entries.clone())).collect();
-    submit(&mut speculation, 1, running).unwrap();
+    let in_eu = |_| {
+        let mut submission = submission("vision", Some("web"), entries.clone());
+        let mut draft = submission.spec.clone().into_draft();
+        draft.regions = vec![name("eu")];
+        submission.spec = draft.check().expect("a job");
+        submission
+    };
+    submit(&mut speculation, 1, (0..20).map(in_eu).collect()).unwrap();
     pass(&mut speculation);
-    // They are below its tenant, and ask for nothing.
-    let others = (0..3).map(|_| submission("video", None, Vec::new())).collect();
+    // They are below its tenant, ask for nothing, and have one host left.
+    let others = (0..3).map(|_| submission("video", Some("batch"), Vec::new())).collect();
     let ids = submit(&mut speculation, 2, others).unwrap();
     check_that_each_takes_a_round(&mut speculation, &ids);
+}
+
+/// What a pass spends on this many jobs that have to be apart from what is on every host of their region.
+fn spent_on_kept_away(count: usize) -> u64 {
+    let (mut speculation, _) = fleet();
+    let in_eu = |app: Option<&str>, devices, affinity| {
+        let mut submission = submission("vision", app, affinity);
+        let mut draft = submission.spec.clone().into_draft();
+        draft.groups[0].request.accelerators = Some(accelerators("h100", devices).into());
+        draft.regions = vec![name("eu")];
+        submission.spec = draft.check().expect("a job");
+        submission
+    };
+    let apart = || in_eu(None, 3, vec![to(app("web"), AffinityRule::Apart)]);
+    submit(&mut speculation, 1, (0..5).map(|_| apart()).collect()).unwrap();
+    pass(&mut speculation);
+    assert_eq!(speculation.state().active_count(), 5, "one on each host");
+    let kept = (0..count).map(|_| in_eu(Some("web"), 1, Vec::new())).collect();
+    let kept = submit(&mut speculation, 2, kept).unwrap();
+    let mut budget = Budget::new(1_000_000);
+    schedule(&mut speculation, &mut budget);
+    assert!(kept.iter().all(|job| nodes_of(speculation.state(), *job).is_empty()));
+    // Once the others are over, all of them start.
+    for job in speculation.state().active().collect::<Vec<_>>() {
+        let on = *nodes_of(speculation.state(), job).first().expect("it has a worker");
+        report(&mut speculation, job, on, RankUpdate::Running);
+        report(&mut speculation, job, on, RankUpdate::Exited(ExitStatus::Code(0)));
+    }
+    pass(&mut speculation);
+    let placed = kept.iter().filter(|job| !nodes_of(speculation.state(), **job).is_empty()).count();
+    assert_eq!(placed, count.min(20));
+    1_000_000 - budget.left()
+}
+
+#[test]
+fn a_place_is_looked_for_once_for_jobs_that_are_alike_and_kept_away() {
+    let (one, many) = (spent_on_kept_away(1), spent_on_kept_away(41));
+    // To look at what keeps it away takes each of them eight times six looks, and a plan more.
+    assert!(many < one + 40 * 24, "{one} for one, {many} for all");
 }
 
 #[test]
