@@ -15,7 +15,7 @@ use crate::passes::{drained, growth, preemption};
 use crate::round::ROUND_BYTES_SOFT;
 use crate::rules::affinity;
 use crate::rules::bookings::is_open_to;
-use crate::rules::planned::{choices, planned_spec, with_spares};
+use crate::rules::planned::{choices, planned_spec};
 use crate::rules::terms::{QuotaPart, with_terms, with_terms_of};
 use crate::settle::array::fill_arrays;
 use crate::settle::job::{advance_arrays, has_its_promise};
@@ -294,9 +294,11 @@ impl Offer<'_> {
         };
         let choices = choices(state, job, &holds, speculation.unheard(), speculation.now());
         let wanted = state.contract(job).map_or(0, |contract| contract.spares);
-        if let Some(larger) = (wanted > 0).then(|| with_spares(spec, wanted)).flatten()
-            && let Verdict::Fits(found) = place(&larger, &choices[0])
+        if let Some(larger) = (wanted > 0).then(|| spec.with_spares(wanted)).flatten()
+            && let Verdict::Fits(mut found) = place(&larger, &choices[0])
         {
+            // Of the last segment of spares no more than it asks for.
+            found.workers.truncate(spec.worker_count().saturating_add(wanted) as usize);
             let decision = Decision::GangPlaced { job, workers: found.workers };
             // With spares among them, ranks may lie otherwise than its topology rule asks for.
             if state.check(&decision).is_ok()

@@ -186,7 +186,7 @@ fn a_round_looks_at_the_many_jobs_that_keep_few_jobs_away() {
 
 /// What a pass spends on this many jobs that have to be apart from what is on every host of their region.
 fn spent_on_kept_away(count: usize) -> u64 {
-    let (mut speculation, _) = fleet();
+    let (mut speculation, mut replica) = fleet();
     let in_eu = |app: Option<&str>, devices, affinity| {
         let mut submission = submission("vision", app, affinity);
         let mut draft = submission.spec.clone().into_draft();
@@ -198,9 +198,11 @@ fn spent_on_kept_away(count: usize) -> u64 {
     let apart = || in_eu(None, 3, vec![to(app("web"), AffinityRule::Apart)]);
     submit(&mut speculation, 1, (0..5).map(|_| apart()).collect()).unwrap();
     pass(&mut speculation);
+    commit(&mut speculation, &mut replica);
     assert_eq!(speculation.state().active_count(), 5, "one on each host");
     let kept = (0..count).map(|_| in_eu(Some("web"), 1, Vec::new())).collect();
     let kept = submit(&mut speculation, 2, kept).unwrap();
+    commit(&mut speculation, &mut replica);
     let mut budget = Budget::new(1_000_000);
     schedule(&mut speculation, &mut budget);
     assert!(kept.iter().all(|job| nodes_of(speculation.state(), *job).is_empty()));
@@ -210,6 +212,7 @@ fn spent_on_kept_away(count: usize) -> u64 {
         report(&mut speculation, job, on, RankUpdate::Running);
         report(&mut speculation, job, on, RankUpdate::Exited(ExitStatus::Code(0)));
     }
+    commit(&mut speculation, &mut replica);
     pass(&mut speculation);
     let placed = kept.iter().filter(|job| !nodes_of(speculation.state(), **job).is_empty()).count();
     assert_eq!(placed, count.min(20));
