@@ -8,8 +8,8 @@ use muster_types::{JobContract, JobId, Level, Refusal, Segment, Spread, Submissi
 
 use crate::support::{accelerators, commit, founded, group, holder, job_draft, name, node_draft, request};
 
-fn register(speculation: &mut Speculation, text: &str) {
-    let mut draft = node_draft(text, "eu", "c1", Some(accelerators("h100", 2)));
+fn register(speculation: &mut Speculation, text: &str, devices: u16) {
+    let mut draft = node_draft(text, "eu", "c1", Some(accelerators("h100", devices)));
     draft.rack = name(&format!("rack-of-{text}"));
     let spec = draft.check().expect("a node");
     let command = Command::Register { spec, holder: holder(1), other_session_is_over: false };
@@ -31,7 +31,7 @@ fn submit(speculation: &mut Speculation, n: u128, topology: TopologyRule) -> Res
 #[test]
 fn a_gang_in_segments_has_the_spares_that_it_asks_for() {
     let (mut speculation, mut replica) = founded();
-    ["n1", "n2", "n3"].into_iter().for_each(|text| register(&mut speculation, text));
+    ["n1", "n2", "n3"].into_iter().for_each(|text| register(&mut speculation, text, 2));
     let segments = vec![Segment { level: Level::Rack, workers: 2 }];
     let topology = TopologyRule { segments, ..TopologyRule::default() };
     let job = submit(&mut speculation, 1, topology).expect("it is taken");
@@ -47,7 +47,7 @@ fn a_gang_in_segments_has_the_spares_that_it_asks_for() {
 #[test]
 fn spares_for_which_the_rules_of_a_gang_leave_no_place_are_refused() {
     let (mut speculation, _) = founded();
-    ["n1", "n2", "n3"].into_iter().for_each(|text| register(&mut speculation, text));
+    ["n1", "n2", "n3"].into_iter().for_each(|text| register(&mut speculation, text, 8));
     let topology = TopologyRule {
         required: Some(Level::Rack),
         spread: Some(Spread { level: Level::Rack, workers_max: 4 }),
