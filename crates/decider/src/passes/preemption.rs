@@ -26,7 +26,7 @@ use crate::settle::job::settle;
 use crate::speculation::Speculation;
 
 /// Gangs to preempt up to which the plan is tried without each of them.
-const SPARED_ONE_BY_ONE_MAX: usize = 16;
+pub(super) const SPARED_ONE_BY_ONE_MAX: usize = 16;
 
 /// Gangs with a promise that are looked at for one claimant.
 const PROMISES_LOOKED_AT_MAX: usize = 256;
@@ -409,7 +409,9 @@ impl Claimant<'_> {
     /// Lets those go on that need not be preempted, those that would lose most first. On the hosts that were looked for all are
     /// needed; of a quota they may leave more than is needed.
     fn spare(&self, mut needed: Vec<JobId>, mut plan: Plan, budget: &mut Budget) -> (Vec<JobId>, Plan) {
-        let is_exact = needs_one_host(self.spec) && !self.state.has_quotas();
+        // Nor of those that keep it away from where it does not go.
+        let is_free = self.spec.affinity.is_empty() && !self.state.has_apart();
+        let is_exact = needs_one_host(self.spec) && !self.state.has_quotas() && is_free;
         if is_exact || needed.len() > SPARED_ONE_BY_ONE_MAX {
             return (needed, plan);
         }

@@ -41,6 +41,26 @@ pub(crate) struct Resolved<'a> {
     pub(crate) depends_on_labels: bool,
     /// Whether another job names this one, or its array: then it is otherwise for one with the same labels.
     pub(crate) depends_on_id: bool,
+    /// Jobs in whose domains of a level it must not be; those that are over, or only have capacity promised, are not listed.
+    keepers: Vec<(AffinityLevel, JobId)>,
+}
+
+/// A part of the fleet that is closed to a job because of others.
+#[derive(Debug)]
+pub(crate) struct KeptPart<'a> {
+    level: AffinityLevel,
+    domain: AffinityDomain<'a>,
+    /// Where it is one host.
+    pub(crate) host: Option<NodeId>,
+    /// The others, as far as they were looked at: it is open once none of them is there.
+    pub(crate) jobs: BTreeSet<JobId>,
+}
+
+impl KeptPart<'_> {
+    /// Whether a node lies in it.
+    pub(crate) fn has(&self, node: &NodeDraft) -> bool {
+        self.level.domain(node) == self.domain
+    }
 }
 
 /// The jobs that an entry selects, and where they are.
@@ -48,6 +68,8 @@ pub(crate) struct Resolved<'a> {
 struct Others {
     nodes: BTreeSet<NodeId>,
     jobs: u64,
+    /// Those that are there and that the entry has to be apart from.
+    keepers: Vec<JobId>,
     looked_at: u64,
     tenants: u64,
     workers: u64,
@@ -112,6 +134,7 @@ fn resolve_at<'a>(
             // One of those that it is about may start as the first.
             resolved.depends_on_labels |= matches!(entry.target, AffinityTarget::Labels(_));
         }
+        resolved.keepers.extend(others.keepers.iter().map(|keeper| (entry.level, *keeper)));
         let cut = if others.is_cut { CUT } else { "" };
         resolved.terms.push(AffinityTerm {
             text: format!("{entry}{cut}"),
@@ -123,6 +146,54 @@ fn resolve_at<'a>(
     }
     kept_away(state, (job, spec), (labels, behind_stops), jobs_max, &mut resolved);
     resolved
+}
+
+/// The parts of the fleet from which others keep a job away while they run, or that it keeps out of itself because of them, and
+/// how much was looked at. A part lies in others where these are closed as a whole: it is open once all of these are.
+pub(crate) fn kept_parts<'a>(state: &'a State, job: JobId, spec: &JobSpec) -> (Vec<KeptPart<'a>>, u64) {
+    let resolved = resolve(state, job, spec);
+    let mut looked_at = resolved.looked_at;
+    let mut by_domain: BTreeMap<(AffinityLevel, AffinityDomain<'a>), (Option<NodeId>, BTreeSet<JobId>)> =
+        BTreeMap::new();
+    for (level, keeper) in resolved.keepers {
+        let Some(row) = state.job(keeper) else { continue };
+        let mut workers = 0u64;
+        for id in nodes_of(state, keeper, row) {
+            workers += 1;
+            let Some(node) = state.node(id) else { continue };
+            let (host, jobs) = by_domain.entry((level, level.domain(&node.spec))).or_default();
+            *host = Some(id).filter(|_| level == AffinityLevel::Host);
+            jobs.insert(keeper);
+        }
+        looked_at += 1 + workers / WORKERS_PER_LOOK;
+    }
+    let mut parts = Vec::with_capacity(by_domain.len());
+    for ((level, domain), (host, inside)) in &by_domain {
+        let mut jobs = inside.clone();
+        for outer in OUTER_LEVELS.into_iter().filter(|outer| outer < level) {
+            if let Some((_, whole)) = by_domain.get(&(outer, part_of(domain, outer))) {
+                jobs.extend(whole);
+            }
+        }
+        parts.push(KeptPart { level: *level, domain: *domain, host: *host, jobs });
+    }
+    (parts, looked_at)
+}
+
+/// Levels that others lie in.
+const OUTER_LEVELS: [AffinityLevel; 4] =
+    [AffinityLevel::Region, AffinityLevel::Cluster, AffinityLevel::Block, AffinityLevel::Rack];
+
+/// The domain of an outer level in which a domain lies.
+fn part_of<'a>(domain: &AffinityDomain<'a>, level: AffinityLevel) -> AffinityDomain<'a> {
+    let (region, cluster, block, rack, host) = *domain;
+    match level {
+        AffinityLevel::Region => (region, None, None, None, None),
+        AffinityLevel::Cluster => (region, cluster, None, None, None),
+        AffinityLevel::Block => (region, cluster, block, None, None),
+        AffinityLevel::Rack => (region, cluster, block, rack, None),
+        AffinityLevel::Host => (region, cluster, block, rack, host),
+    }
 }
 
 /// Whether a job is being stopped, and is expected to be over soon; never without a time.
@@ -180,6 +251,7 @@ fn kept_away<'a>(
                 }
                 let mut workers = 0u64;
                 if holds(state, other) && !is_leaving(state, other, behind_stops) {
+                    resolved.keepers.push((*level, other));
                     kept.nodes.extend(nodes_of(state, other, row).inspect(|_| workers += 1));
                 }
                 kept.nodes.extend(promised_nodes(row).inspect(|_| workers += 1));
@@ -347,6 +419,9 @@ impl Others {
         };
         if !is_there {
             return;
+        }
+        if entry.rule == AffinityRule::Apart && entry.is_required() {
+            self.keepers.push(job);
         }
         self.add_nodes(state, nodes_of(state, job, row));
         // One whose nodes are all gone is nowhere.
