@@ -391,11 +391,7 @@ impl Ways<'_, '_> {
         budget: &mut Budget,
     ) -> Result<(), Spent> {
         let state = self.claimant.state;
-        let jobs_of = |parts: &mut dyn Iterator<Item = &Part<'_>>| -> Vec<JobId> {
-            let jobs: BTreeSet<JobId> = parts.flat_map(|part| part.set.1.iter().copied()).collect();
-            jobs.into_iter().take(limits::REARRANGED_STOPS_MAX).collect()
-        };
-        let all = jobs_of(&mut parts.iter());
+        let all = jobs_of(parts.iter());
         let Some((forecast, _)) = self.without(&all, leavers) else { return Ok(()) };
         let Some(plan) = self.claimant.plan_on(&forecast, budget)? else {
             let is_searched = all.len() <= SPARED_ONE_BY_ONE_MAX;
@@ -408,9 +404,15 @@ impl Ways<'_, '_> {
         let nodes: BTreeSet<NodeId> = plan.workers.iter().map(|slot| slot.node).collect();
         let rows: Vec<_> = nodes.iter().filter_map(|node| state.node(*node)).collect();
         let is_used = |part: &&Part<'_>| rows.iter().any(|row| part.part.has(&row.spec));
-        let used = jobs_of(&mut parts.iter().filter(is_used));
+        let used = jobs_of(parts.iter().filter(is_used));
         self.try_without(&used, (None, false), leavers, found, budget)
     }
+}
+
+/// Who stops for several parts, each once.
+fn jobs_of<'p, 'a: 'p>(parts: impl Iterator<Item = &'p Part<'a>>) -> Vec<JobId> {
+    let jobs: BTreeSet<JobId> = parts.flat_map(|part| part.set.1.iter().copied()).collect();
+    jobs.into_iter().take(limits::REARRANGED_STOPS_MAX).collect()
 }
 
 fn joined((harm, mut stops): Set, (more, others): Set) -> Set {

@@ -11,7 +11,7 @@ use muster_state::{JobRow, Phase, State};
 use muster_types::policy::{PolicyDraft, Quota, TenantPolicy};
 use muster_types::{
     Affinity, AffinityLevel, AffinityRule, AffinityTarget, ExitStatus, JobContract, JobId, JobMetadata,
-    JobSpec, LabelSelector, LogTime, NodeId, PriorityTier, Refusal, Requester, Submission,
+    JobSpec, LabelSelector, Level, LogTime, NodeId, PriorityTier, Refusal, Requester, Spread, Submission,
 };
 
 use crate::random::Random;
@@ -499,6 +499,70 @@ fn nobody_is_stopped_for_two_jobs_of_which_one_can_start() {
     assert_eq!(promised.count(), 1);
     assert_eq!(state.stopping().count(), 1, "only one of them can be there");
     assert_eq!(state.verify(), Ok(()));
+}
+
+#[test]
+fn a_gang_that_keeps_another_away_stops_for_it_where_it_could_stop_anyway() {
+    for (tier, stops) in [(PriorityTier::Free, true), (PriorityTier::Standard, false)] {
+        let (mut speculation, _) = fleet();
+        // One host, of which each takes a device: only that it has to be apart keeps the other away.
+        let in_us = |tier, app: Option<&str>, affinity| {
+            let mut submission = submission("vision", app, affinity);
+            let mut draft = submission.spec.clone().into_draft();
+            (draft.tier, draft.regions) = (tier, vec![name("us")]);
+            submission.spec = draft.check().unwrap();
+            submission
+        };
+        let apart = vec![to(app("web"), AffinityRule::Apart)];
+        let keeper = submit(&mut speculation, 1, vec![in_us(tier, None, apart)]).unwrap()[0];
+        let beside = submit(&mut speculation, 2, vec![in_us(tier, None, Vec::new())]).unwrap()[0];
+        pass(&mut speculation);
+        run_all(&mut speculation);
+        let web = in_us(PriorityTier::Standard, Some("web"), Vec::new());
+        let web = submit(&mut speculation, 3, vec![web]).unwrap()[0];
+        pass(&mut speculation);
+        let state = speculation.state();
+        let is_stopping = |job: JobId| matches!(state.job(job).unwrap().phase, Phase::Stopping(_));
+        assert_eq!((is_stopping(keeper), is_stopping(beside)), (stops, false), "{tier:?}");
+        assert_eq!(state.job(web).unwrap().promise.is_some(), stops);
+        if stops {
+            let on = *nodes_of(state, keeper).first().unwrap();
+            report(&mut speculation, keeper, on, RankUpdate::Exited(ExitStatus::Signal(15)));
+            pass(&mut speculation);
+            assert_eq!(nodes_of(speculation.state(), web), BTreeSet::from([on]));
+        }
+        assert_eq!(speculation.state().verify(), Ok(()));
+    }
+}
+
+#[test]
+fn no_more_gangs_stop_than_keep_another_away_from_where_it_goes() {
+    let (mut speculation, _) = fleet();
+    let in_eu = |workers, tier, app: &str, affinity| {
+        let mut submission = submission("vision", Some(app), affinity);
+        let mut draft = submission.spec.clone().into_draft();
+        draft.groups[0].workers = workers;
+        draft.groups[0].workers_min = workers;
+        draft.topology.spread = Some(Spread { level: Level::Host, workers_max: 1 });
+        (draft.tier, draft.regions) = (tier, vec![name("eu")]);
+        submission.spec = draft.check().unwrap();
+        submission
+    };
+    let entries = || vec![to(app("web"), AffinityRule::Apart), to(app("keep"), AffinityRule::Apart)];
+    let keepers = (0..5).map(|_| in_eu(1, PriorityTier::Free, "keep", entries())).collect();
+    submit(&mut speculation, 1, keepers).unwrap();
+    pass(&mut speculation);
+    assert_eq!(speculation.state().active_count(), 5, "one on each host");
+    run_all(&mut speculation);
+    // It needs two hosts of a cluster.
+    let web = in_eu(2, PriorityTier::Standard, "web", Vec::new());
+    let web = submit(&mut speculation, 2, vec![web]).unwrap()[0];
+    pass(&mut speculation);
+    let state = speculation.state();
+    let promise = state.job(web).unwrap().promise.clone().expect("two hosts can be made free for it");
+    let hosts: BTreeSet<NodeId> = promise.slots.iter().map(|slot| slot.node).collect();
+    let stopped: BTreeSet<NodeId> = state.stopping().flat_map(|job| nodes_of(state, job)).collect();
+    assert_eq!((stopped, hosts.len()), (hosts.clone(), 2));
 }
 
 #[test]
