@@ -14,6 +14,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
+use muster_journal::CapacityHold;
 use muster_planner::AffinityTerm;
 use muster_state::{JobRow, Phase, State};
 use muster_types::{
@@ -440,6 +441,53 @@ impl Others {
             }
         }
     }
+}
+
+/// Whether an entry of a job of a tenant is about another job, wherever that is.
+fn is_about(state: &State, entry: &Affinity, tenant: &Name, other: JobId) -> bool {
+    let Some(theirs) = state.spec(other) else { return false };
+    let is_meant = match &entry.target {
+        AffinityTarget::Labels(_) => entry.selector().is_some_and(|selector| {
+            state.metadata(other).is_some_and(|metadata| selector.matches(&metadata.labels))
+        }),
+        target => names(target, other, theirs),
+    };
+    is_meant && is_within(state, tenant, other)
+}
+
+/// Entries that let a job start only where others are.
+pub(crate) fn required_together(spec: &JobSpec) -> impl Iterator<Item = &Affinity> {
+    spec.affinity.iter().filter(|entry| entry.is_required() && entry.rule == AffinityRule::Together)
+}
+
+/// Whether a job has to be together with another one.
+pub(crate) fn is_with(state: &State, job: JobId, other: JobId) -> bool {
+    let Some(spec) = state.spec(job) else { return false };
+    required_together(spec).any(|entry| is_about(state, entry, &spec.tenant, other))
+}
+
+/// What makes a job go to where others will be that are planned already and that it has to be with.
+pub(crate) fn near_planned<'a>(
+    state: &'a State,
+    spec: &JobSpec,
+    planned: &[CapacityHold],
+) -> Vec<AffinityTerm<'a>> {
+    let mut terms = Vec::new();
+    for entry in required_together(spec) {
+        let others = planned.iter().filter(|other| is_about(state, entry, &spec.tenant, other.job));
+        let nodes: BTreeSet<NodeId> =
+            others.flat_map(|other| other.workers.iter().map(|slot| slot.node)).collect();
+        if !nodes.is_empty() {
+            terms.push(AffinityTerm {
+                text: entry.to_string(),
+                level: entry.level,
+                rule: AffinityRule::Together,
+                weight: None,
+                domains: domains_at(state, &nodes, entry.level),
+            });
+        }
+    }
+    terms
 }
 
 /// Whether a job holds devices in this state, which may be one that is thought out.

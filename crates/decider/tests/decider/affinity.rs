@@ -4,7 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use muster_decider::{Answer, Command, Pass, Speculation, explain_briefly, handle, schedule, tick};
+use muster_decider::{
+    Answer, Command, DrainOrder, Pass, Speculation, explain_briefly, handle, schedule, tick,
+};
 use muster_journal::{Decision, RankUpdate, Round, WorkerSlot};
 use muster_planner::{Budget, WaitReason};
 use muster_state::{JobRow, Phase, State};
@@ -532,6 +534,41 @@ fn a_gang_that_keeps_another_away_stops_for_it_where_it_could_stop_anyway() {
             assert_eq!(nodes_of(speculation.state(), web), BTreeSet::from([on]));
         }
         assert_eq!(speculation.state().verify(), Ok(()));
+    }
+}
+
+#[test]
+fn gangs_that_have_to_be_together_leave_a_drained_host_together() {
+    let (mut speculation, _) = fleet();
+    let web = || {
+        let together = vec![to(app("web"), AffinityRule::Together)];
+        let mut submission = submission("vision", Some("web"), together);
+        let mut draft = submission.spec.clone().into_draft();
+        draft.checkpoint_directory = Some("/checkpoints".to_owned());
+        submission.spec = draft.check().unwrap();
+        submission
+    };
+    let jobs = submit(&mut speculation, 1, vec![web(), web()]).unwrap();
+    pass(&mut speculation);
+    let before = nodes_of(speculation.state(), jobs[0]);
+    assert_eq!((nodes_of(speculation.state(), jobs[1]), before.len()), (before.clone(), 1));
+    run_all(&mut speculation);
+    let drained = *before.first().unwrap();
+    let order = DrainOrder::Begin { deadline_ms: Some(3_600_000) };
+    let drain = Command::SetDrain { request: request(2), by: Requester::default(), node: drained, order };
+    handle(&mut speculation, &drain).expect("it is taken");
+    pass(&mut speculation);
+    let state = speculation.state();
+    let promised = |job: JobId| state.job(job).and_then(|row| row.promise.clone()).map(|p| p.slots[0].node);
+    let next = promised(jobs[0]).expect("both fit elsewhere");
+    assert_eq!(promised(jobs[1]), Some(next));
+    assert_ne!(next, drained);
+    for job in jobs.clone() {
+        report(&mut speculation, job, drained, RankUpdate::Exited(ExitStatus::Signal(15)));
+    }
+    pass(&mut speculation);
+    for job in jobs {
+        assert_eq!(nodes_of(speculation.state(), job), BTreeSet::from([next]));
     }
 }
 
