@@ -15,7 +15,8 @@ use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use muster_journal::CapacityHold;
-use muster_planner::AffinityTerm;
+use muster_planner::{AffinityTerm, Opening};
+use muster_policy::expected_end;
 use muster_state::{JobRow, Phase, State};
 use muster_types::{
     Affinity, AffinityDomain, AffinityLevel, AffinityRule, AffinityTarget, ArrayId, JobId, JobSpec,
@@ -180,6 +181,36 @@ pub(crate) fn kept_parts<'a>(state: &'a State, job: JobId, spec: &JobSpec) -> (V
     }
     (parts, looked_at)
 }
+
+/// When the domains are expected to be open again that others close to a job, as far as that is known, in ascending order; and how
+/// much was looked at.
+pub(crate) fn openings<'a>(
+    state: &'a State,
+    job: JobId,
+    spec: &JobSpec,
+    now: LogTime,
+) -> (Vec<Opening<'a>>, u64) {
+    let resolved = resolve(state, job, spec);
+    let mut looked_at = resolved.looked_at;
+    let mut known: BTreeMap<(AffinityLevel, AffinityDomain<'a>), Option<LogTime>> = BTreeMap::new();
+    for (level, keeper) in resolved.keepers {
+        let (Some(row), Some(theirs)) = (state.job(keeper), state.spec(keeper)) else { continue };
+        let stopped = state.stopped_by(keeper).map(|at| at.max(now.plus_ms(STOPPED_LATE_MS)));
+        let end = stopped.or_else(|| expected_end(row, theirs, now));
+        let mut workers = 0u64;
+        for id in nodes_of(state, keeper, row) {
+            workers += 1;
+            let Some(node) = state.node(id) else { continue };
+            let at = known.entry((level, level.domain(&node.spec))).or_insert(Some(now));
+            *at = at.zip(end).map(|(at, end)| at.max(end));
+        }
+        looked_at += 1 + workers / WORKERS_PER_LOOK;
+    }
+    (known.into_iter().filter_map(|(domain, at)| Some((domain, at?))).collect(), looked_at)
+}
+
+/// How long a gang is expected to last that should have stopped by now.
+pub(crate) const STOPPED_LATE_MS: u64 = 1_000;
 
 /// Levels that others lie in.
 const OUTER_LEVELS: [AffinityLevel; 4] =
@@ -347,6 +378,15 @@ impl Resolved<'_> {
     /// Whether a worker on a node would not meet what is required.
     pub(crate) fn excludes(&self, node: &NodeDraft) -> bool {
         self.terms.iter().any(|term| term.is_required() && term.excludes(node))
+    }
+
+    /// When a worker on a node is expected to meet what is required; none where nobody knows.
+    pub(crate) fn opens_at(&self, node: &NodeDraft, openings: &[Opening<'_>]) -> Option<LogTime> {
+        let mut opens = LogTime(0);
+        for term in self.terms.iter().filter(|term| term.is_required() && term.excludes(node)) {
+            opens = opens.max(term.opens_at(node, openings)?);
+        }
+        Some(opens)
     }
 }
 

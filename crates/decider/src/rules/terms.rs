@@ -110,6 +110,7 @@ fn with_counted_terms<T>(
         closures: &closures,
         closures_are_indexed: true,
         affinity: &affinity.terms,
+        openings: &[],
         policy: &state.policy().policy,
         own_work: &own_work,
         interruptions: &interruptions,

@@ -538,6 +538,32 @@ fn a_gang_that_keeps_another_away_stops_for_it_where_it_could_stop_anyway() {
 }
 
 #[test]
+fn a_job_that_others_keep_away_from_everywhere_is_reserved_what_they_leave() {
+    let (mut speculation, _) = fleet();
+    const HOUR_MS: u64 = 3_600_000;
+    // All of them on one host.
+    let in_us = |tier, app: Option<&str>, devices, hours: u64, affinity| {
+        let mut submission = submission("vision", app, affinity);
+        let mut draft = submission.spec.clone().into_draft();
+        draft.groups[0].request.accelerators = Some(accelerators("h100", devices).into());
+        draft.expected_run_ms = Some(hours * HOUR_MS);
+        (draft.tier, draft.regions) = (tier, vec![name("us")]);
+        submission.spec = draft.check().unwrap();
+        submission
+    };
+    let apart = vec![to(app("web"), AffinityRule::Apart)];
+    submit(&mut speculation, 1, vec![in_us(PriorityTier::Critical, None, 1, 1, apart)]).unwrap();
+    pass(&mut speculation);
+    run_all(&mut speculation);
+    let kept = in_us(PriorityTier::Critical, Some("web"), 4, 1, Vec::new());
+    submit(&mut speculation, 2, vec![kept]).unwrap();
+    let long = in_us(PriorityTier::Standard, None, 3, 100, Vec::new());
+    let long = submit(&mut speculation, 3, vec![long]).unwrap()[0];
+    pass(&mut speculation);
+    assert_eq!(nodes_of(speculation.state(), long), BTreeSet::new(), "it would run for much too long");
+}
+
+#[test]
 fn gangs_that_have_to_be_together_leave_a_drained_host_together() {
     let (mut speculation, _) = fleet();
     let web = || {
