@@ -499,7 +499,10 @@ impl State {
 
     /// Jobs of a tenant that hold devices, or to which some are promised, and that keep other jobs away from there, by what
     /// they keep away.
-    pub fn apart_of(&self, tenant: &Name) -> impl Iterator<Item = (&ApartKind, &Set<JobId>)> {
+    pub fn apart_of<'a>(
+        &'a self,
+        tenant: &Name,
+    ) -> impl Iterator<Item = (&'a ApartKind, &'a Set<JobId>)> + use<'a> {
         self.indexes.apart.get(tenant).into_iter().flat_map(|kinds| kinds.iter())
     }
 

@@ -1,6 +1,6 @@
 //! A pass over the pending queue that has not come to its end.
 
-use alloc::collections::BTreeSet;
+use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use muster_planner::Budget;
 use muster_policy::{Candidate, Line};
@@ -33,7 +33,8 @@ pub(crate) struct UnfinishedPass {
     /// Where those who wait could go.
     wanted: WantedPools,
     /// Those that wait because of where other jobs are, as far as the same holds for all of their like with the same labels.
-    alike: BTreeSet<AlikeKey>,
+    /// With each is whether nothing runs that they have to be with.
+    alike: BTreeMap<AlikeKey, bool>,
     /// What passes leave for each other.
     memory: PassMemory,
     /// What the order was made under.
@@ -54,7 +55,7 @@ impl UnfinishedPass {
             future: Future::resume(now, kept),
             tries: Tries::default(),
             wanted: WantedPools::default(),
-            alike: BTreeSet::new(),
+            alike: BTreeMap::new(),
             memory,
             policy: Arc::clone(state.effective_policy()),
         }
@@ -96,17 +97,28 @@ impl UnfinishedPass {
     }
 
     /// Whether a gang waits as one of its like does that other jobs keep away, so that neither a place nor gangs to stop are
-    /// looked for. One for which something is kept has a turn whatever its like do: what is kept for it is kept from them.
-    pub(crate) fn waits_like_another(&self, state: &State, (candidate, spec): (&Candidate, &JobSpec)) -> bool {
-        !self.alike.is_empty()
-            && !self.future.keeps_for(candidate.turn.job)
-            && self.alike.contains(&alike_key(state, (candidate, spec)))
+    /// looked for; and whether nothing runs that it has to be with. One for which something is kept has a turn whatever its like
+    /// do: what is kept for it is kept from them.
+    pub(crate) fn waits_like_another(
+        &self,
+        state: &State,
+        (candidate, spec): (&Candidate, &JobSpec),
+    ) -> Option<bool> {
+        if self.alike.is_empty() || self.future.keeps_for(candidate.turn.job) {
+            return None;
+        }
+        self.alike.get(&alike_key(state, (candidate, spec))).copied()
     }
 
     /// A gang waits because of where other jobs are, and so does each of its like with the same labels.
-    pub(crate) fn keep_like(&mut self, state: &State, (candidate, spec): (&Candidate, &JobSpec)) {
+    pub(crate) fn keep_like(
+        &mut self,
+        state: &State,
+        (candidate, spec): (&Candidate, &JobSpec),
+        is_without_others: bool,
+    ) {
         if self.alike.len() < ALIKE_MAX {
-            self.alike.insert(alike_key(state, (candidate, spec)));
+            self.alike.insert(alike_key(state, (candidate, spec)), is_without_others);
         }
     }
 

@@ -169,14 +169,17 @@ fn offer(
     if state.spent_user_budget(job, now).is_some() {
         return Outcome::UserAtLimit;
     }
-    if pass.waits_like_another(state, (candidate, &spec)) {
+    if let Some(is_without_others) = pass.waits_like_another(state, (candidate, &spec)) {
         budget.take(1);
-        return Outcome::WaitsAlone;
+        return if is_without_others { Outcome::WithoutOthers } else { Outcome::WaitsAlone };
     }
     let Some(others) = look_at_others(state, job, &spec, has_most, budget) else {
         return Outcome::OutOfBudget;
     };
     let is_alone = others.is_alone;
+    if is_alone && others.is_missing && !others.is_by_id {
+        pass.keep_like(state, (candidate, &spec), true);
+    }
     if others.is_missing {
         return if is_alone { Outcome::WithoutOthers } else { Outcome::NotOpen };
     }
@@ -220,7 +223,7 @@ fn offer(
     }
     pass.future().reserve(speculation.state(), job, &spec, &row, budget);
     if is_alone && !others.is_by_id {
-        pass.keep_like(speculation.state(), (candidate, &spec));
+        pass.keep_like(speculation.state(), (candidate, &spec), false);
     }
     if is_alone { Outcome::WaitsAlone } else { Outcome::Waits }
 }
