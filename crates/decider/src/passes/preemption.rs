@@ -20,6 +20,7 @@ use crate::future::{Future, LaterCapacity};
 use crate::memory::searches::{Claim, Look};
 use crate::passes::claimant::{Claimant, Means, Spent};
 use crate::passes::ways::Ways;
+use crate::rules::affinity::may_be_kept_away;
 use crate::rules::planned::planned_spec;
 use crate::rules::terms::with_paid_terms;
 use crate::settle::job::settle;
@@ -410,8 +411,8 @@ impl Claimant<'_> {
     /// needed; of a quota they may leave more than is needed.
     fn spare(&self, mut needed: Vec<JobId>, mut plan: Plan, budget: &mut Budget) -> (Vec<JobId>, Plan) {
         // Nor of those that keep it away from where it does not go.
-        let is_free = self.spec.affinity.is_empty() && !self.state.has_apart();
-        let is_exact = needs_one_host(self.spec) && !self.state.has_quotas() && is_free;
+        let is_kept_away = may_be_kept_away(self.state, self.spec);
+        let is_exact = needs_one_host(self.spec) && !self.state.has_quotas() && !is_kept_away;
         if is_exact || needed.len() > SPARED_ONE_BY_ONE_MAX {
             return (needed, plan);
         }

@@ -265,7 +265,7 @@ impl Ways<'_, '_> {
     /// what is left then. A gang that does not fit into one such part may need several.
     fn with_parts(&self, found: &mut Vec<Set>, budget: &mut Budget) -> Result<(), Spent> {
         let Claimant { state, spec, .. } = *self.claimant;
-        if spec.affinity.is_empty() && !state.has_apart() {
+        if !affinity::may_be_kept_away(state, spec) {
             return Ok(());
         }
         let parts = self.parts_to_open(budget)?;

@@ -150,6 +150,12 @@ fn resolve_at<'a>(
     resolved
 }
 
+/// Whether other jobs may close any part of the fleet to a job.
+pub(crate) fn may_be_kept_away(state: &State, spec: &JobSpec) -> bool {
+    let is_apart = |entry: &Affinity| entry.is_required() && entry.rule == AffinityRule::Apart;
+    state.has_apart() || spec.affinity.iter().any(is_apart)
+}
+
 /// The parts of the fleet from which others keep a job away while they run, or that it keeps out of itself because of them, and
 /// how much was looked at. A part lies in others where these are closed as a whole: it is open once all of these are.
 pub(crate) fn kept_parts<'a>(state: &'a State, job: JobId, spec: &JobSpec) -> (Vec<KeptPart<'a>>, u64) {
@@ -190,6 +196,9 @@ pub(crate) fn openings<'a>(
     spec: &JobSpec,
     now: LogTime,
 ) -> (Vec<Opening<'a>>, u64) {
+    if !may_be_kept_away(state, spec) {
+        return (Vec::new(), 0);
+    }
     let resolved = resolve(state, job, spec);
     let mut looked_at = resolved.looked_at;
     let mut known: BTreeMap<(AffinityLevel, AffinityDomain<'a>), Option<LogTime>> = BTreeMap::new();
