@@ -505,8 +505,20 @@ fn nobody_is_stopped_for_two_jobs_of_which_one_can_start() {
 
 #[test]
 fn a_gang_that_keeps_another_away_stops_for_it_where_it_could_stop_anyway() {
-    for (tier, stops) in [(PriorityTier::Free, true), (PriorityTier::Standard, false)] {
+    // One of its tier stays, and so does one whose minimum run is not over.
+    let cases =
+        [(PriorityTier::Free, 0, true), (PriorityTier::Standard, 0, false), (PriorityTier::Free, 1, false)];
+    for (tier, minimum_run_ms, stops) in cases {
         let (mut speculation, _) = fleet();
+        let mut draft = speculation.state().policy().policy.as_ref().clone().into_draft();
+        draft.preemption.minimum_run_ms = minimum_run_ms;
+        let command = Command::SetPolicy {
+            request: request(1 << 101),
+            by: Requester::default(),
+            policy: Box::new(draft.check().expect("a policy")),
+            expected_version: None,
+        };
+        handle(&mut speculation, &command).expect("it is taken");
         // One host, of which each takes a device: only that it has to be apart keeps the other away.
         let in_us = |tier, app: Option<&str>, affinity| {
             let mut submission = submission("vision", app, affinity);
@@ -525,7 +537,7 @@ fn a_gang_that_keeps_another_away_stops_for_it_where_it_could_stop_anyway() {
         pass(&mut speculation);
         let state = speculation.state();
         let is_stopping = |job: JobId| matches!(state.job(job).unwrap().phase, Phase::Stopping(_));
-        assert_eq!((is_stopping(keeper), is_stopping(beside)), (stops, false), "{tier:?}");
+        assert_eq!((is_stopping(keeper), is_stopping(beside)), (stops, false), "{tier:?}, {minimum_run_ms} ms");
         assert_eq!(state.job(web).unwrap().promise.is_some(), stops);
         if stops {
             let on = *nodes_of(state, keeper).first().unwrap();
