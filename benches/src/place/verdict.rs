@@ -132,6 +132,7 @@ fn explained(fleet: &Fleet, how_full: &str) -> Vec<Figure> {
         closures: &[],
         closures_are_indexed: false,
         affinity: &[],
+        openings: &[],
         policy: &state.policy().policy,
         elastic: false,
         lanes: &[],

@@ -123,6 +123,8 @@ pub struct Speculation {
     sweep: Sweep,
     /// The last job whose fallback a tick has looked at, where it could not look at all of them.
     fallback_place: Option<(LogTime, JobId)>,
+    /// The earliest fallback that a tick looked at before it was due.
+    fallback_due: Option<LogTime>,
     /// When bookings were last looked at.
     booking_looks: BookingLooks,
     /// How far jobs whose time has come have been looked at.
@@ -179,6 +181,7 @@ impl Speculation {
             valuation: RefCell::default(),
             sweep: Sweep::default(),
             fallback_place: None,
+            fallback_due: None,
             booking_looks: BookingLooks::default(),
             starts: Starts::default(),
             unheard: Unheard::default(),
@@ -535,6 +538,23 @@ impl Speculation {
 
     pub(crate) fn set_fallback_place(&mut self, place: Option<(LogTime, JobId)>) {
         self.fallback_place = place;
+    }
+
+    /// The earliest fallback that a tick looked at before it was due.
+    pub(crate) fn fallback_due(&self) -> Option<LogTime> {
+        self.fallback_due
+    }
+
+    pub(crate) fn set_fallback_due(&mut self, due: Option<LogTime>) {
+        self.fallback_due = due;
+    }
+
+    /// When the next job takes what it names as a fallback, as far as that is known behind a tick of a time.
+    #[must_use]
+    pub fn next_fallback(&self, looked_at: LogTime) -> Option<LogTime> {
+        let mut behind = self.state.closed_fallbacks_behind((looked_at, JobId(u64::MAX)));
+        let late = self.fallback_due.filter(|at| *at > looked_at);
+        behind.next().map(|(at, _)| at).into_iter().chain(late).min()
     }
 
     /// How far the hosts of open windows have been looked at.

@@ -363,7 +363,7 @@ fn holds_segments(spec: &JobSpec, racks: &BTreeMap<RackKey, Hosts>, kind: Option
     let [of_block, of_rack, of_host] = Level::ALL.map(|level| rule.unit_in(level));
     // Of the parts that racks have a number of, and of a whole segment.
     let per_segment = rule.segment_unit() / of_rack;
-    let wanted = spec.worker_count_min().div_ceil(rule.segment_unit()).saturating_mul(per_segment);
+    let wanted = least_in_segments(spec).div_ceil(rule.segment_unit()).saturating_mul(per_segment);
     let mut capacities: Vec<u32> = Vec::with_capacity(racks.len());
     let mut by_block: BTreeMap<&Name, u32> = BTreeMap::new();
     for (key, hosts) in racks {
@@ -388,6 +388,16 @@ fn holds_segments(spec: &JobSpec, racks: &BTreeMap<RackKey, Hosts>, kind: Option
         let holds = |part: u32| capacities.iter().filter(|capacity| **capacity >= part).count();
         holds(floor) >= count as usize && (larger == 0 || holds(floor + 1) >= larger)
     })
+}
+
+/// The fewest workers with which a gang has whole segments: several groups have no sizes between their steps.
+fn least_in_segments(spec: &JobSpec) -> u32 {
+    if spec.groups.len() == 1 {
+        return spec.worker_count_min();
+    }
+    let is_whole = |workers: &u32| workers.is_multiple_of(spec.topology.segment_unit());
+    let mut sizes = (0..=spec.size_steps()).map(|step| spec.workers_at(step));
+    sizes.find(is_whole).unwrap_or_else(|| spec.worker_count())
 }
 
 /// Slices: an empty fleet of all registered hosts is searched.

@@ -37,6 +37,9 @@ pub struct Terms<'a> {
     pub closures_are_indexed: bool,
     /// Where the gang has to be, or rather to be, with respect to other jobs.
     pub affinity: &'a [AffinityTerm<'a>],
+    /// When domains are expected to be open again that the gang has to be out of, in ascending order; one that is not here stays
+    /// closed. Asked for a start in the future.
+    pub openings: &'a [Opening<'a>],
     /// Weights, prices, data sets, spare hosts and windows.
     pub policy: &'a Policy,
     /// How much of the work of the gang's owner is in a cluster, by region and name, and how much there is of it in all:
@@ -114,6 +117,9 @@ impl Terms<'_> {
     }
 }
 
+/// A domain of a level from which other jobs are expected to be gone at a time.
+pub type Opening<'a> = ((AffinityLevel, AffinityDomain<'a>), LogTime);
+
 /// Where a gang has to be with respect to other jobs, as domains of the fleet: what these jobs are the planner does not know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AffinityTerm<'a> {
@@ -165,6 +171,17 @@ impl AffinityTerm<'_> {
     #[must_use]
     pub fn excludes(&self, node: &NodeDraft) -> bool {
         self.domains.contains(&self.level.domain(node)) == (self.rule == AffinityRule::Apart)
+    }
+
+    /// When a worker on a node that does not meet it is expected to do so; none where nobody knows.
+    #[must_use]
+    pub fn opens_at(&self, node: &NodeDraft, openings: &[Opening<'_>]) -> Option<LogTime> {
+        if self.rule == AffinityRule::Together {
+            return None;
+        }
+        let wanted = (self.level, self.level.domain(node));
+        let at = openings.binary_search_by(|(key, _)| key.cmp(&wanted)).ok()?;
+        openings.get(at).map(|(_, time)| *time)
     }
 
     /// Whether the gang starts only in places that meet it.

@@ -70,7 +70,9 @@ pub use forecast::Forecast;
 pub use free::{DeviceShare, Free, FreeKey, Promised, Restricted};
 pub use grants::GrantObstacle;
 pub use guard_error::GuardError;
-pub use index::{LinePlace, Pool, PoolKey, QueueLoad, QueuePosition, Rack, RackKey, Shape, UserLoad, Work};
+pub use index::{
+    ApartKind, LinePlace, Pool, PoolKey, QueueLoad, QueuePosition, Rack, RackKey, Shape, UserLoad, Work,
+};
 pub use policy::{ExceededLimit, JobAboveLimit, MissingRight};
 pub use queue::{EligibleDemand, QueueRow, QuotaUse};
 pub use quota::Side;

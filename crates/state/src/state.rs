@@ -13,7 +13,7 @@ use muster_types::{
 use serde::{Deserialize, Serialize};
 
 use crate::demand::Demand;
-use crate::index::{Described, Indexes, LinePlace, Pool, PoolKey, QueuePosition};
+use crate::index::{ApartKind, Described, Indexes, LinePlace, Pool, PoolKey, QueuePosition};
 use crate::quota::QuotaUsage;
 use crate::rows::{
     ArrayFacts, ArrayRow, BurstRow, CapacityKey, CapacityRow, ClusterMeta, ControlRow, DoorKey, DoorRow,
@@ -22,6 +22,7 @@ use crate::rows::{
 };
 use crate::table::Table;
 use crate::tables::tables;
+use crate::tree::Set;
 use crate::usage::TenantUsage;
 
 /// What is not a row of a table.
@@ -496,10 +497,13 @@ impl State {
         self.indexes.work.iter().map(|(tenant, _)| tenant)
     }
 
-    /// Jobs of a tenant that hold devices, or to which some are promised, and that keep other jobs away from there, by id.
-    pub fn apart_of<'a>(&'a self, tenant: &Name) -> impl Iterator<Item = JobId> + use<'a> {
-        let range = (tenant.clone(), JobId(0))..=(tenant.clone(), JobId(u64::MAX));
-        self.indexes.apart.range(range).map(|(_, job)| *job)
+    /// Jobs of a tenant that hold devices, or to which some are promised, and that keep other jobs away from there, by what
+    /// they keep away.
+    pub fn apart_of<'a>(
+        &'a self,
+        tenant: &Name,
+    ) -> impl Iterator<Item = (&'a ApartKind, &'a Set<JobId>)> + use<'a> {
+        self.indexes.apart.get(tenant).into_iter().flat_map(|kinds| kinds.iter())
     }
 
     /// Whether any job keeps others away from where it is, or will be.

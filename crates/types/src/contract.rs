@@ -381,6 +381,9 @@ impl JobContract {
         if self.spares > 0 && (spec.groups.len() > 1 || spec.groups.iter().any(|g| g.slice.is_some())) {
             let text = "may be asked for only in a job of one group that forms no slice";
             found.push(Violation::new("spares", text));
+        } else if (1..=limits::SPARES_MAX).contains(&self.spares) && spec.with_spares(self.spares).is_none() {
+            let text = "its topology, or the most workers that a job may have, leave no place for more workers, in whole segments where it has segments; ask for fewer workers or no spares";
+            found.push(Violation::new("spares", text));
         }
         if self.workdir.is_some() && spec.working_directory.is_some() {
             let text = "must not be given with a working directory: the workers start where its files are";

@@ -448,6 +448,17 @@ impl JobSpec {
         Some(JobSpec(JobDraft { capacity: Some(Box::new(capacity.opened())), ..self.0.clone() }))
     }
 
+    /// The same job with this number of spares behind its workers, in whole segments where it has segments: what is behind the
+    /// spares is not needed. None where its rules do not allow for more workers.
+    #[must_use]
+    pub fn with_spares(&self, spares: u32) -> Option<JobSpec> {
+        let unit = self.topology.segment_unit();
+        let mut draft = self.0.clone();
+        let [group] = draft.groups.as_mut_slice() else { return None };
+        group.workers = group.workers.checked_add(spares.checked_next_multiple_of(unit)?)?;
+        draft.check().ok()
+    }
+
     /// Back to a draft, for building a variation of it.
     #[must_use]
     pub fn into_draft(self) -> JobDraft {

@@ -22,7 +22,7 @@ use muster_state::quota::QuotaUsage;
 use muster_state::{Forecast, GangClass, JobRow, State, fit};
 use muster_types::{AcceleratorRequest, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, PriorityTier};
 
-use crate::rules::affinity;
+use crate::rules::affinity::{self, STOPPED_LATE_MS};
 use crate::rules::bookings::{closures, covers, is_open_to};
 use crate::rules::planned::planned_spec;
 use crate::rules::terms::with_terms;
@@ -42,8 +42,6 @@ const SLIP_MS: u64 = 60_000;
 const HOP_MS: u64 = 600_000;
 /// Gangs remembered as having no start; beyond it everybody is tried again.
 const WITHOUT_START_MAX: usize = 4_096;
-/// How long a gang is expected to last that should have stopped by now.
-const STOPPED_LATE_MS: u64 = 1_000;
 /// Visits that it costs to end a gang in a forecast.
 const VISITS_PER_END: u64 = 8;
 
@@ -261,14 +259,11 @@ impl Future {
             if !closed.is_empty() && reservation.start.nodes.iter().any(|(node, _)| is_booked(node)) {
                 continue;
             }
-            // Nor do nodes where the jobs are not any more that it has to be with, or where others have come since.
-            let affinity = affinity::resolve(state, job, spec);
-            budget.take(affinity.looked_at.min(budget.left().saturating_sub(kept)));
-            let is_excluded =
-                |node: &NodeId| state.node(*node).is_some_and(|row| affinity.excludes(&row.spec));
-            if reservation.start.nodes.iter().any(|(node, _)| is_excluded(node)) {
-                continue;
-            }
+            // Nor do nodes where the jobs are not any more that it has to be with, or where others are of whom nobody knows when
+            // they are gone.
+            let (opens, looked_at) = opens_at(state, (job, spec), &reservation.start, self.now);
+            budget.take(looked_at.min(budget.left().saturating_sub(kept)));
+            let Some(opens) = opens else { continue };
             let place = reservation.place.clone();
             // Nodes that are gone take the reservation with them: the gang gets another when it is its turn.
             let outlook = self.outlook(state, &place, budget);
@@ -276,7 +271,7 @@ impl Future {
             budget.take(outlook.walk_visits());
             let Some(at) = again else { continue };
             // Nodes may be free before there is quota: that it starts earlier is found when it is its turn.
-            let at = at.max(reservation.start.at);
+            let at = at.max(reservation.start.at).max(opens);
             reservation.has_slipped |= at > reservation.promised_at.plus_ms(SLIP_MS);
             reservation.start.at = at;
             // What did not begin when it could runs from now on.
@@ -361,6 +356,12 @@ impl Future {
         if let Some(own) = &mut self.own {
             own.job = job;
         }
+    }
+
+    /// Whether anything is kept for a gang.
+    pub(crate) fn keeps_for(&self, job: JobId) -> bool {
+        let mut reserved = self.reservations.iter().chain(&self.remembered).chain(&self.own);
+        reserved.any(|reservation| reservation.job == job) || self.lent.is_for(job)
     }
 
     /// Whether capacity is kept for the gang whose turn it is.
@@ -794,9 +795,11 @@ impl Future {
         // Reservations are in the outlook itself; of windows the tenant's own are open.
         let own = Future::of(now).holds_for(state, &spec.tenant);
         let lanes = self.lanes(state, spec, budget);
+        let (openings, looked_at) = affinity::openings(state, job, spec, now);
+        budget.take(looked_at);
         let mut best: Option<(ClusterKey, Start)> = None;
         with_terms(state, now, (job, spec, row), &own, |terms| {
-            let terms = Terms { lanes: &lanes, ..*terms };
+            let terms = Terms { lanes: &lanes, openings: &openings, ..*terms };
             for place in places(state, spec) {
                 let outlook = self.outlook(state, &place, budget);
                 let Some(start) = outlook.earliest(spec, &terms, budget) else { continue };
@@ -834,6 +837,25 @@ fn is_at_limit(state: &State, job: JobId, now: LogTime) -> bool {
     state.spec(job).is_some_and(|spec| is_barred(spec))
         || state.is_user_at_limit(job)
         || state.is_over_budget(job, now)
+}
+
+/// When other jobs are expected to let a gang be on the nodes of a start, and how much was looked at; none where nobody knows.
+fn opens_at(
+    state: &State,
+    (job, spec): (JobId, &JobSpec),
+    start: &Start,
+    now: LogTime,
+) -> (Option<LogTime>, u64) {
+    let others = affinity::resolve(state, job, spec);
+    let rows: Vec<_> = start.nodes.iter().filter_map(|(node, _)| state.node(*node)).collect();
+    if !rows.iter().any(|row| others.excludes(&row.spec)) {
+        return (Some(LogTime(0)), others.looked_at);
+    }
+    let (openings, more) = affinity::openings(state, job, spec, now);
+    let opens = rows.iter().try_fold(LogTime(0), |latest, row| {
+        others.opens_at(&row.spec, &openings).map(|at| latest.max(at))
+    });
+    (opens, others.looked_at + more)
 }
 
 /// Gangs in a cluster with the times they are expected to end.

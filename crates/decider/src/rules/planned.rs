@@ -66,12 +66,3 @@ pub(crate) fn choices(
     choices.push(if lapsed.is_empty() { holds.clone() } else { holds.round(Arc::clone(lapsed)) });
     choices
 }
-
-/// The job as it is planned with this number of spares behind its workers; none where its rules do not allow for more
-/// workers.
-pub(crate) fn with_spares(spec: &JobSpec, spares: u32) -> Option<JobSpec> {
-    let mut draft = spec.clone().into_draft();
-    let [group] = draft.groups.as_mut_slice() else { return None };
-    group.workers = group.workers.checked_add(spares)?;
-    draft.check().ok()
-}

@@ -54,6 +54,11 @@ rules! {
     StartedHeld = "STARTED_HELD",
     /// No job starts once its end was asked for.
     StartedCancelled = "STARTED_CANCELLED",
+    /// No gang starts with a number of workers that it may not have.
+    SizeImpossible = "SIZE_IMPOSSIBLE",
+    /// No job starts on a node that was bought in a way that it does not allow, and no job takes its fallback before it has
+    /// waited for as long as it says.
+    PurchaseBroken = "PURCHASE_BROKEN",
     /// During its windows, and only then, a booking's nodes are given to nobody but those that it is open to.
     BookingBroken = "BOOKING_BROKEN",
     /// A grant of quota counts no longer than to its end.

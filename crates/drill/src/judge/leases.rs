@@ -64,6 +64,10 @@ pub(super) struct Leases {
     names: BTreeMap<Name, NodeId>,
     registered: u32,
     specs: HashMap<JobId, Arc<JobSpec>>,
+    /// When jobs were submitted, by the first of each record or array.
+    submitted: BTreeMap<JobId, LogTime>,
+    /// Nodes of which operators have changed labels: what they have now is theirs to say.
+    overridden: BTreeSet<NodeId>,
     /// What the members of arrays are made from, by the first, with how many there are.
     arrays: BTreeMap<JobId, (u32, Arc<JobSpec>)>,
     /// Of the cluster.
@@ -98,6 +102,7 @@ impl Leases {
                 | Decision::ArraysSubmitted { .. }
                 | Decision::NodeRegistered { .. }
                 | Decision::NodeForgotten { .. }
+                | Decision::NodeOverridesSet { .. }
                 | Decision::NodeLost { .. }
                 | Decision::ClusterRecovered { .. }
                 | Decision::PolicySet { .. }
@@ -132,7 +137,7 @@ impl Leases {
         self.check((index, log_time), &decision, checked, findings);
         if was_taken {
             self.controls.take(index, log_time, &decision);
-            self.take(index, decision);
+            self.take((index, log_time), decision);
         }
         self.controls.note_overdue(in_force(&self.grants), log_time);
     }
@@ -151,6 +156,7 @@ impl Leases {
             Decision::GangPlaced { job, workers } => {
                 checked.leases += workers.len() as u64;
                 let mut found = self.broken_by(*job, workers);
+                found.extend(self.spec(*job).into_iter().flat_map(|spec| self.against_spec(spec, workers)));
                 let hosts = workers.iter().filter_map(|slot| self.hosts.get(&slot.node));
                 let nodes = hosts.map(|host| &host.spec.name).collect();
                 let start = Start { job: *job, spec: self.spec(*job).map(|spec| &**spec), workers, nodes };
@@ -171,6 +177,13 @@ impl Leases {
                     findings.say(Rule::QuotaExceeded, || format!("record {index} promises capacity: {text}"));
                 }
             }
+            Decision::FallbackOpened { job } => {
+                if let Some(due) = self.fallback_due(*job).filter(|due| log_time < *due) {
+                    findings.say(Rule::PurchaseBroken, || {
+                        format!("record {index} opens the fallback of {job} at {log_time}, before {due}")
+                    });
+                }
+            }
             Decision::NodeRegistered { spec, .. } => {
                 let host = self.names.get(&spec.name).and_then(|node| self.hosts.get(node));
                 if let Some((job, _)) = host.and_then(|host| host.held.keys().next()) {
@@ -188,6 +201,32 @@ impl Leases {
             (job.0 - first.0 < u64::from(*count)).then_some(spec)
         };
         self.specs.get(&job).or_else(of_array)
+    }
+
+    /// Before when a job does not take its fallback; none where it has none that is closed.
+    fn fallback_due(&self, job: JobId) -> Option<LogTime> {
+        let spec = self.spec(job)?;
+        let fallback = spec.capacity.as_deref()?.closed_fallback()?;
+        let (_, submitted) = self.submitted.range(..=job).next_back()?;
+        Some((*submitted).max(spec.not_before.unwrap_or_default()).plus_ms(fallback.after_ms))
+    }
+
+    /// What workers in these places break of what the job asks for.
+    fn against_spec(&self, spec: &JobSpec, workers: &[WorkerSlot]) -> Vec<(Rule, String)> {
+        let mut found = Vec::new();
+        // Behind the last of them are its spares.
+        let size = u32::try_from(workers.len()).unwrap_or(u32::MAX).min(spec.worker_count());
+        if !spec.may_have(size) {
+            found.push((Rule::SizeImpossible, format!("{size} workers are no size that it has")));
+        }
+        let Some(asked) = spec.capacity.as_deref() else { return found };
+        let known = workers.iter().filter(|slot| !self.overridden.contains(&slot.node));
+        let mut hosts = known.filter_map(|slot| self.hosts.get(&slot.node));
+        if let Some(host) = hosts.find(|host| !asked.allows(&host.spec)) {
+            let text = format!("{} was not bought as it asks for", host.spec.name);
+            found.push((Rule::PurchaseBroken, text));
+        }
+        found
     }
 
     /// The id of the first job that a record submits.
@@ -338,10 +377,11 @@ impl Leases {
         self.policy = draft.check().unwrap_or_else(|_| self.stated.clone());
     }
 
-    fn take(&mut self, index: u64, decision: Decision) {
+    fn take(&mut self, (index, log_time): (u64, LogTime), decision: Decision) {
         match decision {
             Decision::JobsSubmitted { specs, .. } => {
                 let first = self.first_of(index).0;
+                self.submitted.insert(JobId(first), log_time);
                 self.specs.extend((first..).map(JobId).zip(specs));
             }
             Decision::ArraysSubmitted { parts, .. } => {
@@ -349,6 +389,7 @@ impl Leases {
                 let mut jobs = 0;
                 for part in parts {
                     let count = part.job_count();
+                    self.submitted.insert(JobId(number), log_time);
                     match part.array {
                         Some(_) => _ = self.arrays.insert(JobId(number), (count, part.spec)),
                         None => _ = self.specs.insert(JobId(number), part.spec),
@@ -359,6 +400,7 @@ impl Leases {
                 self.ahead += JobId::positions_of(jobs) - 1;
             }
             Decision::NodeRegistered { spec, .. } => self.register(spec),
+            Decision::NodeOverridesSet { node, .. } => _ = self.overridden.insert(node),
             Decision::NodeForgotten { node, .. } => {
                 if let Some(host) = self.hosts.remove(&node) {
                     self.names.remove(&host.spec.name);

@@ -5,11 +5,11 @@ use muster_drill::history::{
 };
 use muster_drill::judge::{LogRound, Rule};
 use muster_journal::{Decision, Estimate, NodeLostCause, RequestKey, Round, WorkerSlot, encode_round};
-use muster_types::policy::{PolicyDraft, Quota, QuotaGrant, TenantPolicy};
+use muster_types::policy::{PolicyDraft, PurchaseKind, Quota, QuotaGrant, TenantPolicy};
 use muster_types::{
-    BookingClearing, BookingShape, BookingSpec, BookingTimes, DeviceSet, HolderId, JobId, LogIndex, LogTime,
-    Name, NodeId, OverlapRule, RequestId, Requester, Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate,
-    TokenGrant, TokenId, TokenRole,
+    BookingClearing, BookingShape, BookingSpec, BookingTimes, CapacityFallback, CapacityRules, DeviceSet,
+    HolderId, JobDraft, JobId, LogIndex, LogTime, Name, NodeId, OverlapRule, PurchaseSet, RequestId,
+    Requester, Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate, TokenGrant, TokenId, TokenRole,
 };
 
 use crate::support::{self, Sample, seen};
@@ -28,6 +28,9 @@ pub const BREACHES: &[(&str, Rule, Breach)] = &[
     ("a gang is placed beyond its tenant's quota", Rule::QuotaExceeded, over_quota),
     ("a gang is placed that its owner holds", Rule::StartedHeld, started_held),
     ("a gang is placed that is cancelled", Rule::StartedCancelled, started_cancelled),
+    ("a gang is placed with fewer workers than it needs", Rule::SizeImpossible, too_small),
+    ("a gang is placed on nodes that were not bought as it asks for", Rule::PurchaseBroken, other_purchase),
+    ("a fallback opens too early", Rule::PurchaseBroken, fallback_early),
     ("a gang is placed on nodes that others have booked", Rule::BookingBroken, booked_by_others),
     ("a window of a booking opens too early", Rule::BookingBroken, opened_early),
     ("a gang is placed on a grant that is over", Rule::GrantOutlived, grant_outlived),
@@ -258,22 +261,61 @@ fn key(number: u128) -> RequestKey {
 
 /// Another job like one that runs, what is recorded about it, and then its placement on free devices.
 fn placed_behind(sample: &mut Sample, between: impl Fn(JobId) -> Vec<Decision>) -> Option<()> {
+    placed_otherwise(sample, |_| {}, between)
+}
+
+/// The same with a job that asks for something else.
+fn placed_otherwise(
+    sample: &mut Sample,
+    change: impl Fn(&mut JobDraft),
+    between: impl Fn(JobId) -> Vec<Decision>,
+) -> Option<()> {
     let (_, state) = sample.past.last()?;
     let runs = |job: &JobId| state.job(*job).is_some_and(|row| row.placement.is_some());
     let running = state.jobs().iter().map(|(job, _)| *job).find(runs)?;
     let mut workers = state.job(running)?.placement.as_ref()?.slots.clone();
     workers.iter_mut().for_each(|slot| slot.devices = DeviceSet(0xf0));
     let job = JobId::derive(state.log_index().next(), 0);
+    let mut draft = JobDraft::clone(state.spec(running)?);
+    change(&mut draft);
     let mut decisions = vec![Decision::JobsSubmitted {
         request: key(0),
         by: Requester::default(),
-        specs: vec![state.spec(running)?.clone()],
+        specs: vec![draft.check().ok()?.into()],
         estimates: vec![Estimate::default()],
     }];
     decisions.extend(between(job));
     decisions.push(Decision::GangPlaced { job, workers });
     append(sample, decisions);
     Some(())
+}
+
+fn too_small(sample: &mut Sample) -> Option<()> {
+    let larger = |draft: &mut JobDraft| {
+        draft.groups[0].workers += 1;
+        draft.groups[0].workers_min = draft.groups[0].workers;
+    };
+    placed_otherwise(sample, larger, |_| Vec::new())
+}
+
+/// No node of the sample says how it was bought.
+fn spot(draft: &mut JobDraft) {
+    let set = |kind: PurchaseKind| -> PurchaseSet { [kind].into_iter().collect() };
+    let purchases = set(PurchaseKind::OnDemand);
+    let fallback = CapacityFallback { purchases, after_ms: 3_600_000, is_open: false };
+    draft.capacity = Some(Box::new(CapacityRules {
+        purchases: set(PurchaseKind::Spot),
+        fallback: Some(fallback),
+        interruptions_milli_max: None,
+    }));
+}
+
+fn other_purchase(sample: &mut Sample) -> Option<()> {
+    placed_otherwise(sample, spot, |_| Vec::new())
+}
+
+fn fallback_early(sample: &mut Sample) -> Option<()> {
+    placed_otherwise(sample, spot, |job| vec![Decision::FallbackOpened { job }])
 }
 
 fn started_held(sample: &mut Sample) -> Option<()> {

@@ -597,8 +597,8 @@ impl<G: Environment> Term<'_, G> {
         overdue || self.housekeeping <= instant::<G>()
     }
 
-    /// When the next job has run for as long as it may, or may start: one that was not to start before, or that
-    /// waits after a failure.
+    /// When the next job has run for as long as it may, takes its fallback, or may start: one that was not to start
+    /// before, or that waits after a failure.
     fn next_due(&self) -> Option<LogTime> {
         // Nothing is stopped or released before leases of the previous generation are over.
         if self.speculation.is_recovering() {
@@ -608,8 +608,9 @@ impl<G: Environment> Term<'_, G> {
         let limit = state.run_limits().next().map(|(limit, _)| limit);
         // Many that come due one after the other are looked at together.
         let earliest = LogTime(self.released.0.saturating_add(RELEASES_APART_MS));
-        let start = state.not_before_after(self.released).map(|time| time.max(earliest));
-        limit.into_iter().chain(start).min()
+        let start = state.not_before_after(self.released).into_iter();
+        let start = start.chain(self.speculation.next_fallback(self.released)).min();
+        limit.into_iter().chain(start.map(|time| time.max(earliest))).min()
     }
 
     /// When something is due without anybody asking.

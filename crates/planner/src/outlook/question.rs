@@ -9,7 +9,7 @@ use muster_types::{JobSpec, Level, LogTime, Name, NodeId, WorkerRequest};
 use super::{Amount, CapacityTimeline, Reserved, Start, signed};
 use crate::Budget;
 use crate::slices::{SliceVerdict, find_slices};
-use crate::terms::{ClosedPlace, Hold, Lane, Terms};
+use crate::terms::{AffinityTerm, ClosedPlace, Hold, Lane, Opening, Terms};
 
 /// Times at which slices, or workers of several groups, are tried one after the other. Behind them only every
 /// second time at which each alone fits is tried, then every fourth and so on, and the last: the
@@ -33,6 +33,8 @@ enum Event {
     Closes(usize),
     /// The window is over, or what is booked is open to it.
     Opens(usize),
+    /// Others are gone from the place of a node that one of their entries had closed.
+    Leaves(usize),
     /// The quota that may be used is another.
     Quota,
 }
@@ -51,6 +53,8 @@ pub(super) struct Question<'a> {
     run_ms: u64,
     now: LogTime,
     closed: Vec<ClosedPlace<'a>>,
+    /// When others are expected to be gone.
+    openings: &'a [Opening<'a>],
     /// By number in `closed`, the places of the nodes that it names.
     booked: Vec<Vec<usize>>,
     allowed: Option<Vec<bool>>,
@@ -96,6 +100,7 @@ impl<'a> Question<'a> {
             run_ms: terms.run_on(spec, slowest.unwrap_or(1_000)).max(1),
             now: terms.now,
             closed: Vec::new(),
+            openings: terms.openings,
             booked: Vec::new(),
             allowed: None,
             lanes: Vec::new(),
@@ -261,8 +266,12 @@ impl<'a> Question<'a> {
                 ClosedPlace::Window(window) => (meets(window.from), window.until),
                 // It says of the moment of the start whether that is too late.
                 ClosedPlace::Booking(closure) => (closure.from, closure.until),
-                // When the others begin or end is not foreseen: it is asked again with what runs then.
-                ClosedPlace::Affinity(_) => (self.now, LogTime(u64::MAX)),
+                // When others begin is not foreseen, and when those end that it has to be with: it is asked again with what
+                // runs then.
+                ClosedPlace::Affinity(term) => {
+                    self.add_leaves(term, &mut events);
+                    (self.now, LogTime(u64::MAX))
+                }
             };
             events.push((closes, Event::Closes(number)));
             if opens < LogTime(u64::MAX) {
@@ -275,9 +284,26 @@ impl<'a> Question<'a> {
         events
     }
 
+    /// Nodes that an entry closes, each at the time at which those are expected to be gone that it is about.
+    fn add_leaves(&self, term: &AffinityTerm<'_>, events: &mut Vec<(LogTime, Event)>) {
+        if self.openings.is_empty() {
+            return;
+        }
+        for (place, node) in self.outlook.nodes.iter().enumerate() {
+            if term.excludes(&node.spec)
+                && let Some(at) = term.opens_at(&node.spec, self.openings)
+            {
+                events.push((at.max(self.now), Event::Leaves(place)));
+            }
+        }
+    }
+
     fn happens(&self, capacity: &mut FreeCapacity<'_>, event: Event, at: LogTime) {
         match event {
             Event::Quota => {}
+            Event::Leaves(place) => {
+                capacity.changes(place, |node| node.closed = node.closed.saturating_sub(1));
+            }
             Event::Returns(number) => {
                 let returned = self.outlook.reserved[number];
                 let met = |other: &&Reserved| {

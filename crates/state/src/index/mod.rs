@@ -1,6 +1,7 @@
 //! Derived indexes: rebuilt from the tables at restore, kept in step by the fold, never in the
 //! digest. Each exists because something would otherwise scan a list.
 
+mod apart;
 mod arrays;
 mod booked;
 mod loads;
@@ -13,8 +14,8 @@ use core::ops::{Bound, Deref};
 use muster_types::policy::Policy;
 use muster_types::tpu::PodPosition;
 use muster_types::{
-    Affinity, AffinityRule, ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name,
-    NextRun, NodeId, NodeSpec, PriorityTier, QueueKey, RequestId, ScheduleKey,
+    ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NextRun, NodeId, NodeSpec,
+    PriorityTier, QueueKey, RequestId, ScheduleKey,
 };
 
 use crate::free::FreeKey;
@@ -25,6 +26,8 @@ use crate::rows::{
 };
 use crate::tree::{Map, Set};
 
+pub use apart::ApartKind;
+use apart::keeps_away;
 pub(crate) use arrays::ArrayIndexKeys;
 pub(crate) use booked::waits_for;
 pub(crate) use loads::{ClusterPlace, UserKey};
@@ -313,8 +316,9 @@ pub(crate) struct Indexes {
     pub(crate) active: Set<JobId>,
     /// The same, by tenant.
     pub(crate) active_by_tenant: Set<(Name, JobId)>,
-    /// Those of them, and of jobs with a promise, that keep other jobs away from where they are or will be, by tenant.
-    pub(crate) apart: Set<(Name, JobId)>,
+    /// Those of them, and of jobs with a promise, that keep other jobs away from where they are or will be, by tenant and
+    /// what they keep away; what nobody keeps away is not there.
+    pub(crate) apart: Map<Name, Map<ApartKind, Set<JobId>>>,
     /// Jobs that are charged for devices, by tenant.
     pub(crate) charged: Set<(Name, JobId)>,
     /// Gangs that are being stopped.
@@ -451,7 +455,7 @@ impl Indexes {
             toggle(&mut self.active_by_tenant, (spec.tenant.clone(), id), after.active);
         }
         if before.apart != after.apart {
-            toggle(&mut self.apart, (spec.tenant.clone(), id), after.apart);
+            self.set_apart(id, spec, after.apart);
         }
         if before.stopping != after.stopping {
             toggle(&mut self.stopping, id, after.stopping);
@@ -805,11 +809,6 @@ fn shape_of(spec: &NodeSpec) -> Shape {
 fn held_milli(row: &JobRow) -> u64 {
     let placement = row.placement.as_ref().filter(|_| holds_devices(row));
     placement.map_or(0, |placement| placement.charge.devices_milli.iter().map(|(_, milli)| milli).sum())
-}
-
-/// Whether an entry keeps other jobs away from where its job is.
-pub(crate) fn keeps_away(entry: &Affinity) -> bool {
-    entry.rule == AffinityRule::Apart && entry.is_required()
 }
 
 fn is_small(row: &JobRow, spec: &JobSpec) -> bool {
