@@ -31,6 +31,7 @@ mod guard;
 mod guard_error;
 mod history;
 mod index;
+mod licences;
 mod metadata;
 mod notifications;
 mod overrides;

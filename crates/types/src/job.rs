@@ -14,6 +14,7 @@ use crate::capacity::CapacityRules;
 use crate::container::Container;
 use crate::demand::{AcceleratorRequest, DeviceAmount};
 use crate::ids::JobId;
+use crate::licence::{self, Licences};
 use crate::limits;
 use crate::name::Name;
 use crate::node_requirements::NodeRequirements;
@@ -233,6 +234,8 @@ pub struct JobDraft {
     pub capacity: Option<Box<CapacityRules>>,
     /// Where its workers lie with respect to those of other jobs.
     pub affinity: Vec<Affinity>,
+    /// What it holds of the counted resources of the policy, as a whole, from its placement to its end.
+    pub licences: Licences,
 }
 
 /// A checked job. There is no other way to make one.
@@ -485,6 +488,7 @@ impl JobDraft {
             booking: None,
             capacity: None,
             affinity: Vec::new(),
+            licences: Licences::new(),
         }
     }
 
@@ -572,6 +576,7 @@ impl JobDraft {
             capacity.check(found);
         }
         affinity::check_all(&self.affinity, found);
+        licence::check_all(&self.licences, found);
         if has_twice(&self.datasets) {
             found.push(Violation::new("datasets", "must not name a data set twice"));
         }

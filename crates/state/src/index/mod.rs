@@ -18,6 +18,7 @@ use muster_types::{
 };
 
 use crate::free::FreeKey;
+use crate::licences::{LicenceUse, holds_licences};
 use crate::quota::QuotaUsage;
 use crate::rows::{
     ArrayLoad, BurstKey, BurstTurn, GangClass, HistoryKey, JobRow, NodeRow, NodeStatus, Phase, PromiseRow,
@@ -200,6 +201,8 @@ pub(crate) struct JobIndexKeys {
     pub(crate) active: bool,
     /// Whether it keeps other jobs away from where it is, or will be.
     apart: bool,
+    /// Whether it holds counted resources.
+    licensed: bool,
     charged: bool,
     /// Thousandths of devices that it holds.
     pub(crate) active_milli: u64,
@@ -245,6 +248,7 @@ impl JobIndexKeys {
             on_hold: pending && row.held,
             active: holds_devices(row),
             apart: (holds_devices(row) || row.promise.is_some()) && spec.affinity.iter().any(keeps_away),
+            licensed: !spec.licences.is_empty() && holds_licences(row),
             charged: row.charge().is_some_and(|(_, charge)| !charge.devices_milli.is_empty()),
             active_milli: held_milli(row),
             stopping: matches!(row.phase, Phase::Stopping(_)),
@@ -315,6 +319,8 @@ pub(crate) struct Indexes {
     pub(crate) active_by_tenant: Set<(Name, JobId)>,
     /// Those of them, and of jobs with a promise, that keep other jobs away from where they are or will be, by tenant.
     pub(crate) apart: Set<(Name, JobId)>,
+    /// What jobs hold of counted resources.
+    pub(crate) licences: LicenceUse,
     /// Jobs that are charged for devices, by tenant.
     pub(crate) charged: Set<(Name, JobId)>,
     /// Gangs that are being stopped.
@@ -452,6 +458,9 @@ impl Indexes {
         }
         if before.apart != after.apart {
             toggle(&mut self.apart, (spec.tenant.clone(), id), after.apart);
+        }
+        if before.licensed != after.licensed {
+            self.shift_licences(spec, after.licensed);
         }
         if before.stopping != after.stopping {
             toggle(&mut self.stopping, id, after.stopping);
