@@ -19,10 +19,11 @@ use muster_types::policy::NonPreemptible;
 use muster_types::{ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, Span};
 
 use crate::answers::borrowers::{Borrower, borrowers, clause};
+use crate::answers::licences;
 use crate::future::{Future, KeptReservations, Pace};
 use crate::rules::affinity;
 use crate::rules::bookings::why_it_waits;
-use crate::rules::planned::{narrowed, planned_spec};
+use crate::rules::planned::{licensed, narrowed, planned_spec};
 use crate::rules::terms::with_terms;
 
 /// Jobs ahead of the explained one that are given their capacity first.
@@ -204,6 +205,8 @@ fn explain(
     // Where its checkpoints cannot be read is no place for it.
     let planned = place.and_then(|place| narrowed(state, own, place));
     let spec = planned.as_ref().unwrap_or(own);
+    let licensed = licensed(state, spec);
+    let spec = licensed.as_deref().unwrap_or(spec);
     let policy = state.policy();
     let checkpoints = place.and_then(|data_set| {
         let copies = &policy.policy.datasets.get(data_set)?.regions;
@@ -455,6 +458,7 @@ fn known_reason(
     running_limit(state, job, spec)
         .or_else(|| spent_budget(state, job, spec, now))
         .map(|text| (WaitReason::TenantLimit, text))
+        .or_else(|| licences::why_it_waits(state, now, job, spec).map(|text| (WaitReason::Licence, text)))
 }
 
 /// The budget of accelerator time of a job's tenant or user, where it is used up.

@@ -7,7 +7,8 @@ use muster_state::State;
 use muster_types::LogTime;
 use muster_types::policy::Policy;
 
-use crate::future::{Future, KeptReservations};
+use crate::future::{Future, KeptReservations, is_at_limit};
+use crate::memory::licences::LicenceWaiters;
 use crate::memory::rotation::{PassMemory, WantedPools};
 use crate::memory::searches::{Claim, Searches, Tries, TryKind};
 
@@ -35,6 +36,7 @@ impl UnfinishedPass {
         kept: KeptReservations,
     ) -> UnfinishedPass {
         let depth_max = state.policy().policy.backfill.depth_max;
+        memory.licences().retain(state, |job| is_at_limit(state, job, now));
         UnfinishedPass {
             line: Line::of_pass(state, now, depth_max, memory.take_marks()),
             future: Future::resume(now, kept),
@@ -58,6 +60,11 @@ impl UnfinishedPass {
     /// What is kept for later.
     pub(crate) fn future(&mut self) -> &mut Future {
         &mut self.future
+    }
+
+    /// Who waits for licences.
+    pub(crate) fn licences(&mut self) -> &mut LicenceWaiters {
+        self.memory.licences()
     }
 
     /// The gang whose turn it is next; none once nobody is left, and when the budget has gone for those that were stepped
