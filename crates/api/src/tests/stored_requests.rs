@@ -699,6 +699,7 @@ fn policy() -> v1::Policy {
         }],
         roles: Default::default(),
         interruption_rates: Vec::new(),
+        resources: Vec::new(),
     }
 }
 
@@ -809,6 +810,7 @@ fn others() -> Vec<Stored> {
         stored("update-policy", "PolicyService/UpdatePolicy", update),
         stored("tenants", "TenantService/ListTenants", tenants),
         stored("watch-tenants", "TenantService/WatchTenants", watch),
+        stored("list-licences", "TenantService/ListLicences", v1::ListLicencesRequest { read: read() }),
         stored("request-quota", "QuotaService/RequestQuota", ask),
         stored("grant-quota", "QuotaService/GrantQuota", give),
         stored("answer-quota", "QuotaService/AnswerQuota", answer),

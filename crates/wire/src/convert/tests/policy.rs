@@ -175,6 +175,7 @@ prop_compose! {
             interruption_rates: vec![InterruptionRate {
                 purchase: PurchaseKind::Spot, region: None, per_day_milli: 500,
             }],
+            resources: vec![CountedResource { name: Name::literal("matlab"), count: 40, region: Name::new("eu") }],
             prices: prices.into_iter().map(price).collect(),
             datasets: datasets.into_iter()
                 .map(|(name, (bytes, regions))| (name, Dataset { bytes, regions })).collect(),
