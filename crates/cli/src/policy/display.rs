@@ -177,6 +177,11 @@ const LISTS: [List; 15] = [
         ],
     ),
     (
+        "spec.resources",
+        "",
+        &[("LICENCE", "{name}", ""), ("COUNT", "{count}", ""), ("REGION", "{region}", "all")],
+    ),
+    (
         "spec.roles",
         "",
         &[

@@ -260,7 +260,9 @@ fn explain(
     let is_next = found.is_some() && ahead.position.is_first();
     // When quota comes free that may be borrowed is foreseen, and not what others hold that must not be stopped.
     let may_borrow = must_not_borrow(state, spec, reason).is_empty();
-    let start = may_borrow.then(|| start(state, now, kept, (job, spec, row), is_next)).flatten();
+    // Nor is it known when licences are given back.
+    let is_foreseen = may_borrow && reason != WaitReason::Licence;
+    let start = is_foreseen.then(|| start(state, now, kept, (job, spec, row), is_next)).flatten();
     JobExplanation {
         reason,
         sentence,
@@ -640,6 +642,7 @@ impl Ahead {
             let at_limit = |spec: &JobSpec| {
                 state.running_limit_reached(&spec.tenant).is_some()
                     || state.spent_budget(&spec.tenant, now).is_some()
+                    || state.lacking_licence(spec).is_some()
             };
             let Some(spec) = planned_spec(state, before).filter(|spec| !at_limit(spec)) else {
                 line.waits(state, &candidate);

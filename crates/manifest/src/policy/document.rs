@@ -30,6 +30,7 @@ group! {
         notifications "notifications": Filled<NotificationReceiver>,
         roles "roles": FilledNamed<OwnRole>,
         interruption_rates "interruptionRates": Filled<InterruptionRate>,
+        resources "resources": Filled<CountedResource>,
     }
 }
 
@@ -221,6 +222,14 @@ group! {
 }
 
 group! {
+    CountedResource is CountedResource {
+        name "name": Plain,
+        count "count": Count,
+        region "region": Plain,
+    }
+}
+
+group! {
     Dataset is Dataset {
         bytes "size": Bytes,
         regions "regions": Names,
@@ -333,7 +342,7 @@ impl Group for Window {
 
 /// The name in a file of a field with this name in a message, and its unit.
 pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> {
-    const GROUPS: [&[(&str, &str, &str)]; 20] = [
+    const GROUPS: [&[(&str, &str, &str)]; 21] = [
         Tenant::FIELDS,
         Rights::FIELDS,
         Limits::FIELDS,
@@ -348,6 +357,7 @@ pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> 
         Weights::FIELDS,
         Price::FIELDS,
         InterruptionRate::FIELDS,
+        CountedResource::FIELDS,
         OwnedCost::FIELDS,
         Dataset::FIELDS,
         Transfer::FIELDS,
