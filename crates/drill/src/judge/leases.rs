@@ -159,6 +159,7 @@ impl Leases {
                 let grants = in_force(&self.grants).filter(|_| !is_charged);
                 found.extend(self.controls.broken_by_start(&start, &self.stated, grants, log_time));
                 let over = if is_charged { None } else { self.exceeded_by(&[], &[(*job, workers)]) };
+                let over = over.into_iter().chain(self.licences_exceeded_by(&[*job]));
                 for (rule, text) in found.into_iter().chain(over.map(|text| (Rule::QuotaExceeded, text))) {
                     findings.say(rule, || format!("record {index} places {job}: {text}"));
                 }
@@ -167,7 +168,9 @@ impl Leases {
                 let stopped: Vec<JobId> = stops.iter().map(|stop| stop.job).collect();
                 let promised: Vec<(JobId, &[WorkerSlot])> =
                     promises.iter().map(|promise| (promise.job, &promise.workers[..])).collect();
-                if let Some(text) = self.exceeded_by(&stopped, &promised) {
+                let jobs: Vec<JobId> = promised.iter().map(|(job, _)| *job).collect();
+                let over = self.exceeded_by(&stopped, &promised);
+                for text in over.into_iter().chain(self.licences_exceeded_by(&jobs)) {
                     findings.say(Rule::QuotaExceeded, || format!("record {index} promises capacity: {text}"));
                 }
             }
@@ -281,6 +284,31 @@ impl Leases {
             }
         }
         None
+    }
+
+    /// The first counted resource of which more would be held than there is, once these jobs have a place. Those that have one
+    /// take no more.
+    fn licences_exceeded_by(&self, jobs: &[JobId]) -> Option<String> {
+        let has_place = |gang: &Gang| !gang.slots.is_empty() || gang.promise.is_some();
+        let is_new = |job: &&JobId| !self.gangs.get(*job).is_some_and(has_place);
+        let new: BTreeSet<JobId> = jobs.iter().filter(is_new).copied().collect();
+        let mut asked: BTreeMap<&Name, u64> = BTreeMap::new();
+        for spec in new.iter().filter_map(|job| self.spec(*job)) {
+            for (name, count) in &spec.licences {
+                *asked.entry(name).or_default() += u64::from(*count);
+            }
+        }
+        let standing = self.gangs.iter().filter(|(_, gang)| has_place(gang));
+        let standing: Vec<&Arc<JobSpec>> = match asked.is_empty() {
+            true => Vec::new(),
+            false => standing.filter_map(|(job, _)| self.spec(*job)).collect(),
+        };
+        asked.into_iter().find_map(|(name, more)| {
+            let held = standing.iter().filter_map(|spec| spec.licences.get(name));
+            let has = more + held.map(|count| u64::from(*count)).sum::<u64>();
+            let most = self.stated.resource_count(name);
+            (has > most).then(|| format!("{has} of licence {name} are then held, and there are {most}"))
+        })
     }
 
     /// What a tenant uses itself, and for each tenant directly below it what that one uses or keeps, whichever is more.
