@@ -359,6 +359,7 @@ impl State {
             None => {
                 self.take_all(spec, workers, &mut left, |node| node.offer().into_owned())?;
                 self.check_licences(&[(job, spec, workers)])?;
+                self.check_host_limits(&BTreeSet::new(), &[(job, spec, workers)])?;
                 self.check_quota(&BTreeSet::new(), &[(job, spec, workers)])?;
                 self.check_fixed(&BTreeSet::new(), &[(job, spec, workers)])
             }
@@ -449,6 +450,7 @@ impl State {
             gangs.push((promise.job, spec, &promise.workers));
         }
         self.check_licences(&gangs)?;
+        self.check_host_limits(&stopped, &gangs)?;
         self.check_quota(&stopped, &gangs)?;
         self.check_fixed(&stopped, &gangs)
     }

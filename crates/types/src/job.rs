@@ -390,6 +390,18 @@ impl JobSpec {
         self.sum_of(workers, |request| request.device_count().into())
     }
 
+    /// Thousandths of CPUs of a gang of this many workers; of all where it may not have that many.
+    #[must_use]
+    pub fn cpu_milli_of(&self, workers: u32) -> u64 {
+        self.sum_of(workers, |request| request.cpu_milli)
+    }
+
+    /// Bytes of memory of a gang of this many workers; of all where it may not have that many.
+    #[must_use]
+    pub fn memory_bytes_of(&self, workers: u32) -> u64 {
+        self.sum_of(workers, |request| request.memory_bytes)
+    }
+
     /// The sum over the workers of a gang of this many; over all where it may not have that many.
     fn sum_of(&self, workers: u32, of: impl Fn(&WorkerRequest) -> u64) -> u64 {
         if let [only] = self.groups.as_slice() {

@@ -47,7 +47,7 @@ pub use prices::{
 pub use resources::{COUNTED_RESOURCES_MAX, CountedResource};
 pub use roles::{OWN_ROLES_MAX, OwnRole, ROLE_REGIONS_MAX, Verb};
 pub use rules::{
-    AcceleratorBudget, JobLimits, NonPreemptible, Rights, TenantLimits, TenantRights, UNLISTED_TENANT,
+    AcceleratorBudget, JobLimits, LIMITED_MEMORY_BYTES_MAX, NonPreemptible, Rights, TenantLimits, TenantRights, UNLISTED_TENANT,
     UserLimits,
 };
 

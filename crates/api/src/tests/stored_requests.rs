@@ -625,6 +625,8 @@ fn limits() -> v1::TenantLimits {
             most: Some(100),
             window: Some(duration(604_800_000)),
         }),
+        cpu_milli: Some(2_000_000),
+        memory_bytes: Some(16 << 40),
     }
 }
 

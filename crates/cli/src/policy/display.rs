@@ -69,6 +69,16 @@ const LISTS: [List; 15] = [
     ),
     (
         "spec.tenants",
+        "{limits.cpu}",
+        &[("TENANT AND ALL BELOW IT", "{@}", ""), ("CPUS UP TO", "{limits.cpu}", "")],
+    ),
+    (
+        "spec.tenants",
+        "{limits.memory}",
+        &[("TENANT AND ALL BELOW IT", "{@}", ""), ("MEMORY UP TO", "{limits.memory}", "")],
+    ),
+    (
+        "spec.tenants",
         "{limits.user}",
         &[
             ("TENANT", "{@}", ""),

@@ -13,9 +13,12 @@ use muster_journal::Estimate;
 use muster_planner::{Budget, Checkpoints, Holds, Plan, Verdict, WaitReason, plan};
 use muster_policy::{Line, estimate, headroom};
 use muster_state::quota::QuotaBlock;
-use muster_state::{DependencyState, Forecast, HoldRow, JobRow, Phase, QueuePosition, SpentBudget, State};
+use muster_state::{
+    DependencyState, Forecast, HoldRow, HostLimit, HostResource, JobRow, Phase, QueuePosition, SpentBudget, State,
+};
 use muster_types::metadata::ANONYMOUS;
 use muster_types::policy::NonPreemptible;
+use muster_types::quantity::ByteCount;
 use muster_types::{ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, Span};
 
 use crate::answers::borrowers::{Borrower, borrowers, clause};
@@ -23,6 +26,7 @@ use crate::answers::licences;
 use crate::future::{Future, KeptReservations, Pace};
 use crate::rules::affinity;
 use crate::rules::bookings::why_it_waits;
+use crate::rules::counted::{fewest, lacks};
 use crate::rules::planned::{licensed, narrowed, planned_spec};
 use crate::rules::terms::with_terms;
 
@@ -459,6 +463,7 @@ fn known_reason(
     }
     running_limit(state, job, spec)
         .or_else(|| spent_budget(state, job, spec, now))
+        .or_else(|| host_limit(state, spec))
         .map(|text| (WaitReason::TenantLimit, text))
         .or_else(|| licences::why_it_waits(state, now, job, spec).map(|text| (WaitReason::Licence, text)))
 }
@@ -521,6 +526,33 @@ fn running_limit(state: &State, job: Option<JobId>, spec: &JobSpec) -> Option<St
     Some(format!(
         "{who} {placed} jobs placed and may have {most} (`{limit}` in the policy); it is placed {when}"
     ))
+}
+
+/// Which limit on CPUs or memory keeps a job from being placed.
+fn host_limit(state: &State, spec: &JobSpec) -> Option<String> {
+    let least = fewest(spec);
+    let too_little = |limit: &HostLimit<'_>| limit.resource.asked(spec, least) > limit.free();
+    let limit = state.host_limits(&spec.tenant).find(too_little)?;
+    let amount = |amount: u64| match limit.resource {
+        HostResource::Cpu => format!("{} CPUs", thousandths(amount)),
+        HostResource::Memory => format!("{} of memory", ByteCount(amount)),
+    };
+    let asked = limit.resource.asked(spec, least);
+    let when = if asked > limit.most { "when the policy allows more" } else { "once enough is given back" };
+    Some(format!(
+        "tenant {} and those below it hold {} and may have {} (`{}` in the policy), and this one needs {}; it is placed {when}",
+        limit.tenant,
+        amount(limit.used),
+        amount(limit.most),
+        limit.resource.limit(),
+        amount(asked)
+    ))
+}
+
+/// A number of thousandths as people write it.
+fn thousandths(milli: u64) -> String {
+    let (whole, rest) = (milli / 1_000, milli % 1_000);
+    if rest == 0 { whole.to_string() } else { format!("{whole}.{rest:03}") }
 }
 
 /// What a job still waits for.
@@ -642,7 +674,7 @@ impl Ahead {
             let at_limit = |spec: &JobSpec| {
                 state.running_limit_reached(&spec.tenant).is_some()
                     || state.spent_budget(&spec.tenant, now).is_some()
-                    || state.lacking_licence(spec).is_some()
+                    || lacks(state, spec)
             };
             let Some(spec) = planned_spec(state, before).filter(|spec| !at_limit(spec)) else {
                 line.waits(state, &candidate);

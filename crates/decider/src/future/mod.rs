@@ -24,6 +24,7 @@ use muster_types::{AcceleratorRequest, JobId, JobSpec, LogIndex, LogTime, Name, 
 
 use crate::rules::affinity;
 use crate::rules::bookings::{closures, covers, is_open_to};
+use crate::rules::counted::lacks;
 use crate::rules::planned::planned_spec;
 use crate::rules::terms::with_terms;
 use crate::rules::windows::is_owner;
@@ -204,11 +205,11 @@ impl Future {
     }
 
     /// Gives up what is kept for gangs that may not start whatever is free: their tenant or their user has as many jobs
-    /// placed as it may, the booking that they name is not open, or a licence that they ask for is not free.
+    /// placed as it may, the booking that they name is not open, or less is free of what is counted than they need.
     pub(crate) fn give_up_at_limit(&mut self, state: &State, budget: &mut Budget) {
         let now = self.now;
-        let lacks = |job: JobId| state.spec(job).is_some_and(|spec| state.lacking_licence(spec).is_some());
-        self.give_up(state, &|job| is_at_limit(state, job, now) || lacks(job), budget);
+        let is_short = |job: JobId| state.spec(job).is_some_and(|spec| lacks(state, spec));
+        self.give_up(state, &|job| is_at_limit(state, job, now) || is_short(job), budget);
     }
 
     /// Gives up what is kept for all gangs of a tenant that has as many jobs placed as it may.
@@ -250,10 +251,9 @@ impl Future {
         for mut reservation in core::mem::take(&mut self.remembered) {
             let job = reservation.job;
             let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
-            let waits_for_licence = state.lacking_licence(spec).is_some();
             if !row.is_in_line()
                 || row.cancel_requested
-                || waits_for_licence
+                || lacks(state, spec)
                 || is_at_limit(state, job, self.now)
             {
                 continue;
@@ -633,7 +633,7 @@ impl Future {
         for job in owed {
             let waits = state.job(job).filter(|row| row.is_in_line() && !row.cancel_requested);
             let waits = waits.filter(|_| !is_at_limit(state, job, self.now));
-            let planned = planned_spec(state, job).filter(|spec| state.lacking_licence(spec).is_none());
+            let planned = planned_spec(state, job).filter(|spec| !lacks(state, spec));
             if let (Some(row), Some(spec)) = (waits, planned) {
                 self.reserve_now(state, job, &spec, row, None, budget);
             }

@@ -8,9 +8,9 @@ use muster_types::LogTime;
 use muster_types::policy::Policy;
 
 use crate::future::{Future, KeptReservations, is_at_limit};
-use crate::memory::licences::LicenceWaiters;
 use crate::memory::rotation::{PassMemory, WantedPools};
 use crate::memory::searches::{Claim, Searches, Tries, TryKind};
+use crate::memory::waiters::CountedWaiters;
 
 /// What a pass has found out so far. It goes on where it was interrupted: from the top it would
 /// spend its budget on the same gangs again, and the tail of a long queue would never have a turn.
@@ -36,7 +36,7 @@ impl UnfinishedPass {
         kept: KeptReservations,
     ) -> UnfinishedPass {
         let depth_max = state.policy().policy.backfill.depth_max;
-        memory.licences().retain(state, |job| is_at_limit(state, job, now));
+        memory.waiters().retain(state, |job| is_at_limit(state, job, now));
         UnfinishedPass {
             line: Line::of_pass(state, now, depth_max, memory.take_marks()),
             future: Future::resume(now, kept),
@@ -62,9 +62,9 @@ impl UnfinishedPass {
         &mut self.future
     }
 
-    /// Who waits for licences.
-    pub(crate) fn licences(&mut self) -> &mut LicenceWaiters {
-        self.memory.licences()
+    /// Who waits for licences, or for limits on CPUs and memory.
+    pub(crate) fn waiters(&mut self) -> &mut CountedWaiters {
+        self.memory.waiters()
     }
 
     /// The gang whose turn it is next; none once nobody is left, and when the budget has gone for those that were stepped

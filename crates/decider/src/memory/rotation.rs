@@ -10,7 +10,7 @@ use muster_policy::{Marks, places_wanted};
 use muster_state::{PoolKey, State};
 use muster_types::{JobId, Name, TaskGroup};
 
-use crate::memory::licences::LicenceWaiters;
+use crate::memory::waiters::CountedWaiters;
 use crate::rules::planned::planned_spec;
 
 /// What passes leave for each other.
@@ -21,8 +21,8 @@ pub(crate) struct PassMemory {
     wanted: WantedPools,
     /// The gang that was last looked at for growing.
     last_grown: Option<JobId>,
-    /// Who waits for licences.
-    licences: LicenceWaiters,
+    /// Who waits for licences, or for limits on CPUs and memory.
+    waiters: CountedWaiters,
 }
 
 impl PassMemory {
@@ -34,8 +34,8 @@ impl PassMemory {
         self.marks = marks;
     }
 
-    pub(crate) fn licences(&mut self) -> &mut LicenceWaiters {
-        &mut self.licences
+    pub(crate) fn waiters(&mut self) -> &mut CountedWaiters {
+        &mut self.waiters
     }
 
     pub(crate) fn last_grown(&self) -> Option<JobId> {

@@ -84,7 +84,7 @@ enum Outcome {
     AtLimit,
     /// Its user has no accelerator time left: the same, and jobs of other users do not wait for it.
     UserAtLimit,
-    /// It names a booking that is not open to it, or asks for a licence that is not free or kept for others: nothing is kept for it, and others go past it.
+    /// It names a booking that is not open to it, or needs a licence, CPUs or memory that limits do not leave to it or that are kept for others: nothing is kept for it, and others go past it.
     NotOpen,
     /// Nothing runs that it has to be with: the same, and those that ask for the same and have other labels do not wait for it.
     WithoutOthers,
@@ -151,7 +151,7 @@ fn offer(
     let row = state.job(job).expect("a pending job has a row").clone();
     // Where its checkpoints cannot be read it would begin again.
     let Some(spec) = planned_spec(state, job) else {
-        pass.licences().forget(job);
+        pass.waiters().forget(job);
         return Outcome::Waits;
     };
     if !is_open_to(state, &spec) {
@@ -161,17 +161,17 @@ fn offer(
     let now = speculation.now();
     if state.running_limit_reached(&spec.tenant).is_some() || state.spent_budget(&spec.tenant, now).is_some()
     {
-        pass.licences().forget(job);
+        pass.waiters().forget(job);
         pass.future().give_up_of(state, &spec.tenant, budget);
         return Outcome::AtLimit;
     }
     // Its time may have run out since the walk began.
     if state.spent_user_budget(job, now).is_some() {
-        pass.licences().forget(job);
+        pass.waiters().forget(job);
         return Outcome::UserAtLimit;
     }
-    // Nodes that are kept for it would stand idle until others give licences back.
-    if !pass.licences().admit(state, job, &spec) {
+    // Nodes that are kept for it would stand idle until others give back what is counted.
+    if !pass.waiters().admit(state, job, &spec) {
         budget.take(1);
         pass.future().give_up_job(state, job, budget);
         return Outcome::NotOpen;
@@ -180,7 +180,7 @@ fn offer(
         return Outcome::OutOfBudget;
     };
     if is_without_others {
-        pass.licences().forget(job);
+        pass.waiters().forget(job);
         return if is_alone { Outcome::WithoutOthers } else { Outcome::NotOpen };
     }
     // In strict order all that are behind it wait, whatever their labels are.

@@ -9,19 +9,26 @@ use muster_planner::Holds;
 use muster_state::State;
 use muster_types::{JobId, JobSpec, LogTime, Name, NodeId};
 
-/// The job as it is to be planned: only in regions where its checkpoints can be read and that its licences are for. None when
-/// there is no such region.
+use crate::rules::counted::within_limits;
+
+/// The job as it is to be planned: only in regions where its checkpoints can be read and that its licences are for, and no larger
+/// than limits on CPUs and memory allow. None when there is no such region or size.
 pub(crate) fn planned_spec(state: &State, job: JobId) -> Option<Arc<JobSpec>> {
     let spec = state.spec(job)?;
     let readable = match state.contract(job).and_then(|contract| contract.checkpoint.place.as_ref()) {
         Some(place) => narrowed(state, spec, place).map(Arc::new)?,
         None => Arc::clone(spec),
     };
-    let owned = match licensed(state, &readable)? {
-        Cow::Owned(spec) => Some(Arc::new(spec)),
-        Cow::Borrowed(_) => None,
-    };
-    Some(owned.unwrap_or(readable))
+    let narrowed = replaced(&readable, licensed(state, &readable)?);
+    Some(replaced(&narrowed, within_limits(state, job, &narrowed)?))
+}
+
+/// A spec in place of another, without a copy where it is the same.
+fn replaced(before: &Arc<JobSpec>, after: Cow<'_, JobSpec>) -> Arc<JobSpec> {
+    match after {
+        Cow::Owned(spec) => Arc::new(spec),
+        Cow::Borrowed(_) => Arc::clone(before),
+    }
 }
 
 /// The same job in the only region that its licences are for; none when it may not be there, or when there are two such regions.

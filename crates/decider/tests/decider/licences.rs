@@ -1,4 +1,4 @@
-//! Counted resources of the policy: no more are held than there are, the first that waits is not passed for ever, and a count that
+//! Counted resources of the policy, and limits of tenants on CPUs and memory: no more are held than there are, the first that waits is not passed for ever, and a count that
 //! is lowered stops nobody.
 
 use std::collections::BTreeMap;
@@ -7,14 +7,14 @@ use muster_decider::{Answer, Command, Speculation, explain_job, first_for_licenc
 use muster_journal::{Decision, RankUpdate};
 use muster_planner::{Budget, WaitReason};
 use muster_state::{GuardError, Phase, RankState, State};
-use muster_types::policy::{CountedResource, PolicyDraft};
+use muster_types::policy::{CountedResource, PolicyDraft, TenantLimits, TenantPolicy};
 use muster_types::{
     ExitStatus, JobContract, JobId, JobSpec, Name, PriorityTier, Refusal, RefusalCode, Requester, Submission,
 };
 
 use crate::random::Random;
 use crate::support::{
-    accelerators, commit, founded, group, holder, job_draft, name, node_spec, request, with_all_rights,
+    GIB, accelerators, commit, founded, group, holder, job_draft, name, node_spec, request, with_all_rights,
 };
 
 const SEEDS: u64 = 24;
@@ -244,6 +244,164 @@ fn the_guard_refuses_more_than_there_is_and_another_region() {
     pass(&mut speculation, &mut state);
     let placement = state.job(bound).and_then(|row| row.placement.clone()).expect("it is placed");
     assert_eq!(placement.region, name("us"));
+}
+
+/// A policy under which `team` is below `lab`, and `lab` has these limits.
+fn limited(speculation: &mut Speculation, n: u128, cpus: Option<u64>, memory_gib: Option<u64>) {
+    let limits = TenantLimits {
+        cpu_milli: cpus.map(|cpus| cpus * 1_000),
+        memory_bytes: memory_gib.map(|gib| gib * GIB),
+        ..TenantLimits::default()
+    };
+    let lab = TenantPolicy { limits, ..TenantPolicy::default() };
+    let team = TenantPolicy { parent: Some(name("lab")), ..TenantPolicy::default() };
+    let tenants = [(name("lab"), lab), (name("team"), team)].into();
+    let mut draft = PolicyDraft { tenants, ..PolicyDraft::default() };
+    draft.preemption.minimum_run_ms = 0;
+    let command = Command::SetPolicy {
+        request: request(n),
+        by: Requester::default(),
+        policy: Box::new(with_all_rights(draft).check().expect("a policy")),
+        expected_version: None,
+    };
+    handle(speculation, &command).expect("it is taken");
+}
+
+/// A job of so many workers, each of which takes one CPU and one GiB.
+fn of_tenant(speculation: &mut Speculation, n: u128, tenant: &str, (fewest, workers): (u32, u32)) -> JobId {
+    let mut group = group("main", workers, None);
+    group.workers_min = fewest;
+    let mut draft = job_draft(&format!("j{n}"), vec![group]);
+    draft.tenant = name(tenant);
+    submit(speculation, n, draft.check().expect("a job")).expect("it is taken")
+}
+
+/// Thousandths of CPUs that all tenants but `other` are charged for, from the rows alone.
+fn cpus_in_use(state: &State) -> u64 {
+    let charged = state.jobs().iter().filter_map(|(id, row)| {
+        let is_limited = state.spec(*id).is_some_and(|spec| spec.tenant != name("other"));
+        row.charge().filter(|_| is_limited).map(|(_, charge)| charge.cpu_milli)
+    });
+    charged.sum()
+}
+
+#[test]
+fn a_tenant_and_those_below_it_have_no_more_cpus_and_memory_than_their_limit() {
+    for limits in [(Some(4), None), (None, Some(4))] {
+        let (mut speculation, mut state) = founded();
+        register(&mut speculation, "n0", "eu", 0);
+        limited(&mut speculation, 5_000, limits.0, limits.1);
+        let first = of_tenant(&mut speculation, 1, "team", (3, 3));
+        pass(&mut speculation, &mut state);
+        let second = of_tenant(&mut speculation, 2, "lab", (2, 2));
+        let other = of_tenant(&mut speculation, 3, "other", (8, 8));
+        pass(&mut speculation, &mut state);
+        assert!(holds(&state, first) && holds(&state, other) && !holds(&state, second));
+        let said = explain_job(&state, state.log_time(), second, speculation.kept_reservations()).unwrap();
+        assert_eq!(said.reason, WaitReason::TenantLimit, "{said}");
+        assert!(said.sentence.starts_with("tenant lab and those below it hold 3"), "{said}");
+        // What is left is kept for the first that found too little.
+        let third = of_tenant(&mut speculation, 4, "team", (1, 1));
+        pass(&mut speculation, &mut state);
+        assert!(!holds(&state, third));
+        // The guard counts for itself.
+        let slots = state.job(other).and_then(|row| row.placement.clone()).expect("it is placed").slots.clone();
+        let placed = Decision::GangPlaced { job: second, workers: slots[..2].to_vec() };
+        assert_eq!(state.check(&placed), Err(GuardError::HostLimitExceeded));
+        let placed = Decision::GangPlaced { job: third, workers: slots[..1].to_vec() };
+        assert_eq!(state.check(&placed), Ok(()));
+        // A limit that is raised lets both start.
+        limited(&mut speculation, 5_001, limits.0.map(|most| most + 2), limits.1.map(|most| most + 2));
+        pass(&mut speculation, &mut state);
+        assert!(holds(&state, second) && holds(&state, third));
+        assert_eq!(cpus_in_use(&state), 6_000);
+    }
+}
+
+#[test]
+fn an_elastic_gang_starts_as_large_as_limits_allow() {
+    let (mut speculation, mut state) = founded();
+    register(&mut speculation, "n0", "eu", 0);
+    limited(&mut speculation, 5_000, Some(5), None);
+    let first = of_tenant(&mut speculation, 1, "lab", (2, 2));
+    pass(&mut speculation, &mut state);
+    let elastic = of_tenant(&mut speculation, 2, "lab", (2, 8));
+    pass(&mut speculation, &mut state);
+    assert!(holds(&state, first));
+    let placement = state.job(elastic).and_then(|row| row.placement.clone()).expect("it is placed");
+    assert_eq!(placement.slots.len(), 3);
+    assert_eq!(cpus_in_use(&state), 5_000);
+    let next = of_tenant(&mut speculation, 3, "lab", (1, 1));
+    pass(&mut speculation, &mut state);
+    assert!(!holds(&state, next));
+}
+
+#[test]
+fn limits_on_cpus_hold_whatever_is_asked() {
+    let mut reached = 0;
+    for seed in 0..SEEDS {
+        let mut random = Random::new(seed);
+        let (mut speculation, mut state) = founded();
+        register(&mut speculation, "n0", "eu", 0);
+        let mut most = 12;
+        limited(&mut speculation, 5_000, Some(most), None);
+        commit(&mut speculation, &mut state);
+        for step in 0..STEPS {
+            let before = cpus_in_use(&state);
+            match random.below(10) {
+                0..4 => {
+                    let workers = 1 + random.below(6) as u32;
+                    let fewest = if random.once_in(2) { workers } else { 1 + random.below(workers.into()) as u32 };
+                    let mut group = group("main", workers, None);
+                    group.workers_min = fewest;
+                    let mut draft = job_draft("job", vec![group]);
+                    draft.tenant = name(["lab", "team", "other"][random.below(3) as usize]);
+                    draft.tier = PriorityTier::ALL[random.below(4) as usize];
+                    draft.checkpoint_directory = random.once_in(2).then(|| "/checkpoints".to_owned());
+                    submit(&mut speculation, u128::from(step) + 10, draft.check().unwrap()).expect("it is taken");
+                }
+                4..7 => {
+                    let active: Vec<JobId> = state.active().collect();
+                    random.pick(&active).inspect(|job| end_all(&mut speculation, *job));
+                }
+                7 => {
+                    most = random.below(20);
+                    limited(&mut speculation, 6_000 + u128::from(step), Some(most), None);
+                }
+                _ => _ = schedule(&mut speculation, &mut Budget::new(100_000)),
+            }
+            commit(&mut speculation, &mut state);
+            let after = cpus_in_use(&state);
+            assert!(after <= (most * 1_000).max(before), "seed {seed}, step {step}: {after} of {most} CPUs");
+            reached += u64::from(after == most * 1_000);
+        }
+    }
+    assert!(reached > SEEDS, "the limit was reached {reached} times");
+}
+
+/// All workers of a job that are not over end.
+fn end_all(speculation: &mut Speculation, job: JobId) {
+    let Some(row) = speculation.state().job(job).cloned() else { return };
+    let Some(placement) = row.placement.filter(|placement| placement.live > 0) else { return };
+    let exit = match row.phase {
+        Phase::Stopping(_) => ExitStatus::Signal(15),
+        _ => ExitStatus::Code(0),
+    };
+    let token = placement.token;
+    for update in [RankUpdate::Running, RankUpdate::Exited(exit)] {
+        let concerns = |state: &RankState| match update {
+            RankUpdate::Running => *state == RankState::Assigned,
+            RankUpdate::Exited(_) => !state.is_over(),
+        };
+        let ranks = placement.ranks.iter().enumerate().filter(|(_, state)| concerns(state));
+        let updates: Vec<(u32, RankUpdate)> = ranks.map(|(rank, _)| (rank as u32, update.clone())).collect();
+        if updates.is_empty() {
+            continue;
+        }
+        let slot = &placement.slots[0];
+        let report = Command::Report { node: slot.node, incarnation: slot.incarnation, job, token, updates };
+        handle(speculation, &report).expect("it is taken");
+    }
 }
 
 #[test]

@@ -159,7 +159,8 @@ impl Leases {
                 let grants = in_force(&self.grants).filter(|_| !is_charged);
                 found.extend(self.controls.broken_by_start(&start, &self.stated, grants, log_time));
                 let over = if is_charged { None } else { self.exceeded_by(&[], &[(*job, workers)]) };
-                let over = over.into_iter().chain(self.licences_exceeded_by(&[*job]));
+                let hosts = if is_charged { None } else { self.hosts_exceeded_by(&[], &[(*job, workers)]) };
+                let over = over.into_iter().chain(self.licences_exceeded_by(&[*job])).chain(hosts);
                 for (rule, text) in found.into_iter().chain(over.map(|text| (Rule::QuotaExceeded, text))) {
                     findings.say(rule, || format!("record {index} places {job}: {text}"));
                 }
@@ -170,7 +171,8 @@ impl Leases {
                     promises.iter().map(|promise| (promise.job, &promise.workers[..])).collect();
                 let jobs: Vec<JobId> = promised.iter().map(|(job, _)| *job).collect();
                 let over = self.exceeded_by(&stopped, &promised);
-                for text in over.into_iter().chain(self.licences_exceeded_by(&jobs)) {
+                let hosts = self.hosts_exceeded_by(&stopped, &promised);
+                for text in over.into_iter().chain(self.licences_exceeded_by(&jobs)).chain(hosts) {
                     findings.say(Rule::QuotaExceeded, || format!("record {index} promises capacity: {text}"));
                 }
             }
@@ -280,6 +282,46 @@ impl Leases {
                     return Some(format!(
                         "tenant {tenant} then has {has} thousandths of {kind}, and may have {most}"
                     ));
+                }
+            }
+        }
+        None
+    }
+
+    /// Thousandths of CPUs and bytes of memory that a tenant and everyone below it are charged for.
+    fn host_uses(&self, tenant: &Name, without: &[JobId], with: &[(JobId, &[WorkerSlot])]) -> (u64, u64) {
+        let standing = self.gangs.iter().map(|(job, gang)| (*job, gang.charged()));
+        let standing = standing.filter(|(job, _)| !without.contains(job));
+        let mut sums = (0, 0);
+        for (job, slots) in standing.chain(with.iter().copied()) {
+            let Some(spec) = self.spec(job).filter(|_| !slots.is_empty()) else { continue };
+            if !self.policy.ancestry(&spec.tenant).any(|above| above == tenant) {
+                continue;
+            }
+            for place in 0..slots.len() {
+                let group = u32::try_from(place).ok().and_then(|place| spec.group_of_slot(place, slots.len()));
+                let Some(group) = group else { continue };
+                sums.0 += group.request.cpu_milli;
+                sums.1 += group.request.memory_bytes;
+            }
+        }
+        sums
+    }
+
+    /// The first limit on CPUs or memory that is broken once these jobs are stopped and those are charged.
+    fn hosts_exceeded_by(&self, stopped: &[JobId], new: &[(JobId, &[WorkerSlot])]) -> Option<String> {
+        let limited = self.policy.tenants.iter().filter(|(_, settings)| {
+            settings.limits.cpu_milli.is_some() || settings.limits.memory_bytes.is_some()
+        });
+        for (tenant, settings) in limited {
+            let (had, has) = (self.host_uses(tenant, &[], &[]), self.host_uses(tenant, stopped, new));
+            let limits = [
+                ("thousandths of CPUs", settings.limits.cpu_milli, had.0, has.0),
+                ("bytes of memory", settings.limits.memory_bytes, had.1, has.1),
+            ];
+            for (what, most, had, has) in limits {
+                if let Some(most) = most.filter(|most| has > had && has > *most) {
+                    return Some(format!("tenant {tenant} then has {has} {what}, and may have {most}"));
                 }
             }
         }

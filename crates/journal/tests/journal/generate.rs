@@ -843,6 +843,8 @@ fn policy() -> impl Strategy<Value = Policy> {
                 user,
                 job,
                 accelerator_hours: budget(running_jobs),
+                cpu_milli: pending_jobs.map(u64::from),
+                memory_bytes: unfinished_jobs.map(u64::from),
             }
         },
     );

@@ -64,6 +64,8 @@ group! {
         job "job": Optional<JobLimits>,
         tiers "tiers": Each<TierLimits>,
         accelerator_hours "acceleratorHours": Optional<AcceleratorBudget>,
+        cpu_milli "cpu": Milli,
+        memory_bytes "memory": OptionalBytes,
     }
 }
 

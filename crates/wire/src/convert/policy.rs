@@ -269,6 +269,8 @@ fn tenants(
                     limits.accelerator_hours,
                     found,
                 ),
+                cpu_milli: limits.cpu_milli,
+                memory_bytes: limits.memory_bytes,
             }),
         };
         tenants.insert(name, tenant);
@@ -669,6 +671,8 @@ fn limits_to_proto(tenant: &TenantPolicy) -> Option<v1::TenantLimits> {
         job: (limits.job != JobLimits::default()).then(|| job(&limits.job)),
         tiers: tenant.tier_limits.iter().map(of_tier).collect(),
         accelerator_hours: limits.accelerator_hours.map(budget_to_proto),
+        cpu_milli: limits.cpu_milli,
+        memory_bytes: limits.memory_bytes,
     })
 }
 

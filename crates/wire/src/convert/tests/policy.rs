@@ -56,6 +56,8 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
                 },
                 accelerator_hours: (weight_milli % 12 == 0)
                     .then_some(AcceleratorBudget { hours: 1, window_ms: 60_000 }),
+                cpu_milli: (weight_milli % 3 == 0).then_some(weight_milli.into()),
+                memory_bytes: (weight_milli % 4 == 0).then_some(weight_milli.into()),
             };
             let of_tier = JobLimits { devices_max: Some(weight_milli), ..JobLimits::default() };
             let tier_limits = match weight_milli % 8 {
