@@ -9,6 +9,8 @@ mod hosts;
 mod programs;
 mod size;
 
+use std::collections::BTreeMap;
+
 use muster_types::{ArrayId, ArraySpec, JobId, Name};
 use serde_json::{Value, json};
 
