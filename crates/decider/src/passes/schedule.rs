@@ -84,7 +84,8 @@ enum Outcome {
     AtLimit,
     /// Its user has no accelerator time left: the same, and jobs of other users do not wait for it.
     UserAtLimit,
-    /// It names a booking that is not open to it, or needs a licence, CPUs or memory that limits do not leave to it or that are kept for others: nothing is kept for it, and others go past it.
+    /// It names a booking that is not open to it, or less is left to it of what is counted than it needs: nothing is kept for it, and
+    /// others go past it.
     NotOpen,
     /// Nothing runs that it has to be with: the same, and those that ask for the same and have other labels do not wait for it.
     WithoutOthers,

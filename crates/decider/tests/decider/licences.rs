@@ -1,5 +1,5 @@
-//! Counted resources of the policy, and limits of tenants on CPUs and memory: no more are held than there are, the first that waits is not passed for ever, and a count that
-//! is lowered stops nobody.
+//! Counted resources of the policy, and limits of tenants on CPUs and memory: no more are held than there are, the first that waits
+//! is not passed for ever, and a count that is lowered stops nobody.
 
 use std::collections::BTreeMap;
 
