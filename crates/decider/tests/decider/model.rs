@@ -225,7 +225,7 @@ impl Model {
         // Not at random, so that the commands of a seed stay what they are.
         let count = 1 + u32::from(self.requests.is_multiple_of(2));
         let counted = self.speculation.state().policy().policy.resource_count(&name("matlab"));
-        if self.requests.is_multiple_of(5) && counted >= count.into() {
+        if self.requests.is_multiple_of(5) && counted >= u64::from(count) {
             draft.licences = [(name("matlab"), count)].into();
         }
         draft.check().expect("a job")
