@@ -82,6 +82,19 @@ impl CountedWaiters {
         finds_all
     }
 
+    /// Whether a part of what limits on CPUs and memory leave to a job is kept for others before it: a size above its least would
+    /// take from that.
+    pub(crate) fn is_kept_from(&self, state: &State, job: JobId, spec: &JobSpec) -> bool {
+        if self.noted.is_empty() || !spec.is_elastic() {
+            return false;
+        }
+        let place = self.place_of(job, spec.tier);
+        let is_kept = |(what, _): &(Counted, u64)| {
+            matches!(what, Counted::Host(..)) && self.kept_before(state, what, place) > 0
+        };
+        needed(state, spec).iter().any(is_kept)
+    }
+
     fn note(&mut self, job: JobId, noted: Noted) {
         self.last += 1;
         for (what, count) in &noted.needed {

@@ -15,6 +15,7 @@ use crate::passes::{drained, growth, preemption};
 use crate::round::ROUND_BYTES_SOFT;
 use crate::rules::affinity;
 use crate::rules::bookings::is_open_to;
+use crate::rules::counted::smallest;
 use crate::rules::planned::{choices, planned_spec, with_spares};
 use crate::rules::terms::{QuotaPart, with_terms, with_terms_of};
 use crate::settle::array::fill_arrays;
@@ -177,6 +178,7 @@ fn offer(
         pass.future().give_up_job(state, job, budget);
         return Outcome::NotOpen;
     }
+    let spec = if pass.waiters().is_kept_from(state, job, &spec) { smallest(&spec) } else { spec };
     let Some((is_without_others, is_alone)) = look_at_others(state, job, &spec, has_most, budget) else {
         return Outcome::OutOfBudget;
     };

@@ -1,6 +1,7 @@
 //! What is counted for all nodes together, and asked for before a place is: licences, and limits of tenants on CPUs and memory.
 
 use alloc::borrow::Cow;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_state::{HostResource, State};
 use muster_types::{JobId, JobSpec, Name};
@@ -93,6 +94,14 @@ pub(crate) fn within_limits<'a>(state: &State, job: JobId, spec: &'a JobSpec) ->
         workers = low;
     }
     smaller(spec, workers)
+}
+
+/// The same job with as few workers as it may have, where it has one group.
+pub(crate) fn smallest(spec: &Arc<JobSpec>) -> Arc<JobSpec> {
+    match smaller(spec, fewest(spec)) {
+        Some(Cow::Owned(spec)) => Arc::new(spec),
+        Some(Cow::Borrowed(_)) | None => Arc::clone(spec),
+    }
 }
 
 /// The same job with no more workers than it has, where limits hold for it: several gangs of one record could exceed them

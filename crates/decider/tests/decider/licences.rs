@@ -337,6 +337,29 @@ fn an_elastic_gang_starts_as_large_as_limits_allow() {
 }
 
 #[test]
+fn an_elastic_gang_takes_nothing_of_what_is_kept_for_another() {
+    let (mut speculation, mut state) = founded();
+    register(&mut speculation, "n0", "eu", 0);
+    limited(&mut speculation, 5_000, Some(8), None);
+    let first = of_tenant(&mut speculation, 1, "lab", (2, 2));
+    let second = of_tenant(&mut speculation, 2, "lab", (2, 2));
+    let third = of_tenant(&mut speculation, 3, "lab", (3, 3));
+    pass(&mut speculation, &mut state);
+    assert!(holds(&state, first) && holds(&state, second) && holds(&state, third));
+    let waits = of_tenant(&mut speculation, 4, "lab", (4, 4));
+    pass(&mut speculation, &mut state);
+    // Five are free then, of which four are kept: one worker is left for it, and not five.
+    end_all(&mut speculation, first);
+    end_all(&mut speculation, second);
+    let elastic = of_tenant(&mut speculation, 5, "lab", (1, 5));
+    pass(&mut speculation, &mut state);
+    assert!(holds(&state, waits));
+    let placement = state.job(elastic).and_then(|row| row.placement.clone()).expect("it is placed");
+    assert_eq!(placement.slots.len(), 1);
+    assert_eq!(cpus_in_use(&state), 8_000);
+}
+
+#[test]
 fn limits_on_cpus_hold_whatever_is_asked() {
     let mut reached = 0;
     for seed in 0..SEEDS {
