@@ -207,6 +207,7 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.v1beta1.ScheduleService/SuspendSchedule", Class::Call, WRITERS),
     rule("/muster.v1beta1.ScheduleService/UpdateSchedule", Class::Call, WRITERS),
 
+    rule("/muster.v1beta1.TenantService/ListLicences", Class::Call, USERS),
     rule("/muster.v1beta1.TenantService/ListTenants", Class::Call, USERS),
     rule("/muster.v1beta1.TenantService/WatchTenants", Class::Stream, USERS),
 ];

@@ -19,8 +19,8 @@ use crate::headers::REQUIRED_FEATURES;
 /// `quota-grants`: `QuotaService`. `job-artifacts`: `JobSpec.artifacts`.
 /// `job-ulimits`: `JobSpec.ulimits`. `job-capacity`: `JobSpec.capacity`. `job-affinity`: `JobSpec.affinity`.
 /// `job-segments`: `TopologyRule.segments`. `elastic-groups`: `TaskGroup.min_workers` in jobs of several groups. `booking-rules`:
-/// `BookingSpec.rule`.
-pub(crate) const FEATURES: [&str; 14] = [
+/// `BookingSpec.rule`. `job-licences`: `JobSpec.licences`.
+pub(crate) const FEATURES: [&str; 15] = [
     "job-controls",
     "job-limits",
     "policy-parts",
@@ -35,6 +35,7 @@ pub(crate) const FEATURES: [&str; 14] = [
     "job-segments",
     "elastic-groups",
     "booking-rules",
+    "job-licences",
 ];
 
 /// Bytes of all names that a request may have.
@@ -98,10 +99,11 @@ mod tests {
             ulimits: Some(v1::Ulimits::default()),
             capacity: Some(v1::CapacityRules::default()),
             affinity: vec![v1::JobAffinity::default()],
+            licences: vec![v1::LicenceRequest::default()],
             ..Default::default()
         };
         let names = muster_wire::features::required_by(&[v1::Job { spec: Some(spec), ..Default::default() }]);
-        assert_eq!(names.len(), 6);
+        assert_eq!(names.len(), 7);
         assert_eq!(checked(&[&names.join(",")]), Ok(()));
     }
 

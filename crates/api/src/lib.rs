@@ -48,6 +48,7 @@ mod headers;
 mod identity;
 mod job_filter;
 mod job_service;
+mod licences;
 #[cfg(test)]
 mod label_tests;
 mod log_service;

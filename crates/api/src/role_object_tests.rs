@@ -100,6 +100,7 @@ const OF_NO_OBJECT: &[&str] = &[
     "ListCapacity",
     "ListDeniedCalls",
     "ListJobs",
+    "ListLicences",
     "ListNodes",
     "ListNotifications",
     "ListPendingNodes",

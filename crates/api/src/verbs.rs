@@ -57,6 +57,7 @@ fn verb_of(path: &str) -> Option<Verb> {
         | "v1beta1.QuotaService/ListQuotaGrants"
         | "v1beta1.ScheduleService/GetSchedule"
         | "v1beta1.ScheduleService/ListSchedules"
+        | "v1beta1.TenantService/ListLicences"
         | "v1beta1.TenantService/ListTenants"
         | "v1beta1.TenantService/WatchTenants" => Verb::Read,
         "v1beta1.JobService/SubmitJob"

@@ -23,6 +23,7 @@ mod foreign;
 mod incident;
 mod job;
 mod job_files;
+mod licence;
 mod log;
 mod login;
 mod man;
@@ -197,6 +198,9 @@ pub enum ClientCommand {
     /// What there is of each type in each region, by how it was bought: what is free, prices, how often nodes are taken away
     #[command(subcommand)]
     Capacity(capacity::CapacityCommand),
+    /// Licences and other things that the policy counts: how many there are, who holds them, which job is next
+    #[command(subcommand, visible_alias = "licences")]
+    Licence(licence::LicenceCommand),
     /// Jobs that are submitted again and again: make, look at, suspend and run schedules
     #[command(subcommand, visible_alias = "schedules")]
     Schedule(schedule::ScheduleCommand),
@@ -321,6 +325,7 @@ async fn dispatch(
         ClientCommand::Ca(command) => ca::run(global, console, command).await,
         ClientCommand::Booking(command) => booking::run(global, console, command).await,
         ClientCommand::Capacity(command) => capacity::run(global, console, command).await,
+        ClientCommand::Licence(command) => licence::run(global, console, command).await,
         ClientCommand::Schedule(command) => schedule::run(global, console, command).await,
         ClientCommand::Token(command) => token::run(global, console, command).await,
         ClientCommand::Login(args) => login::run(global, console, args).await,

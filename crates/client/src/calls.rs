@@ -374,6 +374,23 @@ impl Client {
         Ok(answer)
     }
 
+    /// Counted resources of the policy, with who holds them.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn list_licences(
+        &self,
+        mut request: v1::ListLicencesRequest,
+    ) -> Result<v1::ListLicencesResponse, CallError> {
+        let read = self.wanted_read(request.read);
+        request.read = Some(read);
+        let limit = self.confirmed_within(&read);
+        let send = |channel| async move { queues(channel).list_licences(within(limit, request)).await };
+        let answer: v1::ListLicencesResponse = self.retry(repeatable("list licences"), send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
     /// One page of queues, by name.
     ///
     /// # Errors

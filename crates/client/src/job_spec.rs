@@ -136,6 +136,11 @@ impl JobSpec {
         self.with(|spec| spec.affinity.push(entry))
     }
 
+    /// How many it holds of a counted resource of the policy, as a whole.
+    pub fn licence(self, name: impl Into<String>, count: u32) -> JobSpec {
+        self.with(|spec| spec.licences.push(v1::LicenceRequest { name: name.into(), count }))
+    }
+
     /// What the kernel bounds of each process of its workers; what is none is as the hosts have it.
     pub fn ulimits(self, ulimits: v1::Ulimits) -> JobSpec {
         self.with(|spec| spec.ulimits = Some(ulimits))

@@ -58,6 +58,8 @@ pub struct Rules {
     pub expressions: Vec<Value>,
     /// The booking on whose nodes it runs.
     pub booking: Option<String>,
+    /// How many it holds of each counted resource.
+    pub licences: BTreeMap<String, u32>,
     /// The only nodes; empty for any.
     pub only: Vec<String>,
     /// Nodes that are excluded.
@@ -202,6 +204,7 @@ impl Draft {
         put(&mut spec, "nodes", Value::Object(nodes));
         put(&mut spec, "booking", json!(rules.booking));
         put(&mut spec, "affinity", json!(rules.affinity));
+        put(&mut spec, "licences", json!(rules.licences));
         put(&mut spec, "tolerations", json!(rules.tolerations));
         put(&mut spec, "after", json!(self.after));
         put(&mut spec, "notBefore", json!(self.not_before));

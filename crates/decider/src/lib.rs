@@ -42,6 +42,7 @@ pub use answers::explain::{
     Blocker, JobExplanation, Position, QuotaReport, StartEstimate, explain_briefly, explain_job, explain_spec,
 };
 pub use answers::goodput::{CheckpointAdvice, checkpoint_advice};
+pub use answers::licences::first_for_licences;
 pub use answers::policy_warnings::{
     POLICY_WARNINGS_MAX, PolicyWarning, PolicyWarningCode, PolicyWarnings, policy_warnings,
 };

@@ -52,6 +52,7 @@ pub(crate) fn job(text: &str, workers: u32) -> JobSpec {
         booking: None,
         capacity: None,
         affinity: Vec::new(),
+        licences: muster_types::Licences::new(),
     };
     draft.check().expect("it is a job")
 }

@@ -357,6 +357,9 @@ impl Manifest {
         if let Some(label) = rest.strip_prefix("node_selector") {
             return format!("spec.nodeSelector{label}");
         }
+        if let Some(name) = rest.strip_prefix("licences") {
+            return format!("spec.licences{name}");
+        }
         // A test of a label has its values in the field that says which test it is.
         if rest.starts_with("nodes.expressions[") {
             return format!("spec.{}", rest.trim_end_matches(".values").trim_end_matches(".operator"));

@@ -162,6 +162,7 @@ impl Reader<'_> {
             // A file is submitted more than once, and each time in another span.
             trace_parent: String::new(),
             affinity: self.affinity("spec.affinity", spec.affinity.unwrap_or_default()),
+            licences: self.licences("spec.licences", spec.licences.unwrap_or_default()),
         };
         let message = v1::Job { spec: Some(asked), ..message };
         (message, shorthand, parallel)
@@ -180,6 +181,18 @@ impl Reader<'_> {
             ),
             stack_bytes: self.value("spec.ulimits.stackSize", asked.stack_size, quantity::memory_bytes),
         }
+    }
+
+    /// How many of each counted resource, by name.
+    fn licences(&mut self, at: &str, given: BTreeMap<String, Text>) -> Vec<v1::LicenceRequest> {
+        let mut asked = Vec::with_capacity(given.len());
+        for (name, count) in given {
+            self.place(at, count.referenced);
+            let shown: String = name.chars().take(80).collect();
+            let count = self.value(&format!("{at}.{shown}"), Some(count), quantity::count);
+            asked.push(v1::LicenceRequest { name, count: count.unwrap_or_default() });
+        }
+        asked
     }
 
     fn affinity(&mut self, at: &str, given: Vec<Spanned<Affinity>>) -> Vec<v1::JobAffinity> {

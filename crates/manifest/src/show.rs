@@ -188,6 +188,8 @@ fn described(spec: &v1::JobSpec, is_short: bool) -> Fields {
         let entries = spec.affinity.iter().map(|entry| Content::Fields(affinity(entry)));
         shown.put("affinity", Some(Content::List(entries.collect())));
     }
+    let licences = spec.licences.iter().map(|of| (of.name.clone(), json!(of.count)));
+    shown.say("licences", licences.collect::<Value>());
     shown.say("tolerations", spec.tolerations.clone());
     shown.say("preemptible", spec.preemptible);
     let after = |dependency: &v1::Dependency| {

@@ -267,6 +267,13 @@ fn affinity() -> impl Strategy<Value = Vec<v1::JobAffinity>> {
     vec(entry, 0..3)
 }
 
+/// In the order of names, in which a file is read.
+fn licences() -> impl Strategy<Value = Vec<v1::LicenceRequest>> {
+    btree_map("[a-z][a-z0-9]{1,6}", 1..9u32, 0..3).prop_map(|asked| {
+        asked.into_iter().map(|(name, count)| v1::LicenceRequest { name, count }).collect()
+    })
+}
+
 fn topology() -> impl Strategy<Value = Option<v1::TopologyRule>> {
     let level = || 0..4i32;
     let spread = prop::option::of((level(), 1..9u32));
@@ -308,7 +315,7 @@ fn job() -> impl Strategy<Value = v1::Job> {
     let paths =
         (prop_oneof![Just(String::new()), "/[a-z é]{1,8}"], prop_oneof![Just(String::new()), "/[a-z]{1,8}"]);
     let tier = 0..6i32;
-    let rest = (topology(), rules(), 0..3i32, 0..3usize, nodes(), affinity());
+    let rest = (topology(), rules(), 0..3i32, 0..3usize, nodes(), affinity(), licences());
     (groups, metadata, times, lists, numbers, paths, tier, rest).prop_map(
         |(
             groups,
@@ -318,7 +325,7 @@ fn job() -> impl Strategy<Value = v1::Job> {
             numbers,
             paths,
             tier,
-            (topology, mut rules, rule, after, nodes, affinity),
+            (topology, mut rules, rule, after, nodes, affinity, licences),
         )| {
             rules.retry_mut().max_failures = numbers.0;
             rules.checkpoint_mut().directory = paths.0;
@@ -345,6 +352,7 @@ fn job() -> impl Strategy<Value = v1::Job> {
                 datasets: lists.2,
                 nodes,
                 affinity,
+                licences,
                 ..rules
             };
             v1::Job {

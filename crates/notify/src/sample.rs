@@ -49,5 +49,6 @@ pub(crate) fn job(text: &str) -> JobDraft {
         booking: None,
         capacity: None,
         affinity: Vec::new(),
+        licences: muster_types::Licences::new(),
     }
 }

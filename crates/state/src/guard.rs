@@ -358,6 +358,8 @@ impl State {
             }
             None => {
                 self.take_all(spec, workers, &mut left, |node| node.offer().into_owned())?;
+                self.check_licences(&[(job, spec, workers)])?;
+                self.check_host_limits(&BTreeSet::new(), &[(job, spec, workers)])?;
                 self.check_quota(&BTreeSet::new(), &[(job, spec, workers)])?;
                 self.check_fixed(&BTreeSet::new(), &[(job, spec, workers)])
             }
@@ -447,6 +449,8 @@ impl State {
             let spec = self.specs.get(&promise.job).ok_or(GuardError::JobUnknown)?;
             gangs.push((promise.job, spec, &promise.workers));
         }
+        self.check_licences(&gangs)?;
+        self.check_host_limits(&stopped, &gangs)?;
         self.check_quota(&stopped, &gangs)?;
         self.check_fixed(&stopped, &gangs)
     }

@@ -43,6 +43,10 @@ pub enum GuardError {
     CheckpointsOutOfReach,
     /// A quota of the tenant, or of one above it, would be exceeded.
     QuotaExceeded,
+    /// More of a counted resource would be held than the policy has, or in another region than its own.
+    LicencesExceeded,
+    /// A tenant, or one above it, would be charged for more CPUs or memory than the policy lets it.
+    HostLimitExceeded,
     /// A gang would be stopped that may not be stopped for this one: see `standing`.
     Protected,
     /// A gang that policy must not stop would borrow what others are promised.

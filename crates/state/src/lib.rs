@@ -30,7 +30,9 @@ mod grants;
 mod guard;
 mod guard_error;
 mod history;
+mod host_limits;
 mod index;
+mod licences;
 mod metadata;
 mod notifications;
 mod overrides;
@@ -70,6 +72,7 @@ pub use forecast::Forecast;
 pub use free::{DeviceShare, Free, FreeKey, Promised, Restricted};
 pub use grants::GrantObstacle;
 pub use guard_error::GuardError;
+pub use host_limits::{HostLimit, HostResource};
 pub use index::{
     ApartKind, LinePlace, Pool, PoolKey, QueueLoad, QueuePosition, Rack, RackKey, Shape, UserLoad, Work,
 };

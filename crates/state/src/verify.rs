@@ -312,6 +312,7 @@ impl State {
             ("active", fresh.active == ours.active),
             ("active_by_tenant", fresh.active_by_tenant == ours.active_by_tenant),
             ("apart", fresh.apart == ours.apart),
+            ("licences", fresh.licences == ours.licences),
             ("finished", fresh.finished == ours.finished),
             ("run_limits", fresh.run_limits == ours.run_limits),
             ("deadlines", fresh.deadlines == ours.deadlines),

@@ -49,6 +49,7 @@ fn job(workers: u32, amount: Option<DeviceAmount>, cpu_milli: u64) -> JobSpec {
         booking: None,
         capacity: None,
         affinity: Vec::new(),
+        licences: muster_types::Licences::new(),
     };
     draft.check().unwrap()
 }

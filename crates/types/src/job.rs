@@ -14,6 +14,7 @@ use crate::capacity::CapacityRules;
 use crate::container::Container;
 use crate::demand::{AcceleratorRequest, DeviceAmount};
 use crate::ids::JobId;
+use crate::licence::{self, Licences};
 use crate::limits;
 use crate::name::Name;
 use crate::node_requirements::NodeRequirements;
@@ -233,6 +234,8 @@ pub struct JobDraft {
     pub capacity: Option<Box<CapacityRules>>,
     /// Where its workers lie with respect to those of other jobs.
     pub affinity: Vec<Affinity>,
+    /// What it holds of the counted resources of the policy, as a whole, from its placement to its end.
+    pub licences: Licences,
 }
 
 /// A checked job. There is no other way to make one.
@@ -387,6 +390,18 @@ impl JobSpec {
         self.sum_of(workers, |request| request.device_count().into())
     }
 
+    /// Thousandths of CPUs of a gang of this many workers; of all where it may not have that many.
+    #[must_use]
+    pub fn cpu_milli_of(&self, workers: u32) -> u64 {
+        self.sum_of(workers, |request| request.cpu_milli)
+    }
+
+    /// Bytes of memory of a gang of this many workers; of all where it may not have that many.
+    #[must_use]
+    pub fn memory_bytes_of(&self, workers: u32) -> u64 {
+        self.sum_of(workers, |request| request.memory_bytes)
+    }
+
     /// The sum over the workers of a gang of this many; over all where it may not have that many.
     fn sum_of(&self, workers: u32, of: impl Fn(&WorkerRequest) -> u64) -> u64 {
         if let [only] = self.groups.as_slice() {
@@ -496,6 +511,7 @@ impl JobDraft {
             booking: None,
             capacity: None,
             affinity: Vec::new(),
+            licences: Licences::new(),
         }
     }
 
@@ -583,6 +599,7 @@ impl JobDraft {
             capacity.check(found);
         }
         affinity::check_all(&self.affinity, found);
+        licence::check_all(&self.licences, found);
         if has_twice(&self.datasets) {
             found.push(Violation::new("datasets", "must not name a data set twice"));
         }

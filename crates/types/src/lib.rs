@@ -33,6 +33,7 @@ pub mod health;
 pub mod ids;
 pub mod job;
 pub mod lease;
+pub mod licence;
 pub mod limits;
 pub mod log_format;
 pub mod metadata;
@@ -85,6 +86,7 @@ pub use job::{
     SIZES_VARIABLE, TaskGroup, WorkerRequest,
 };
 pub use lease::{ExitStatus, FencingToken, Parameters};
+pub use licence::Licences;
 pub use log_format::LogFormat;
 pub use metadata::JobMetadata;
 pub use name::{NAME_RULE, Name};

@@ -179,6 +179,10 @@ pub const NODES_NAMED_MAX: usize = 1_024;
 pub const ACCELERATOR_CHOICES_MAX: usize = 16;
 /// Highest throughput of an accelerator type against another: a thousand times.
 pub const THROUGHPUT_MILLI_MAX: u32 = 1_000_000;
+/// Counted resources that one job asks for.
+pub const JOB_LICENCES_MAX: usize = 16;
+/// The largest number of one counted resource, and of what one job asks for of it.
+pub const LICENCE_COUNT_MAX: u32 = 1_000_000;
 /// Data sets that one job reads.
 pub const JOB_DATASETS_MAX: usize = 32;
 /// Jobs that one job waits for.

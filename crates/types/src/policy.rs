@@ -26,6 +26,7 @@ mod named;
 mod notifications;
 mod parts;
 mod prices;
+mod resources;
 mod roles;
 mod rules;
 
@@ -43,9 +44,10 @@ pub use prices::{
     DEPRECIATION_MONTHS_MAX, DEVICE_WATTS_MAX, KWH_MICRO_DOLLARS_MAX, OwnedCost, PUE_MILLI_MAX,
     PUE_MILLI_MIN, Price, PriceTable,
 };
+pub use resources::{COUNTED_RESOURCES_MAX, CountedResource};
 pub use roles::{OWN_ROLES_MAX, OwnRole, ROLE_REGIONS_MAX, Verb};
 pub use rules::{
-    AcceleratorBudget, JobLimits, NonPreemptible, Rights, TenantLimits, TenantRights, UNLISTED_TENANT,
+    AcceleratorBudget, JobLimits, LIMITED_MEMORY_BYTES_MAX, NonPreemptible, Rights, TenantLimits, TenantRights, UNLISTED_TENANT,
     UserLimits,
 };
 
@@ -479,6 +481,8 @@ pub struct PolicyDraft {
     pub roles: BTreeMap<Name, OwnRole>,
     /// How often nodes are taken away, where too little was seen of them. No two are for the same purchase and region.
     pub interruption_rates: Vec<InterruptionRate>,
+    /// What is counted and no node has, such as licences of programs. No two have the same name.
+    pub resources: Vec<CountedResource>,
 }
 
 /// What it takes to have a job's data in a region.
@@ -657,6 +661,7 @@ impl PolicyDraft {
         self.check_notifications(&mut found);
         roles::check_roles(&self.roles, &mut found);
         self.check_interruption_rates(&mut found);
+        self.check_resources(&mut found);
         if !found.is_empty() {
             return Err(found);
         }

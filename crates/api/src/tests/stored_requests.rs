@@ -625,6 +625,8 @@ fn limits() -> v1::TenantLimits {
             most: Some(100),
             window: Some(duration(604_800_000)),
         }),
+        cpu_milli: Some(2_000_000),
+        memory_bytes: Some(16 << 40),
     }
 }
 
@@ -699,6 +701,7 @@ fn policy() -> v1::Policy {
         }],
         roles: Default::default(),
         interruption_rates: Vec::new(),
+        resources: Vec::new(),
     }
 }
 
@@ -809,6 +812,7 @@ fn others() -> Vec<Stored> {
         stored("update-policy", "PolicyService/UpdatePolicy", update),
         stored("tenants", "TenantService/ListTenants", tenants),
         stored("watch-tenants", "TenantService/WatchTenants", watch),
+        stored("list-licences", "TenantService/ListLicences", v1::ListLicencesRequest { read: read() }),
         stored("request-quota", "QuotaService/RequestQuota", ask),
         stored("grant-quota", "QuotaService/GrantQuota", give),
         stored("answer-quota", "QuotaService/AnswerQuota", answer),

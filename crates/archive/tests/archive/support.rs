@@ -52,6 +52,7 @@ pub fn job(text: &str) -> JobSpec {
         booking: None,
         capacity: None,
         affinity: Vec::new(),
+        licences: muster_types::Licences::new(),
     };
     draft.check().unwrap()
 }

@@ -355,6 +355,10 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
     for entry in &spec.affinity {
         say("affinity", affinity(entry));
     }
+    if !spec.licences.is_empty() {
+        let licences = spec.licences.iter().map(|of| format!("{} {}", of.name, of.count));
+        say("licences", licences.collect::<Vec<_>>().join(", "));
+    }
     if let Some(asked) = &spec.ulimits {
         let files = asked.open_files.map(|count| format!("{count} open files"));
         let sizes =

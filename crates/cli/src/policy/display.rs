@@ -69,6 +69,16 @@ const LISTS: [List; 15] = [
     ),
     (
         "spec.tenants",
+        "{limits.cpu}",
+        &[("TENANT AND ALL BELOW IT", "{@}", ""), ("CPUS UP TO", "{limits.cpu}", "")],
+    ),
+    (
+        "spec.tenants",
+        "{limits.memory}",
+        &[("TENANT AND ALL BELOW IT", "{@}", ""), ("MEMORY UP TO", "{limits.memory}", "")],
+    ),
+    (
+        "spec.tenants",
         "{limits.user}",
         &[
             ("TENANT", "{@}", ""),
@@ -175,6 +185,11 @@ const LISTS: [List; 15] = [
             ("REGION", "{region}", "all"),
             ("INTERRUPTIONS A NODE AND DAY", "{perDay}", ""),
         ],
+    ),
+    (
+        "spec.resources",
+        "",
+        &[("LICENCE", "{name}", ""), ("COUNT", "{count}", ""), ("REGION", "{region}", "all")],
     ),
     (
         "spec.roles",

@@ -80,6 +80,8 @@ WRONG = [
     "capacity: {maxInterruptionsPerDay: often}",
     "ulimits: {coreSize: unlimited}",
     "affinity: [{to: job-1, level: row, rule: apart, required: true}]",
+    "licences: {matlab: many}",
+    "licences: [matlab]",
     "affinity: [{to: job-1, level: host, rule: near, required: true}]",
     "affinity: [{to: job-1, level: host, rule: apart, weight: 0}]",
     "affinity: [{job: job-1}]",
@@ -144,6 +146,8 @@ RIGHT = [
     "affinity: [{to: array-1, level: rack, rule: apart, weight: 100}]",
     "affinity: [{jobs: 'app=cache,stage in (a,b)', level: region, rule: apart, required: true}]",
     "affinity: []",
+    "licences: {matlab: 2, ansys: 1}",
+    "licences: {}",
     "expectedRun: 90m\n  retry: {maxFailures: 0}",
     "workers: 8\n  minWorkers: 2",
 ]

@@ -9,6 +9,8 @@ mod hosts;
 mod programs;
 mod size;
 
+use std::collections::BTreeMap;
+
 use muster_types::{ArrayId, ArraySpec, JobId, Name};
 use serde_json::{Value, json};
 
@@ -322,6 +324,15 @@ fn places(directives: &Directives<'_>, draft: &mut Draft) {
             ),
         }
     }
+    if let Some(directive) = directives.take("licenses") {
+        match licences(&directive.value) {
+            Some(licences) => draft.rules.licences = licences,
+            None => directives.drop(
+                directive,
+                "a job asks for all of a list of names with counts, like ansys:2,matlab: `licences`",
+            ),
+        }
+    }
     if let Some(directive) = directives.take("switches") {
         if directive.value.split('@').next() == Some("1") {
             draft.rules.preferred = Some("rack");
@@ -368,6 +379,16 @@ fn named_nodes(directives: &Directives<'_>, size: size::Size, draft: &mut Draft)
     }
 }
 
+/// Names with counts; none for a list of which one is enough, and for names of a server.
+fn licences(text: &str) -> Option<BTreeMap<String, u32>> {
+    let asked = text.split(',').map(|part| {
+        let (name, count) = part.trim().split_once(':').unwrap_or((part.trim(), "1"));
+        let count = count.parse::<u32>().ok().filter(|count| *count > 0)?;
+        Some((Name::new(&name.to_ascii_lowercase())?.to_string(), count))
+    });
+    asked.collect()
+}
+
 /// The sentence for an option that nothing reads.
 fn advice(name: &str) -> &'static str {
     match name {
@@ -383,7 +404,6 @@ fn advice(name: &str) -> &'static str {
         "nodefile" => "the file is not read; `--nodelist` names the nodes",
         "hold" => "the job starts when there is capacity; `muster job hold JOB-ID` keeps it",
         "nice" | "priority" => "the order is decided by tiers and shares of tenants: `tier`",
-        "licenses" => "licences are not counted",
         "export-file" | "get-user-env" => {
             "the environment of the command that submits does not go with the job; name each variable under --export"
         }

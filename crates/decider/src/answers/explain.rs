@@ -13,16 +13,21 @@ use muster_journal::Estimate;
 use muster_planner::{Budget, Checkpoints, Holds, Plan, Verdict, WaitReason, plan};
 use muster_policy::{Line, estimate, headroom};
 use muster_state::quota::QuotaBlock;
-use muster_state::{DependencyState, Forecast, HoldRow, JobRow, Phase, QueuePosition, SpentBudget, State};
+use muster_state::{
+    DependencyState, Forecast, HoldRow, HostLimit, HostResource, JobRow, Phase, QueuePosition, SpentBudget, State,
+};
 use muster_types::metadata::ANONYMOUS;
 use muster_types::policy::NonPreemptible;
+use muster_types::quantity::ByteCount;
 use muster_types::{ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, Span};
 
 use crate::answers::borrowers::{Borrower, borrowers, clause};
+use crate::answers::licences;
 use crate::future::{Future, KeptReservations, Pace};
 use crate::rules::affinity;
 use crate::rules::bookings::why_it_waits;
-use crate::rules::planned::{narrowed, planned_spec};
+use crate::rules::counted::{fewest, lacks};
+use crate::rules::planned::{licensed, narrowed, planned_spec};
 use crate::rules::terms::with_terms;
 
 /// Jobs ahead of the explained one that are given their capacity first.
@@ -204,6 +209,8 @@ fn explain(
     // Where its checkpoints cannot be read is no place for it.
     let planned = place.and_then(|place| narrowed(state, own, place));
     let spec = planned.as_ref().unwrap_or(own);
+    let licensed = licensed(state, spec);
+    let spec = licensed.as_deref().unwrap_or(spec);
     let policy = state.policy();
     let checkpoints = place.and_then(|data_set| {
         let copies = &policy.policy.datasets.get(data_set)?.regions;
@@ -257,7 +264,9 @@ fn explain(
     let is_next = found.is_some() && ahead.position.is_first();
     // When quota comes free that may be borrowed is foreseen, and not what others hold that must not be stopped.
     let may_borrow = must_not_borrow(state, spec, reason).is_empty();
-    let start = may_borrow.then(|| start(state, now, kept, (job, spec, row), is_next)).flatten();
+    // Nor is it known when licences are given back.
+    let is_foreseen = may_borrow && reason != WaitReason::Licence;
+    let start = is_foreseen.then(|| start(state, now, kept, (job, spec, row), is_next)).flatten();
     JobExplanation {
         reason,
         sentence,
@@ -454,7 +463,9 @@ fn known_reason(
     }
     running_limit(state, job, spec)
         .or_else(|| spent_budget(state, job, spec, now))
+        .or_else(|| host_limit(state, spec))
         .map(|text| (WaitReason::TenantLimit, text))
+        .or_else(|| licences::why_it_waits(state, now, job, spec).map(|text| (WaitReason::Licence, text)))
 }
 
 /// The budget of accelerator time of a job's tenant or user, where it is used up.
@@ -515,6 +526,33 @@ fn running_limit(state: &State, job: Option<JobId>, spec: &JobSpec) -> Option<St
     Some(format!(
         "{who} {placed} jobs placed and may have {most} (`{limit}` in the policy); it is placed {when}"
     ))
+}
+
+/// Which limit on CPUs or memory keeps a job from being placed.
+fn host_limit(state: &State, spec: &JobSpec) -> Option<String> {
+    let least = fewest(spec);
+    let too_little = |limit: &HostLimit<'_>| limit.resource.asked(spec, least) > limit.free();
+    let limit = state.host_limits(&spec.tenant).find(too_little)?;
+    let amount = |amount: u64| match limit.resource {
+        HostResource::Cpu => format!("{} CPUs", thousandths(amount)),
+        HostResource::Memory => format!("{} of memory", ByteCount(amount)),
+    };
+    let asked = limit.resource.asked(spec, least);
+    let when = if asked > limit.most { "when the policy allows more" } else { "once enough is given back" };
+    Some(format!(
+        "tenant {} and those below it hold {} and may have {} (`{}` in the policy), and this one needs {}; it is placed {when}",
+        limit.tenant,
+        amount(limit.used),
+        amount(limit.most),
+        limit.resource.limit(),
+        amount(asked)
+    ))
+}
+
+/// A number of thousandths as people write it.
+fn thousandths(milli: u64) -> String {
+    let (whole, rest) = (milli / 1_000, milli % 1_000);
+    if rest == 0 { whole.to_string() } else { format!("{whole}.{rest:03}") }
 }
 
 /// What a job still waits for.
@@ -636,6 +674,7 @@ impl Ahead {
             let at_limit = |spec: &JobSpec| {
                 state.running_limit_reached(&spec.tenant).is_some()
                     || state.spent_budget(&spec.tenant, now).is_some()
+                    || lacks(state, spec)
             };
             let Some(spec) = planned_spec(state, before).filter(|spec| !at_limit(spec)) else {
                 line.waits(state, &candidate);

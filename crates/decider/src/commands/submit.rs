@@ -85,6 +85,7 @@ pub fn check_terms(state: &State, specs: &[Submission], path: JobPath, now: LogT
     check_named_affinity(state, specs, path)?;
     check_contracts(state, specs, path)?;
     check_datasets(state, specs, path)?;
+    check_licences(state, specs, path)?;
     check_metadata(specs, path)?;
     check_bookings(state, specs, path)?;
     check_affinity(state, specs, path)?;
@@ -407,6 +408,32 @@ fn check_datasets(state: &State, specs: &[Submission], path: JobPath) -> Result<
         }
         if let Some(text) = unknown_dataset(state, name) {
             found.push(Violation::new(format!("{}.spec.datasets[{at}]", path.at(place)), text));
+        }
+    }
+    if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
+}
+
+/// Jobs ask for no more of a counted resource than the policy has.
+fn check_licences(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
+    let policy = &state.policy().policy;
+    let mut found = Vec::new();
+    for (place, job) in specs.iter().enumerate() {
+        for (name, asked) in &job.spec.licences {
+            let text = match policy.resource(name) {
+                Some(resource) if *asked <= resource.count => continue,
+                Some(resource) => format!(
+                    "must be at most {}, which the policy has of it, got {asked}; ask for fewer, or have the policy raise \
+                     its count",
+                    resource.count
+                ),
+                None => String::from(
+                    "is not counted by the policy; `muster licence list` shows what is, and `resources` of the policy \
+                     adds to it",
+                ),
+            };
+            if found.len() < VIOLATIONS_MAX {
+                found.push(Violation::new(format!("{}.spec.licences.{name}", path.at(place)), text));
+            }
         }
     }
     if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }

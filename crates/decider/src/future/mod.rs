@@ -24,6 +24,7 @@ use muster_types::{AcceleratorRequest, JobId, JobSpec, LogIndex, LogTime, Name, 
 
 use crate::rules::affinity::{self, STOPPED_LATE_MS};
 use crate::rules::bookings::{closures, covers, is_open_to};
+use crate::rules::counted::lacks;
 use crate::rules::planned::planned_spec;
 use crate::rules::terms::with_terms;
 use crate::rules::windows::is_owner;
@@ -202,16 +203,24 @@ impl Future {
     }
 
     /// Gives up what is kept for gangs that may not start whatever is free: their tenant or their user has as many jobs
-    /// placed as it may, or the booking that they name is not open.
+    /// placed as it may, the booking that they name is not open, or less is free of what is counted than they need.
     pub(crate) fn give_up_at_limit(&mut self, state: &State, budget: &mut Budget) {
         let now = self.now;
-        self.give_up(state, &|job| is_at_limit(state, job, now), budget);
+        let is_short = |job: JobId| state.spec(job).is_some_and(|spec| lacks(state, spec));
+        self.give_up(state, &|job| is_at_limit(state, job, now) || is_short(job), budget);
     }
 
     /// Gives up what is kept for all gangs of a tenant that has as many jobs placed as it may.
     pub(crate) fn give_up_of(&mut self, state: &State, tenant: &Name, budget: &mut Budget) {
         let is_its_own = |job: JobId| state.spec(job).is_some_and(|spec| spec.tenant == *tenant);
         self.give_up(state, &is_its_own, budget);
+    }
+
+    /// Gives up what is kept for one gang, which may not start whatever is free.
+    pub(crate) fn give_up_job(&mut self, state: &State, job: JobId, budget: &mut Budget) {
+        if self.reservations.iter().any(|reservation| reservation.job == job) {
+            self.give_up(state, &|other| other == job, budget);
+        }
     }
 
     fn give_up(&mut self, state: &State, is_given_up: &dyn Fn(JobId) -> bool, budget: &mut Budget) {
@@ -240,7 +249,11 @@ impl Future {
         for mut reservation in core::mem::take(&mut self.remembered) {
             let job = reservation.job;
             let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
-            if !row.is_in_line() || row.cancel_requested || is_at_limit(state, job, self.now) {
+            if !row.is_in_line()
+                || row.cancel_requested
+                || lacks(state, spec)
+                || is_at_limit(state, job, self.now)
+            {
                 continue;
             }
             // Nodes that do not suit the gang any more, by labels or taints that an operator has set since, are as good
@@ -621,7 +634,8 @@ impl Future {
         for job in owed {
             let waits = state.job(job).filter(|row| row.is_in_line() && !row.cancel_requested);
             let waits = waits.filter(|_| !is_at_limit(state, job, self.now));
-            if let (Some(row), Some(spec)) = (waits, planned_spec(state, job)) {
+            let planned = planned_spec(state, job).filter(|spec| !lacks(state, spec));
+            if let (Some(row), Some(spec)) = (waits, planned) {
                 self.reserve_now(state, job, &spec, row, None, budget);
             }
         }
@@ -831,7 +845,7 @@ impl Future {
 
 /// Whether a gang may not start whatever is free, because its tenant or its user has as many jobs placed as it may, or has used up
 /// its accelerator time, or because the booking that it names is not open.
-fn is_at_limit(state: &State, job: JobId, now: LogTime) -> bool {
+pub(crate) fn is_at_limit(state: &State, job: JobId, now: LogTime) -> bool {
     let is_barred =
         |spec: &JobSpec| state.running_limit_reached(&spec.tenant).is_some() || !is_open_to(state, spec);
     state.spec(job).is_some_and(|spec| is_barred(spec))

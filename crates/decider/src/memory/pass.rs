@@ -8,9 +8,10 @@ use muster_state::State;
 use muster_types::policy::Policy;
 use muster_types::{JobSpec, LogTime, Name};
 
-use crate::future::{Future, KeptReservations};
+use crate::future::{Future, KeptReservations, is_at_limit};
 use crate::memory::rotation::{PassMemory, WantedPools};
 use crate::memory::searches::{Claim, Searches, Tries, TryKind};
+use crate::memory::waiters::CountedWaiters;
 
 /// Jobs of a tenant that ask for the same and have the same labels, and whether they are offered nominal quota alone.
 type AlikeKey = (Claim, Name, bool);
@@ -50,6 +51,7 @@ impl UnfinishedPass {
         kept: KeptReservations,
     ) -> UnfinishedPass {
         let depth_max = state.policy().policy.backfill.depth_max;
+        memory.waiters().retain(state, |job| is_at_limit(state, job, now));
         UnfinishedPass {
             line: Line::of_pass(state, now, depth_max, memory.take_marks()),
             future: Future::resume(now, kept),
@@ -74,6 +76,11 @@ impl UnfinishedPass {
     /// What is kept for later.
     pub(crate) fn future(&mut self) -> &mut Future {
         &mut self.future
+    }
+
+    /// Who waits for licences, or for limits on CPUs and memory.
+    pub(crate) fn waiters(&mut self) -> &mut CountedWaiters {
+        self.memory.waiters()
     }
 
     /// The gang whose turn it is next; none once nobody is left, and when the budget has gone for those that were stepped

@@ -41,6 +41,10 @@ pub(super) fn grow(
         }
         memory.set_last_grown(job);
         let state = speculation.state();
+        // What is kept of limits for those who wait is not for growing.
+        if state.spec(job).is_some_and(|spec| memory.waiters().is_kept_from(state, job, spec)) {
+            continue;
+        }
         let Some(workers) = larger(state, future, wanted, job, now, budget) else { continue };
         let stops = alloc::vec![stop(state, job, RearrangeCause::Resized)];
         let promises = alloc::vec![CapacityHold { job, workers }];

@@ -21,6 +21,7 @@ use crate::memory::searches::{Claim, Look};
 use crate::passes::claimant::{Claimant, Means, Spent};
 use crate::passes::ways::Ways;
 use crate::rules::affinity::may_be_kept_away;
+use crate::rules::counted::no_larger;
 use crate::rules::planned::planned_spec;
 use crate::rules::terms::with_paid_terms;
 use crate::settle::job::settle;
@@ -495,13 +496,15 @@ impl Claimant<'_> {
         budget: &mut Budget,
     ) -> Option<Vec<WorkerSlot>> {
         let spec = planned_spec(self.state, job)?;
+        let bounded = no_larger(self.state, job, &spec)?;
+        let spec: &JobSpec = &bounded;
         if !resumes(self.state, job) && !spec.is_elastic() {
             return None;
         }
         let holds = self.future.holds_for(self.state, &spec.tenant);
-        let asker = (job, &*spec, row);
+        let asker = (job, spec, row);
         let verdict = with_paid_terms(forecast, self.now, asker, &holds, budget, |terms, budget| {
-            plan(forecast, &spec, terms, budget)
+            plan(forecast, spec, terms, budget)
         });
         match verdict {
             Verdict::Fits(plan) => Some(plan.workers),

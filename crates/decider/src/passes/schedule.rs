@@ -15,6 +15,7 @@ use crate::passes::{drained, growth, preemption};
 use crate::round::ROUND_BYTES_SOFT;
 use crate::rules::affinity;
 use crate::rules::bookings::is_open_to;
+use crate::rules::counted::smallest;
 use crate::rules::planned::{choices, planned_spec};
 use crate::rules::terms::{QuotaPart, with_terms, with_terms_of};
 use crate::settle::array::fill_arrays;
@@ -84,7 +85,8 @@ enum Outcome {
     AtLimit,
     /// Its user has no accelerator time left: the same, and jobs of other users do not wait for it.
     UserAtLimit,
-    /// It names a booking that is not open to it: nothing is kept for it, and others go past it.
+    /// It names a booking that is not open to it, or less is left to it of what is counted than it needs: nothing is kept for it, and
+    /// others go past it.
     NotOpen,
     /// Nothing runs that it has to be with: the same, and those that ask for the same and have other labels do not wait for it.
     WithoutOthers,
@@ -154,7 +156,10 @@ fn offer(
     let job = candidate.turn.job;
     let row = state.job(job).expect("a pending job has a row").clone();
     // Where its checkpoints cannot be read it would begin again.
-    let Some(spec) = planned_spec(state, job) else { return Outcome::Waits };
+    let Some(spec) = planned_spec(state, job) else {
+        pass.waiters().forget(job);
+        return Outcome::Waits;
+    };
     if !is_open_to(state, &spec) {
         budget.take(1);
         return Outcome::NotOpen;
@@ -162,17 +167,26 @@ fn offer(
     let now = speculation.now();
     if state.running_limit_reached(&spec.tenant).is_some() || state.spent_budget(&spec.tenant, now).is_some()
     {
+        pass.waiters().forget(job);
         pass.future().give_up_of(state, &spec.tenant, budget);
         return Outcome::AtLimit;
     }
     // Its time may have run out since the walk began.
     if state.spent_user_budget(job, now).is_some() {
+        pass.waiters().forget(job);
         return Outcome::UserAtLimit;
     }
     if let Some(is_without_others) = pass.waits_like_another(state, (candidate, &spec)) {
         budget.take(1);
         return if is_without_others { Outcome::WithoutOthers } else { Outcome::WaitsAlone };
     }
+    // Nodes that are kept for it would stand idle until others give back what is counted.
+    if !pass.waiters().admit(state, job, &spec) {
+        budget.take(1);
+        pass.future().give_up_job(state, job, budget);
+        return Outcome::NotOpen;
+    }
+    let spec = if pass.waiters().is_kept_from(state, job, &spec) { smallest(&spec) } else { spec };
     let Some(others) = look_at_others(state, job, &spec, has_most, budget) else {
         return Outcome::OutOfBudget;
     };
@@ -181,6 +195,7 @@ fn offer(
         pass.keep_like(state, (candidate, &spec), true);
     }
     if others.is_missing {
+        pass.waiters().forget(job);
         return if is_alone { Outcome::WithoutOthers } else { Outcome::NotOpen };
     }
     // In strict order all that are behind it wait, whatever their labels are.

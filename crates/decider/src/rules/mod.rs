@@ -2,6 +2,7 @@
 
 pub(crate) mod affinity;
 pub(crate) mod bookings;
+pub(crate) mod counted;
 pub(crate) mod deadline;
 pub(crate) mod faults;
 pub(crate) mod health;

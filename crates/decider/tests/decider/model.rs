@@ -12,7 +12,9 @@ use muster_journal::{FORMAT_MAX, FORMAT_MIN, RankUpdate, Round};
 use muster_planner::Budget;
 use muster_state::{Phase, State};
 use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
-use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope};
+use muster_types::policy::{
+    CountedResource, Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope,
+};
 use muster_types::{
     AcceleratorChoice, Affinity, AffinityLevel, AffinityRule, AffinityTarget, ArrayId, ArraySpec,
     BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, Control, Dependency,
@@ -220,6 +222,12 @@ impl Model {
         if self.random.once_in(4) {
             draft.regions = vec![name(["eu", "us"][self.random.below(2) as usize])];
         }
+        // Not at random, so that the commands of a seed stay what they are.
+        let count = 1 + u32::from(self.requests.is_multiple_of(2));
+        let counted = self.speculation.state().policy().policy.resource_count(&name("matlab"));
+        if self.requests.is_multiple_of(5) && counted >= u64::from(count) {
+            draft.licences = [(name("matlab"), count)].into();
+        }
         draft.check().expect("a job")
     }
 
@@ -397,6 +405,8 @@ impl Model {
             };
             draft.windows.push(Window { name: name("w"), from, until, scope, purpose });
         }
+        let count = [0, 1, 3, 8][(self.requests % 4) as usize];
+        draft.resources.push(CountedResource { name: name("matlab"), count, region: None });
         let draft = if self.random.once_in(4) { draft } else { with_all_rights(draft) };
         let policy = Box::new(draft.check().expect("a policy"));
         let request = self.request();

@@ -47,8 +47,8 @@ rules! {
     /// Nothing is placed on a node outside the session that it names, and no session begins while the one before holds
     /// devices.
     LeaseWithoutSession = "LEASE_WITHOUT_SESSION",
-    /// Nothing is placed, and no capacity promised, beyond what quotas and borrowing limits allow; counted from the records
-    /// alone.
+    /// Nothing is placed, and no capacity promised, beyond what quotas, borrowing limits and counts of licences allow; counted
+    /// from the records alone.
     QuotaExceeded = "QUOTA_EXCEEDED",
     /// No job starts while somebody holds it or has suspended it.
     StartedHeld = "STARTED_HELD",

@@ -165,6 +165,8 @@ impl Leases {
                 let grants = in_force(&self.grants).filter(|_| !is_charged);
                 found.extend(self.controls.broken_by_start(&start, &self.stated, grants, log_time));
                 let over = if is_charged { None } else { self.exceeded_by(&[], &[(*job, workers)]) };
+                let hosts = if is_charged { None } else { self.hosts_exceeded_by(&[], &[(*job, workers)]) };
+                let over = over.into_iter().chain(self.licences_exceeded_by(&[*job])).chain(hosts);
                 for (rule, text) in found.into_iter().chain(over.map(|text| (Rule::QuotaExceeded, text))) {
                     findings.say(rule, || format!("record {index} places {job}: {text}"));
                 }
@@ -173,7 +175,10 @@ impl Leases {
                 let stopped: Vec<JobId> = stops.iter().map(|stop| stop.job).collect();
                 let promised: Vec<(JobId, &[WorkerSlot])> =
                     promises.iter().map(|promise| (promise.job, &promise.workers[..])).collect();
-                if let Some(text) = self.exceeded_by(&stopped, &promised) {
+                let jobs: Vec<JobId> = promised.iter().map(|(job, _)| *job).collect();
+                let over = self.exceeded_by(&stopped, &promised);
+                let hosts = self.hosts_exceeded_by(&stopped, &promised);
+                for text in over.into_iter().chain(self.licences_exceeded_by(&jobs)).chain(hosts) {
                     findings.say(Rule::QuotaExceeded, || format!("record {index} promises capacity: {text}"));
                 }
             }
@@ -320,6 +325,71 @@ impl Leases {
             }
         }
         None
+    }
+
+    /// Thousandths of CPUs and bytes of memory that a tenant and everyone below it are charged for.
+    fn host_uses(&self, tenant: &Name, without: &[JobId], with: &[(JobId, &[WorkerSlot])]) -> (u64, u64) {
+        let standing = self.gangs.iter().map(|(job, gang)| (*job, gang.charged()));
+        let standing = standing.filter(|(job, _)| !without.contains(job));
+        let mut sums = (0, 0);
+        for (job, slots) in standing.chain(with.iter().copied()) {
+            let Some(spec) = self.spec(job).filter(|_| !slots.is_empty()) else { continue };
+            if !self.policy.ancestry(&spec.tenant).any(|above| above == tenant) {
+                continue;
+            }
+            for place in 0..slots.len() {
+                let group = u32::try_from(place).ok().and_then(|place| spec.group_of_slot(place, slots.len()));
+                let Some(group) = group else { continue };
+                sums.0 += group.request.cpu_milli;
+                sums.1 += group.request.memory_bytes;
+            }
+        }
+        sums
+    }
+
+    /// The first limit on CPUs or memory that is broken once these jobs are stopped and those are charged.
+    fn hosts_exceeded_by(&self, stopped: &[JobId], new: &[(JobId, &[WorkerSlot])]) -> Option<String> {
+        let limited = self.policy.tenants.iter().filter(|(_, settings)| {
+            settings.limits.cpu_milli.is_some() || settings.limits.memory_bytes.is_some()
+        });
+        for (tenant, settings) in limited {
+            let (had, has) = (self.host_uses(tenant, &[], &[]), self.host_uses(tenant, stopped, new));
+            let limits = [
+                ("thousandths of CPUs", settings.limits.cpu_milli, had.0, has.0),
+                ("bytes of memory", settings.limits.memory_bytes, had.1, has.1),
+            ];
+            for (what, most, had, has) in limits {
+                if let Some(most) = most.filter(|most| has > had && has > *most) {
+                    return Some(format!("tenant {tenant} then has {has} {what}, and may have {most}"));
+                }
+            }
+        }
+        None
+    }
+
+    /// The first counted resource of which more would be held than there is, once these jobs have a place. Those that have one
+    /// take no more.
+    fn licences_exceeded_by(&self, jobs: &[JobId]) -> Option<String> {
+        let has_place = |gang: &Gang| !gang.slots.is_empty() || gang.promise.is_some();
+        let is_new = |job: &&JobId| !self.gangs.get(*job).is_some_and(has_place);
+        let new: BTreeSet<JobId> = jobs.iter().filter(is_new).copied().collect();
+        let mut asked: BTreeMap<&Name, u64> = BTreeMap::new();
+        for spec in new.iter().filter_map(|job| self.spec(*job)) {
+            for (name, count) in &spec.licences {
+                *asked.entry(name).or_default() += u64::from(*count);
+            }
+        }
+        let standing = self.gangs.iter().filter(|(_, gang)| has_place(gang));
+        let standing: Vec<&Arc<JobSpec>> = match asked.is_empty() {
+            true => Vec::new(),
+            false => standing.filter_map(|(job, _)| self.spec(*job)).collect(),
+        };
+        asked.into_iter().find_map(|(name, more)| {
+            let held = standing.iter().filter_map(|spec| spec.licences.get(name));
+            let has = more + held.map(|count| u64::from(*count)).sum::<u64>();
+            let most = self.stated.resource_count(name);
+            (has > most).then(|| format!("{has} of licence {name} are then held, and there are {most}"))
+        })
     }
 
     /// What a tenant uses itself, and for each tenant directly below it what that one uses or keeps, whichever is more.

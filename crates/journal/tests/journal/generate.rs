@@ -13,7 +13,7 @@ use muster_types::health::{
 };
 use muster_types::job::ArrayMember;
 use muster_types::policy::{
-    AcceleratorBudget, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent,
+    AcceleratorBudget, CountedResource, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent,
     NotificationProgress, OwnRole, OwnedCost, Policy, PolicyDraft, Price, PurchaseKind, QuotaGrant, Receiver,
     TenantLimits, TenantPolicy, TenantRights, UserLimits, Verb,
 };
@@ -142,6 +142,7 @@ fn wishes() -> impl Strategy<Value = JobDraft> {
     let places = (btree_map(name(), values, 0..3), names(), names(), node_requirements(), bought, others);
     (topology, places, any::<bool>(), dependencies, times).prop_map(
         |(topology, places, preemptible, dependencies, times)| JobDraft {
+            licences: places.1.iter().map(|name| (name.clone(), limits::LICENCE_COUNT_MAX)).collect(),
             topology,
             node_selector: places.0,
             tolerations: places.1,
@@ -843,6 +844,8 @@ fn policy() -> impl Strategy<Value = Policy> {
                 user,
                 job,
                 accelerator_hours: budget(running_jobs),
+                cpu_milli: pending_jobs.map(u64::from),
+                memory_bytes: unfinished_jobs.map(u64::from),
             }
         },
     );
@@ -863,6 +866,8 @@ fn policy() -> impl Strategy<Value = Policy> {
                 roles,
                 ..PolicyDraft::default()
             };
+            let resource = |name: &Name| CountedResource { name: name.clone(), count: 7, region: Some(name.clone()) };
+            draft.resources = draft.tenants.keys().map(resource).collect();
             draft.backfill.end_overrunners = end_overrunners;
             draft.preemption.backoff_ms = backoff_ms;
             draft.check().expect("it breaks no rule")

@@ -30,6 +30,7 @@ group! {
         notifications "notifications": Filled<NotificationReceiver>,
         roles "roles": FilledNamed<OwnRole>,
         interruption_rates "interruptionRates": Filled<InterruptionRate>,
+        resources "resources": Filled<CountedResource>,
     }
 }
 
@@ -63,6 +64,8 @@ group! {
         job "job": Optional<JobLimits>,
         tiers "tiers": Each<TierLimits>,
         accelerator_hours "acceleratorHours": Optional<AcceleratorBudget>,
+        cpu_milli "cpu": Milli,
+        memory_bytes "memory": OptionalBytes,
     }
 }
 
@@ -221,6 +224,14 @@ group! {
 }
 
 group! {
+    CountedResource is CountedResource {
+        name "name": Plain,
+        count "count": Count,
+        region "region": Plain,
+    }
+}
+
+group! {
     Dataset is Dataset {
         bytes "size": Bytes,
         regions "regions": Names,
@@ -333,7 +344,7 @@ impl Group for Window {
 
 /// The name in a file of a field with this name in a message, and its unit.
 pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> {
-    const GROUPS: [&[(&str, &str, &str)]; 20] = [
+    const GROUPS: [&[(&str, &str, &str)]; 21] = [
         Tenant::FIELDS,
         Rights::FIELDS,
         Limits::FIELDS,
@@ -348,6 +359,7 @@ pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> 
         Weights::FIELDS,
         Price::FIELDS,
         InterruptionRate::FIELDS,
+        CountedResource::FIELDS,
         OwnedCost::FIELDS,
         Dataset::FIELDS,
         Transfer::FIELDS,

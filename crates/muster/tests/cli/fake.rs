@@ -970,7 +970,12 @@ impl TenantService for Service {
             freshness: freshness(),
         }))
     }
-
+    async fn list_licences(
+        &self,
+        _: Request<v1::ListLicencesRequest>,
+    ) -> Result<Response<v1::ListLicencesResponse>, Status> {
+        Ok(Response::new(v1::ListLicencesResponse::default()))
+    }
     type WatchTenantsStream = Boxed<Shared<v1::WatchTenantsResponse>>;
 
     async fn watch_tenants(

@@ -63,6 +63,8 @@ pub enum WaitReason {
     NotBefore,
     /// Its tenant has as many jobs placed as the policy lets it have.
     TenantLimit,
+    /// Fewer of a counted resource are free than it asks for.
+    Licence,
     /// Capacity is promised to it; gangs that run there are giving it up.
     MakingRoom,
     /// It fits; its turn has not come yet.
@@ -71,7 +73,7 @@ pub enum WaitReason {
 
 impl WaitReason {
     /// Every reason.
-    pub const ALL: [WaitReason; 25] = [
+    pub const ALL: [WaitReason; 26] = [
         WaitReason::NoClusterAllowed,
         WaitReason::NodesNotJoined,
         WaitReason::NoClusterLargeEnough,
@@ -95,6 +97,7 @@ impl WaitReason {
         WaitReason::RetryBackoff,
         WaitReason::CheckpointNotReadable,
         WaitReason::TenantLimit,
+        WaitReason::Licence,
         WaitReason::MakingRoom,
         WaitReason::InLine,
     ];
@@ -126,6 +129,7 @@ impl WaitReason {
             WaitReason::RetryBackoff => "RETRY_BACKOFF",
             WaitReason::CheckpointNotReadable => "CHECKPOINT_NOT_READABLE",
             WaitReason::TenantLimit => "TENANT_LIMIT",
+            WaitReason::Licence => "WAITING_FOR_LICENCE",
             WaitReason::MakingRoom => "PREEMPTING",
             WaitReason::InLine => "QUEUED",
         }

@@ -198,5 +198,6 @@ pub fn job_draft(groups: Vec<TaskGroup>) -> JobDraft {
         booking: None,
         capacity: None,
         affinity: Vec::new(),
+        licences: muster_types::Licences::new(),
     }
 }

@@ -19,6 +19,7 @@ use muster_types::{
 };
 
 use crate::free::FreeKey;
+use crate::licences::{LicenceUse, holds_licences};
 use crate::quota::QuotaUsage;
 use crate::rows::{
     ArrayLoad, BurstKey, BurstTurn, GangClass, HistoryKey, JobRow, NodeRow, NodeStatus, Phase, PromiseRow,
@@ -203,6 +204,8 @@ pub(crate) struct JobIndexKeys {
     pub(crate) active: bool,
     /// Whether it keeps other jobs away from where it is, or will be.
     apart: bool,
+    /// Whether it holds counted resources.
+    licensed: bool,
     charged: bool,
     /// Thousandths of devices that it holds.
     pub(crate) active_milli: u64,
@@ -248,6 +251,7 @@ impl JobIndexKeys {
             on_hold: pending && row.held,
             active: holds_devices(row),
             apart: (holds_devices(row) || row.promise.is_some()) && spec.affinity.iter().any(keeps_away),
+            licensed: !spec.licences.is_empty() && holds_licences(row),
             charged: row.charge().is_some_and(|(_, charge)| !charge.devices_milli.is_empty()),
             active_milli: held_milli(row),
             stopping: matches!(row.phase, Phase::Stopping(_)),
@@ -319,6 +323,8 @@ pub(crate) struct Indexes {
     /// Those of them, and of jobs with a promise, that keep other jobs away from where they are or will be, by tenant and
     /// what they keep away; what nobody keeps away is not there.
     pub(crate) apart: Map<Name, Map<ApartKind, Set<JobId>>>,
+    /// What jobs hold of counted resources.
+    pub(crate) licences: LicenceUse,
     /// Jobs that are charged for devices, by tenant.
     pub(crate) charged: Set<(Name, JobId)>,
     /// Gangs that are being stopped.
@@ -456,6 +462,9 @@ impl Indexes {
         }
         if before.apart != after.apart {
             self.set_apart(id, spec, after.apart);
+        }
+        if before.licensed != after.licensed {
+            self.shift_licences(spec, after.licensed);
         }
         if before.stopping != after.stopping {
             toggle(&mut self.stopping, id, after.stopping);

@@ -4,7 +4,7 @@ use alloc::format;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
-use super::{POLICY_DURATION_MS_MAX, Policy, USAGE_HALF_LIFE_MS_MIN};
+use super::{POLICY_DURATION_MS_MAX, Policy, QUOTA_MILLI_MAX, USAGE_HALF_LIFE_MS_MIN};
 use crate::capacity::PurchaseSet;
 use crate::job::PriorityTier;
 use crate::name::Name;
@@ -15,6 +15,9 @@ use crate::time::LogTime;
 /// name, to give all of them together a weight, quotas and rights; otherwise it has the default weight, no
 /// quota and the least rights.
 pub const UNLISTED_TENANT: &str = "unlisted";
+
+/// The largest limit of a tenant on memory: 1 EiB.
+pub const LIMITED_MEMORY_BYTES_MAX: u64 = 1 << 60;
 
 /// Which jobs of a tenant may say that policy must not stop them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -102,6 +105,11 @@ pub struct TenantLimits {
     /// How long its jobs may be charged for accelerators in each window of time; its jobs wait once that is used. Tenants that
     /// the policy does not name are counted together.
     pub accelerator_hours: Option<AcceleratorBudget>,
+    /// Thousandths of CPUs that the jobs of the tenant and of everyone below it may be charged for together; a job that would
+    /// take more waits. Unlike the others it is not that of a tenant above, which holds in addition.
+    pub cpu_milli: Option<u64>,
+    /// The same of memory, in bytes.
+    pub memory_bytes: Option<u64>,
 }
 
 /// How much accelerator time may be used in each window of log time. Windows follow one another from the Unix epoch on.
@@ -165,6 +173,8 @@ impl TenantLimits {
             artifacts_bytes_max: None,
         },
         accelerator_hours: None,
+        cpu_milli: None,
+        memory_bytes: None,
     };
 
     /// Every rule that its budgets break, by field.
@@ -175,6 +185,15 @@ impl TenantLimits {
         ];
         for (at, budget) in budgets {
             budget.inspect(|budget| budget.check(&at, found));
+        }
+        let amounts = [
+            ("cpu_milli", self.cpu_milli, QUOTA_MILLI_MAX),
+            ("memory_bytes", self.memory_bytes, LIMITED_MEMORY_BYTES_MAX),
+        ];
+        for (field, amount, max) in amounts {
+            if let Some(amount) = amount.filter(|amount| *amount > max) {
+                found.push(Violation::limit(&format!("{at}.{field}"), amount, 0, max));
+            }
         }
     }
 }
@@ -307,6 +326,8 @@ impl Policy {
             },
             job: stated().fold(JobLimits::default(), |nearer, limits| nearer.or(limits.job)),
             accelerator_hours: self.budget(tenant),
+            cpu_milli: self.tenants.get(tenant).and_then(|stated| stated.limits.cpu_milli),
+            memory_bytes: self.tenants.get(tenant).and_then(|stated| stated.limits.memory_bytes),
         }
     }
 

@@ -21,6 +21,7 @@ use super::demand::{
     self, accelerator_request_to_proto, slice_to_proto, slice_workers, topology, topology_to_proto,
 };
 use super::id::{array_id, job_id};
+use super::licence::{licences, licences_to_proto};
 use super::node_requirements::{node_requirements, node_requirements_to_proto};
 use super::{Found, below, bound, moment, one_of, shown, span};
 use crate::closed::{number, value_from_proto};
@@ -147,6 +148,7 @@ pub fn job_spec_to_proto(spec: &JobSpec, contract: Option<&JobContract>) -> v1::
         booking: spec.booking.as_ref().map(Name::to_string).unwrap_or_default(),
         capacity: spec.capacity.as_deref().map(capacity_to_proto),
         affinity: spec.affinity.iter().map(affinity_to_proto).collect(),
+        licences: licences_to_proto(&spec.licences),
         retry: (retry != v1::RetryPolicy::default()).then_some(retry),
         checkpoint: (checkpoint != v1::CheckpointPolicy::default()).then_some(checkpoint),
         ..said
@@ -327,6 +329,7 @@ pub(super) fn draft(
         },
         capacity: capacity(at, message.capacity, found),
         affinity: affinity(at, message.affinity, found),
+        licences: licences(at, message.licences, found),
     }
 }
 

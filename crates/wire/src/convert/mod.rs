@@ -22,6 +22,7 @@ mod feature;
 mod health;
 mod id;
 mod job;
+mod licence;
 mod node;
 mod node_requirements;
 mod policy;

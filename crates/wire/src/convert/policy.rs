@@ -15,6 +15,7 @@ use muster_types::policy::{
 use muster_types::{Name, PriorityTier, TokenRole, Violation, fleet::checked_name, limits};
 
 use super::capacity::{interruption_rate_to_proto, interruption_rates, purchase_set, purchases_to_proto};
+use super::licence::{resource_to_proto, resources};
 use super::{Found, below, bound, moment, span};
 use crate::closed::{given_from_proto, number, number_or_zero, value_from_proto};
 use crate::time::{duration, timestamp};
@@ -95,6 +96,7 @@ fn only(policy: v1::Policy, parts: &[PolicyPart]) -> v1::Policy {
         notifications: if has("notifications") { policy.notifications } else { Vec::new() },
         roles: policy.roles,
         interruption_rates: if has("interruption_rates") { policy.interruption_rates } else { Vec::new() },
+        resources: if has("resources") { policy.resources } else { Vec::new() },
     };
     kept.tenants.retain(|name, _| has_entry("tenants", name));
     kept.datasets.retain(|name, _| has_entry("datasets", name));
@@ -127,6 +129,7 @@ fn draft(at: &str, message: v1::Policy, found: &mut Found) -> PolicyDraft {
             message.interruption_rates,
             found,
         ),
+        resources: resources(&below(at, "resources"), message.resources, found),
     }
 }
 
@@ -266,6 +269,8 @@ fn tenants(
                     limits.accelerator_hours,
                     found,
                 ),
+                cpu_milli: limits.cpu_milli,
+                memory_bytes: limits.memory_bytes,
             }),
         };
         tenants.insert(name, tenant);
@@ -597,6 +602,7 @@ pub fn policy_to_proto(policy: &PolicyDraft) -> v1::Policy {
         notifications: policy.notifications.iter().map(receiver_to_proto).collect(),
         roles: policy.roles.iter().map(|(name, role)| (name.to_string(), role_to_proto(role))).collect(),
         interruption_rates: policy.interruption_rates.iter().map(interruption_rate_to_proto).collect(),
+        resources: policy.resources.iter().map(resource_to_proto).collect(),
     }
 }
 
@@ -665,6 +671,8 @@ fn limits_to_proto(tenant: &TenantPolicy) -> Option<v1::TenantLimits> {
         job: (limits.job != JobLimits::default()).then(|| job(&limits.job)),
         tiers: tenant.tier_limits.iter().map(of_tier).collect(),
         accelerator_hours: limits.accelerator_hours.map(budget_to_proto),
+        cpu_milli: limits.cpu_milli,
+        memory_bytes: limits.memory_bytes,
     })
 }
 

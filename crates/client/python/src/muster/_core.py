@@ -79,6 +79,7 @@ _FEATURES = {
     "affinity": "job-affinity",
     "artifacts": "job-artifacts",
     "capacity": "job-capacity",
+    "licences": "job-licences",
     "nodes": "job-nodes",
     "ulimits": "job-ulimits",
     "workdir": "job-workdir",
@@ -774,6 +775,12 @@ class Core(Generic[JobT]):
         request = tenant_pb2.ListTenantsRequest(page_size=_PAGE, read=self.reading(read))
         what = ("list tenants", _QUEUES + "ListTenants", tenant_pb2.ListTenantsResponse)
         return self._list(what, request, lambda page: [Tenant(usage) for usage in page.tenants], timeout)
+
+    def licences(self, read: Read | None, timeout: Seconds | None) -> Call[list[tenant_pb2.Licence]]:
+        request = tenant_pb2.ListLicencesRequest(read=self.reading(read))
+        answer = tenant_pb2.ListLicencesResponse
+        path = _QUEUES + "ListLicences"
+        return self._get("list licences", path, request, answer, lambda a: list(a.licences), timeout)
 
     def watch_tenants(self, names: Iterable[str], resume_token: str, timeout: Seconds | None) -> Watch[TenantChanges]:
         request = tenant_pb2.WatchTenantsRequest(tenants=names)

@@ -55,7 +55,7 @@ _SPEC = (
     *("workingDirectory", "array", "topology", "nodeSelector", "nodes", "tolerations", "preemptible", "after"),
     "notBefore",
     *("deadline", "expectedRun", "datasets", "launch", "retry", "checkpoint", "notice", "spareWorkers", "preflight"),
-    *("workdir", "artifacts", "booking", "ulimits", "capacity", "affinity", "parallel", *_GROUP),
+    *("workdir", "artifacts", "booking", "ulimits", "capacity", "affinity", "licences", "parallel", *_GROUP),
 )
 _Value = TypeVar("_Value")
 
@@ -142,6 +142,7 @@ class Reader:
             preflight=self.word(at.get("preflight"), "spec.preflight", PREFLIGHTS),
             booking=self.text(at.get("booking"), "spec.booking"),
             affinity=self.affinity(at.get("affinity")),
+            licences=self.licences(at.get("licences")),
         )
         if array is not None:
             size, indices, throttle = array
@@ -365,6 +366,14 @@ class Reader:
                 )
             )
         return found
+
+    def licences(self, node: Node | None) -> list[job_pb2.LicenceRequest]:
+        """How many of each counted resource, by name."""
+        found = []
+        for name, value in self.pairs(node, "spec.licences"):
+            count = self.value({name: value}, f"spec.licences.{name[:80]}", quantity.count, key=name) or 0
+            found.append(job_pb2.LicenceRequest(name=name, count=count))
+        return sorted(found, key=lambda asked: asked.name)
 
     def affinity(self, node: Node | None) -> list[job_pb2.JobAffinity]:
         """Where other jobs are, to be with or away from them."""

@@ -41,6 +41,7 @@ from .v1beta1 import (
     policy_pb2,
     quota_pb2,
     schedule_pb2,
+    tenant_pb2,
 )
 
 _Item = TypeVar("_Item")
@@ -377,6 +378,12 @@ class Client:
     ) -> list[fleet_pb2.Capacity]:
         """What there is of each type of accelerator in each region, by how it was bought."""
         return self._run(self._core.capacity(read, timeout))
+
+    def licences(
+        self, *, read: Read | None = None, timeout: Seconds | None = None
+    ) -> list[tenant_pb2.Licence]:
+        """What the policy counts and no node has: how many there are, who holds them, and which job is next."""
+        return self._run(self._core.licences(read, timeout))
 
     def delete_booking(self, name: str, *, request_id: str | None = None, timeout: Seconds | None = None) -> None:
         """Gives a booking up: its nodes are open to everybody again."""

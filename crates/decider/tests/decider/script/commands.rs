@@ -99,6 +99,11 @@ impl World {
         draft.booking = self.number(words, "booking=").map(name);
         draft.capacity = self.capacity(words);
         draft.affinity = self.affinity(words);
+        // `licences=NAME:COUNT,NAME:COUNT`.
+        for licence in self.number(words, "licences=").into_iter().flat_map(|text| text.split(',')) {
+            let (licence, count) = licence.split_once(':').expect("licences=NAME:COUNT");
+            draft.licences.insert(name(licence), count.parse().unwrap());
+        }
         draft.run_time_limit_ms = self.number(words, "limit=").map(duration_ms);
         if let Some(tenant) = self.number(words, "tenant=") {
             draft.tenant = name(tenant);

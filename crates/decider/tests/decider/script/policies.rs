@@ -3,7 +3,7 @@
 use muster_decider::Command;
 use muster_types::PriorityTier;
 use muster_types::policy::{
-    AcceleratorBudget, Dataset, Guarantee, NonPreemptible, NotificationBody, NotificationEvent, Order,
+    AcceleratorBudget, CountedResource, Dataset, Guarantee, NonPreemptible, NotificationBody, NotificationEvent, Order,
     PolicyDraft, Price, Quota, Receiver, TenantPolicy, Window, WindowPurpose, WindowScope,
 };
 
@@ -16,7 +16,7 @@ impl World {
     /// `tenant=NAME,parent=P,weight=N,KIND=NOMINAL/BORROWING/LENDING,tier-max=T,non-preemptible=R,deadlines=on|off,bookings=on|off,pending-jobs=N,budget=HOURS:WINDOW`
     /// (a tenant of the first level that states no right has all of them), `backoff=D`, `stopping-deadline=D`,
     /// `starting-deadline=D`, `end-overrunners=on|off`, `isolation=devices,pid,tmp,user`, `receiver=NAME,[TENANT],EVENT…`,
-    /// `maintenance=NODE,+FROM,+UNTIL`, `reserved=NODE,TENANT,+FROM,+UNTIL`. Settings that are left out take their defaults.
+    /// `resource=NAME,COUNT[,REGION]`, `maintenance=NODE,+FROM,+UNTIL`, `reserved=NODE,TENANT,+FROM,+UNTIL`. Settings that are left out take their defaults.
     pub(super) fn policy(&mut self, words: &[&str]) -> String {
         let mut draft = PolicyDraft::default();
         for word in words.iter().filter(|word| !word.starts_with("request=")) {
@@ -78,6 +78,12 @@ impl World {
                         .filter(|event| parts[2..].contains(&event.as_str()))
                         .collect(),
                     body: NotificationBody::Generic,
+                }),
+                // The name, the count and perhaps a region.
+                "resource" => draft.resources.push(CountedResource {
+                    name: name(parts[0]),
+                    count: parts[1].parse().unwrap(),
+                    region: parts.get(2).map(|region| name(region)),
                 }),
                 "dataset" => {
                     let regions = parts[1..].iter().map(|region| name(region)).collect();

@@ -236,6 +236,7 @@ prop_compose! {
         booking in option::of(name()),
         capacity in option::of(capacity()),
         affinity in affinity(),
+        licences in btree_map(name(), 1..=limits::LICENCE_COUNT_MAX, 0..3),
         elastic: bool,
     ) -> JobSpec {
         let mut groups = groups;
@@ -252,7 +253,7 @@ prop_compose! {
             preemptible, dependencies, not_before: times.0.map(LogTime), deadline: times.1.map(LogTime),
             expected_run_ms, datasets: datasets.into_iter().collect(),
             nodes: nodes.filter(|nodes| !nodes.is_empty()).map(Box::new), booking,
-            capacity: capacity.map(Box::new), affinity,
+            capacity: capacity.map(Box::new), affinity, licences,
         }.check().unwrap()
     }
 }

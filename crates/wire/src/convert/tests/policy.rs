@@ -56,6 +56,8 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
                 },
                 accelerator_hours: (weight_milli % 12 == 0)
                     .then_some(AcceleratorBudget { hours: 1, window_ms: 60_000 }),
+                cpu_milli: (weight_milli % 3 == 0).then_some(weight_milli.into()),
+                memory_bytes: (weight_milli % 4 == 0).then_some(weight_milli.into()),
             };
             let of_tier = JobLimits { devices_max: Some(weight_milli), ..JobLimits::default() };
             let tier_limits = match weight_milli % 8 {
@@ -175,6 +177,7 @@ prop_compose! {
             interruption_rates: vec![InterruptionRate {
                 purchase: PurchaseKind::Spot, region: None, per_day_milli: 500,
             }],
+            resources: vec![CountedResource { name: Name::literal("matlab"), count: 40, region: Name::new("eu") }],
             prices: prices.into_iter().map(price).collect(),
             datasets: datasets.into_iter()
                 .map(|(name, (bytes, regions))| (name, Dataset { bytes, regions })).collect(),
