@@ -79,7 +79,7 @@ impl State {
     pub fn quota_grant(&self, id: LogIndex) -> Option<&QuotaGrantRow> {
         match self.quotas.get(&QuotaKey::Grant(id))? {
             QuotaRow::Grant(row) => Some(row),
-            QuotaRow::Budget(_) => None,
+            QuotaRow::Budget(_) | QuotaRow::Spend(_) => None,
         }
     }
 
@@ -421,7 +421,7 @@ impl State {
                 change(row);
                 row.status.is_over().then_some(row.grant.until)
             }
-            QuotaRow::Budget(_) => None,
+            QuotaRow::Budget(_) | QuotaRow::Spend(_) => None,
         });
         if let Some(until) = over.flatten() {
             self.indexes.grant_ends.remove(&(until, id));
@@ -499,6 +499,7 @@ impl State {
                         && (row.answer.is_some() || row.status != QuotaGrantStatus::Granted)
                 }
                 (QuotaKey::Budget(..), QuotaRow::Budget(row)) => row.window_ms > 0,
+                (QuotaKey::Spend(..), QuotaRow::Spend(row)) => row.is_sound(),
                 _ => false,
             };
             if !is_sound {
@@ -518,6 +519,13 @@ impl State {
         for (key, row) in self.budget_rows() {
             let QuotaKey::Budget(tenant, user) = key else { continue };
             let budget = if user.is_some() { policy.user_budget(tenant) } else { policy.budget(tenant) };
+            if budget.is_none_or(|budget| budget.window_ms != row.window_ms) {
+                return Err(BrokenInvariant(format!("{key:?} is counted and has no such budget")));
+            }
+        }
+        for (key, row) in self.spend_rows() {
+            let QuotaKey::Spend(tenant, user) = key else { continue };
+            let budget = if user.is_some() { policy.user_spend(tenant) } else { policy.spend(tenant) };
             if budget.is_none_or(|budget| budget.window_ms != row.window_ms) {
                 return Err(BrokenInvariant(format!("{key:?} is counted and has no such budget")));
             }

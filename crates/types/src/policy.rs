@@ -28,6 +28,7 @@ mod parts;
 mod prices;
 mod roles;
 mod rules;
+mod spend;
 
 pub use crate::purchase::PurchaseKind;
 pub use grants::{GrantFault, GrantedPolicy, QuotaGrant, QuotaSource, reason_violation};
@@ -48,6 +49,7 @@ pub use rules::{
     AcceleratorBudget, JobLimits, NonPreemptible, Rights, TenantLimits, TenantRights, UNLISTED_TENANT,
     UserLimits,
 };
+pub use spend::{OnLimit, SpendBudget};
 
 /// Tenants of one policy.
 pub const TENANTS_MAX: usize = 10_000;
@@ -148,6 +150,8 @@ pub struct TenantPolicy {
     pub limits: TenantLimits,
     /// What one of its jobs in a tier may ask for, where that differs from what every job may.
     pub tier_limits: BTreeMap<PriorityTier, JobLimits>,
+    /// Submissions in a minute with jobs of a tier, where those are limited. They also count in `limits.requests_per_minute`.
+    pub tier_submissions: BTreeMap<PriorityTier, u32>,
 }
 
 impl Default for TenantPolicy {
@@ -159,6 +163,7 @@ impl Default for TenantPolicy {
             rights: TenantRights::default(),
             limits: TenantLimits::default(),
             tier_limits: BTreeMap::new(),
+            tier_submissions: BTreeMap::new(),
         }
     }
 }
