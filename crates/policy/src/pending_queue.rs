@@ -240,7 +240,8 @@ impl Line {
             return false;
         };
         let job = candidate.turn.job;
-        if state.is_user_at_limit(job) || state.spent_user_budget(job, self.now).is_some() {
+        let is_at_limit = state.is_user_at_limit(job) || state.is_held_by_limit(job);
+        if is_at_limit || state.spent_user_budget(job, self.now).is_some() {
             self.pass_over(state, candidate);
             return false;
         }
@@ -249,8 +250,8 @@ impl Line {
         self.is_deep_enough(state, candidate, leaf)
     }
 
-    /// The candidate's user has as many jobs placed as it may, or no accelerator time left: those behind it that ask for the same
-    /// do not wait for it.
+    /// The candidate's user has as many jobs placed as it may, or nothing left of a budget, or the candidate itself asks for more
+    /// than a limit allows: those behind it that ask for the same do not wait for it.
     fn pass_over(&mut self, state: &State, candidate: &Candidate) {
         self.note_passed(candidate);
         self.step_over(state, candidate);

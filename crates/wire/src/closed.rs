@@ -5,7 +5,7 @@
 
 use muster_types::health::{DrainCause, HealthAction, XidRule};
 use muster_types::policy::{
-    Guarantee, NonPreemptible, NotificationBody, NotificationEvent, Order, PurchaseKind, Verb,
+    Guarantee, NonPreemptible, NotificationBody, NotificationEvent, OnLimit, Order, PurchaseKind, Verb,
 };
 use muster_types::{
     AdmissionMode, AffinityLevel, AffinityRule, BookingClearing, DependencyRule, FailureClass, LaunchForm,
@@ -189,6 +189,10 @@ closed_sets! {
         NonPreemptible::Never = Never "never",
         NonPreemptible::WithinNominal = WithinNominal "within_nominal",
         NonPreemptible::Always = Always "always",
+    }
+    OnLimit as OnLimit {
+        OnLimit::Hold = Hold "hold",
+        OnLimit::Refuse = Refuse "refuse",
     }
     PurchaseKind as Purchase {
         PurchaseKind::Owned = Owned "owned",
@@ -390,6 +394,7 @@ mod tests {
         holds::<TokenRole>(|value| value.to_string());
         holds::<Verb>(|value| value.to_string());
         holds::<NonPreemptible>(|value| value.as_str().to_owned());
+        holds::<OnLimit>(|value| value.as_str().to_owned());
         holds::<PurchaseKind>(|value| value.to_string());
         holds::<AdmissionMode>(|value| value.name().to_owned());
         holds::<DrainCause>(|value| value.name().to_owned());

@@ -63,6 +63,8 @@ group! {
         job "job": Optional<JobLimits>,
         tiers "tiers": Each<TierLimits>,
         accelerator_hours "acceleratorHours": Optional<AcceleratorBudget>,
+        spend "spend": Optional<SpendBudget>,
+        on_limit "onLimit": Word<policy::OnLimit>,
     }
 }
 
@@ -73,6 +75,15 @@ group! {
         running_jobs "runningJobs": Count,
         accelerator_hours "acceleratorHours": Optional<AcceleratorBudget>,
         submissions_per_minute "submissionsPerMinute": Count,
+        spend "spend": Optional<SpendBudget>,
+        devices "devices": Count,
+    }
+}
+
+group! {
+    SpendBudget is SpendBudget {
+        most "most": Count,
+        window "window": Span,
     }
 }
 
@@ -96,6 +107,7 @@ group! {
     TierLimits is TierLimits {
         tier "tier": Word<PriorityTier>,
         job "job": Optional<JobLimits>,
+        submissions_per_minute "submissionsPerMinute": Count,
     }
 }
 
