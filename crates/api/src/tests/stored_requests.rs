@@ -618,13 +618,21 @@ fn limits() -> v1::TenantLimits {
                 window: Some(duration(86_400_000)),
             }),
             submissions_per_minute: Some(30),
+            spend: Some(v1::SpendBudget { most: Some(50), window: Some(duration(86_400_000)) }),
+            devices: Some(16),
         }),
         job: Some(job),
-        tiers: vec![v1::TierLimits { tier: v1::Tier::Free.into(), job: Some(job) }],
+        tiers: vec![v1::TierLimits {
+            tier: v1::Tier::Free.into(),
+            job: Some(job),
+            submissions_per_minute: Some(20),
+        }],
         accelerator_hours: Some(v1::AcceleratorBudget {
             most: Some(100),
             window: Some(duration(604_800_000)),
         }),
+        spend: Some(v1::SpendBudget { most: Some(5_000), window: Some(duration(604_800_000)) }),
+        on_limit: v1::OnLimit::Refuse.into(),
     }
 }
 

@@ -21,6 +21,7 @@ mod guard;
 mod hostile;
 mod ids;
 mod limits;
+mod limits_met;
 mod making_room;
 mod model;
 mod named;

@@ -13,7 +13,7 @@ use muster_types::health::{
 };
 use muster_types::job::ArrayMember;
 use muster_types::policy::{
-    AcceleratorBudget, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent,
+    AcceleratorBudget, Guarantee, JobLimits, NonPreemptible, OnLimit, SpendBudget, NotificationBody, NotificationEvent,
     NotificationProgress, OwnRole, OwnedCost, Policy, PolicyDraft, Price, PurchaseKind, QuotaGrant, Receiver,
     TenantLimits, TenantPolicy, TenantRights, UserLimits, Verb,
 };
@@ -828,12 +828,16 @@ fn policy() -> impl Strategy<Value = Policy> {
                 let window_ms = 86_400_000;
                 hours.map(|hours| AcceleratorBudget { hours: hours.max(1), window_ms })
             };
+            let spend = |dollars: Option<u32>| dollars.map(|dollars| SpendBudget { dollars, window_ms: 3_600_000 });
+            let on_limit = placed.map(|jobs| if jobs % 2 == 0 { OnLimit::Hold } else { OnLimit::Refuse });
             let user = UserLimits {
                 pending_jobs: waiting,
                 unfinished_jobs: all,
                 running_jobs: placed,
                 accelerator_hours: budget(all),
                 submissions_per_minute: placed,
+                spend: spend(waiting),
+                devices: all,
             };
             TenantLimits {
                 pending_jobs,
@@ -843,13 +847,16 @@ fn policy() -> impl Strategy<Value = Policy> {
                 user,
                 job,
                 accelerator_hours: budget(running_jobs),
+                spend: spend(pending_jobs),
+                on_limit,
             }
         },
     );
     let tier = prop::sample::select(PriorityTier::ALL.to_vec());
     let tenant =
         (rights, limits, btree_map(tier, job_limits(), 0..3)).prop_map(|(rights, limits, tier_limits)| {
-            TenantPolicy { rights, limits, tier_limits, ..TenantPolicy::default() }
+            let tier_submissions = tier_limits.keys().map(|tier| (*tier, 7)).collect();
+            TenantPolicy { rights, limits, tier_limits, tier_submissions, ..TenantPolicy::default() }
         });
     let isolation = prop::collection::btree_set(prop::sample::select(Guarantee::ALL.to_vec()), 0..4);
     let rest = (any::<bool>(), 0..60_000_u64, receivers(), own_roles());

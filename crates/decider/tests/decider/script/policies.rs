@@ -3,8 +3,9 @@
 use muster_decider::Command;
 use muster_types::PriorityTier;
 use muster_types::policy::{
-    AcceleratorBudget, Dataset, Guarantee, NonPreemptible, NotificationBody, NotificationEvent, Order,
-    PolicyDraft, Price, Quota, Receiver, TenantPolicy, Window, WindowPurpose, WindowScope,
+    AcceleratorBudget, Dataset, Guarantee, NonPreemptible, NotificationBody, NotificationEvent, OnLimit,
+    Order, PolicyDraft, Price, Quota, Receiver, SpendBudget, TenantPolicy, Window, WindowPurpose,
+    WindowScope,
 };
 
 use super::{World, duration_ms};
@@ -13,7 +14,7 @@ use crate::support::{self, name};
 impl World {
     /// `policy` and any of: `preemption=off`, `order=submission|predicted`, `fair-share=off`,
     /// `reservations=N`, `reserve-after=D`, `minimum-run=D`, `defragment-after=D`, `victims-max=N`, `price=KIND,N[,REGION]`,
-    /// `tenant=NAME,parent=P,weight=N,KIND=NOMINAL/BORROWING/LENDING,tier-max=T,non-preemptible=R,deadlines=on|off,bookings=on|off,pending-jobs=N,budget=HOURS:WINDOW`
+    /// `tenant=NAME,parent=P,weight=N,KIND=NOMINAL/BORROWING/LENDING,tier-max=T,non-preemptible=R,deadlines=on|off,bookings=on|off,pending-jobs=N,budget=HOURS:WINDOW,spend=DOLLARS:WINDOW,user-devices=N,job-devices=N,on-limit=hold|refuse`
     /// (a tenant of the first level that states no right has all of them), `backoff=D`, `stopping-deadline=D`,
     /// `starting-deadline=D`, `end-overrunners=on|off`, `isolation=devices,pid,tmp,user`, `receiver=NAME,[TENANT],EVENT…`,
     /// `maintenance=NODE,+FROM,+UNTIL`, `reserved=NODE,TENANT,+FROM,+UNTIL`. Settings that are left out take their defaults.
@@ -97,6 +98,11 @@ impl World {
                             "user-running-jobs" => tenant.limits.user.running_jobs = value.parse().ok(),
                             "budget" => tenant.limits.accelerator_hours = Some(budget(value)),
                             "user-budget" => tenant.limits.user.accelerator_hours = Some(budget(value)),
+                            "spend" => tenant.limits.spend = Some(spend(value)),
+                            "user-spend" => tenant.limits.user.spend = Some(spend(value)),
+                            "user-devices" => tenant.limits.user.devices = value.parse().ok(),
+                            "job-devices" => tenant.limits.job.devices_max = value.parse().ok(),
+                            "on-limit" => tenant.limits.on_limit = OnLimit::parse(value),
                             "deadlines" => tenant.rights.deadlines = Some(value == "on"),
                             "bookings" => tenant.rights.bookings = Some(value == "on"),
                             kind => tenant.quotas.push(quota(kind, value)),
@@ -124,6 +130,12 @@ impl World {
 fn budget(text: &str) -> AcceleratorBudget {
     let (hours, window) = text.split_once(':').expect("HOURS:WINDOW");
     AcceleratorBudget { hours: hours.parse().unwrap(), window_ms: duration_ms(window) }
+}
+
+/// `DOLLARS:WINDOW`.
+fn spend(text: &str) -> SpendBudget {
+    let (dollars, window) = text.split_once(':').expect("DOLLARS:WINDOW");
+    SpendBudget { dollars: dollars.parse().unwrap(), window_ms: duration_ms(window) }
 }
 
 /// `NOMINAL/BORROWING/LENDING` in devices; `-` or nothing for no limit.

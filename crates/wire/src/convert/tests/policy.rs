@@ -47,6 +47,9 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
                     accelerator_hours: (weight_milli % 10 == 0)
                         .then_some(AcceleratorBudget { hours: weight_milli, window_ms: 86_400_000 }),
                     submissions_per_minute: (weight_milli % 14 == 0).then_some(weight_milli),
+                    spend: (weight_milli % 15 == 0)
+                        .then_some(SpendBudget { dollars: weight_milli, window_ms: 86_400_000 }),
+                    devices: (weight_milli % 16 == 0).then_some(weight_milli),
                 },
                 job: JobLimits {
                     devices_max: (weight_milli % 4 == 0).then_some(weight_milli),
@@ -56,13 +59,34 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
                 },
                 accelerator_hours: (weight_milli % 12 == 0)
                     .then_some(AcceleratorBudget { hours: 1, window_ms: 60_000 }),
+                spend: (weight_milli % 18 == 0).then_some(SpendBudget { dollars: 1, window_ms: 60_000 }),
+                on_limit: match weight_milli % 5 {
+                    0 => Some(OnLimit::Hold),
+                    1 => Some(OnLimit::Refuse),
+                    _ => None,
+                },
             };
             let of_tier = JobLimits { devices_max: Some(weight_milli), ..JobLimits::default() };
             let tier_limits = match weight_milli % 8 {
                 0 => [(PriorityTier::Free, of_tier), (PriorityTier::Critical, JobLimits::default())].into(),
                 _ => BTreeMap::new(),
             };
-            (name, TenantPolicy { parent, weight_milli, quotas, rights, limits, tier_limits })
+            // Of a tier with limits and of one without.
+            let tier_submissions = match weight_milli % 4 {
+                0 => [(PriorityTier::Free, weight_milli), (PriorityTier::Batch, 0)].into(),
+                _ => BTreeMap::new(),
+            };
+            let tenant = TenantPolicy {
+                parent,
+                weight_milli,
+                quotas,
+                rights,
+                limits,
+                tier_limits,
+                tier_submissions,
+                ..TenantPolicy::default()
+            };
+            (name, tenant)
         };
         tenants.into_iter().map(tenant).collect()
     })
