@@ -487,7 +487,9 @@ impl State {
             policy.with_grants(in_force).map_or_else(|_| Arc::clone(policy), Arc::new)
         };
         let mut tenants = indexes.effective.tenants.values();
-        indexes.has_quotas = tenants.any(|tenant| !tenant.quotas.is_empty());
+        // Where shares are evened out, what everybody uses is counted.
+        indexes.has_quotas =
+            tenants.any(|tenant| !tenant.quotas.is_empty()) || indexes.effective.has_fair_share_preemption();
     }
 
     /// Keys and rows are of one kind, and every row keeps its rules.

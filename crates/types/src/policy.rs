@@ -26,6 +26,7 @@ mod named;
 mod notifications;
 mod parts;
 mod prices;
+mod queue;
 mod roles;
 mod rules;
 mod spend;
@@ -43,6 +44,9 @@ pub use parts::{POLICY_PARTS_MAX, PolicyPart, PolicyUpdate};
 pub use prices::{
     DEPRECIATION_MONTHS_MAX, DEVICE_WATTS_MAX, KWH_MICRO_DOLLARS_MAX, OwnedCost, PUE_MILLI_MAX,
     PUE_MILLI_MIN, Price, PriceTable,
+};
+pub use queue::{
+    BLOCK_FOR_MS_MIN, BLOCK_FOR_MS_USUAL, PARTITIONS_MAX, QueueChoices, QueueOrder, QueuePreemption,
 };
 pub use roles::{OWN_ROLES_MAX, OwnRole, ROLE_REGIONS_MAX, Verb};
 pub use rules::{
@@ -152,6 +156,8 @@ pub struct TenantPolicy {
     pub tier_limits: BTreeMap<PriorityTier, JobLimits>,
     /// Submissions in a minute with jobs of a tier, where those are limited. They also count in `limits.requests_per_minute`.
     pub tier_submissions: BTreeMap<PriorityTier, u32>,
+    /// The order of its queue, whom it may have stopped, and the nodes that it runs on.
+    pub queue: QueueChoices,
 }
 
 impl Default for TenantPolicy {
@@ -164,6 +170,7 @@ impl Default for TenantPolicy {
             limits: TenantLimits::default(),
             tier_limits: BTreeMap::new(),
             tier_submissions: BTreeMap::new(),
+            queue: QueueChoices::default(),
         }
     }
 }
@@ -502,6 +509,7 @@ pub struct DataMove {
 pub struct Policy {
     draft: PolicyDraft,
     price_table: PriceTable,
+    queues: queue::QueueTable,
     transfers: BTreeMap<(Option<Name>, Option<Name>), usize>,
     named: NamedPlaces,
     /// [`UNLISTED_TENANT`], to be lent out.
@@ -670,7 +678,8 @@ impl PolicyDraft {
         let transfers = rules.map(|(index, rule)| ((rule.from.clone(), rule.to.clone()), index)).collect();
         let unlisted = Name::literal(UNLISTED_TENANT);
         let named = NamedPlaces::of(&self);
-        Ok(Policy { draft: self, price_table, transfers, named, unlisted })
+        let queues = queue::QueueTable::of(&self.tenants);
+        Ok(Policy { draft: self, price_table, queues, transfers, named, unlisted })
     }
 
     fn check_tenants(&self, found: &mut Vec<Violation>) {
@@ -695,6 +704,7 @@ impl PolicyDraft {
                 ));
             }
         }
+        queue::check_partitions(&self.tenants, found);
         self.check_tree(found);
         if found.len() == before {
             self.check_nominal_sums(found);
@@ -906,6 +916,7 @@ impl TenantPolicy {
         check_count(&format!("{at}.quotas"), self.quotas.len(), TENANT_QUOTAS_MAX, found);
         self.limits.job.check(&format!("{at}.limits.job"), found);
         self.limits.check_budgets(&format!("{at}.limits"), found);
+        self.queue.check(&format!("{at}.queue"), found);
         for (tier, limits) in &self.tier_limits {
             // By tier, because the order of the list that they were given in is not kept.
             let mut of_tier = Vec::new();

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use muster_journal::Estimate;
 use muster_planner::{Budget, Checkpoints, Holds, Plan, Verdict, WaitReason, plan};
-use muster_policy::{Line, estimate, headroom};
+use muster_policy::{Line, blocked_by, estimate, headroom};
 use muster_state::quota::QuotaBlock;
 use muster_state::{DependencyState, Forecast, HoldRow, JobRow, Phase, QueuePosition, SpentBudget, State};
 use muster_types::policy::NonPreemptible;
@@ -231,6 +231,7 @@ fn explain(
             let (reason, mut sentence) = reason(found.as_ref(), &ahead, &places);
             if found.is_none() {
                 borrowers = self::borrowers(state, now, spec);
+                sentence.push_str(&partition_note(state, spec));
                 sentence.push_str(&must_not_borrow(state, spec, reason));
                 sentence.push_str(&clause(&borrowers, &spec.tenant));
             }
@@ -455,6 +456,28 @@ fn known_reason(
     at_limit::why_it_is_held(state, job, spec)
         .or_else(|| spent(state, job, spec, now).map(|spent| at_limit::spent_text(&spent)))
         .map(|text| (WaitReason::TenantLimit, text))
+        .or_else(|| Some((WaitReason::InLine, strict_order(state, job.filter(|_| row.is_in_line())?, spec, now)?)))
+}
+
+/// Which job keeps another from its turn where those of a tenant do not go past one another.
+fn strict_order(state: &State, job: JobId, spec: &JobSpec, now: LogTime) -> Option<String> {
+    let (first, until) = blocked_by(state, job, now)?;
+    let tenant = &spec.tenant;
+    Some(format!(
+        "{first} has its turn before it, and in the strict order of tenant {tenant} (`queue.order` in the policy) none of its \
+         jobs goes past it before {until}"
+    ))
+}
+
+/// Where a tenant's jobs run on some nodes only, as the end of a sentence; empty for one that may be anywhere.
+fn partition_note(state: &State, spec: &JobSpec) -> String {
+    let policy = &state.policy().policy;
+    match policy.partition(&spec.tenant) {
+        None => String::new(),
+        Some((holder, nodes)) => {
+            format!("; jobs of tenant {} run on nodes of {holder} only ({nodes}: `queue.nodes`)", spec.tenant)
+        }
+    }
 }
 
 /// The budget of a job's tenant or user, where it is used up.

@@ -54,6 +54,7 @@ impl Means {
                     })
                 };
                 rules.defragment
+                    && state.policy().policy.queue_preemption(&spec.tenant) != QueuePreemption::None
                     && now.since_ms(row.submitted_at) >= rules.defragment_wait_ms
                     && state.preemptible(spec.tier).next().is_some()
                     && is_free()
