@@ -2,7 +2,7 @@
 
 use muster_state::quota::QuotaUsage;
 use muster_state::{GangStanding, JobRow, NominalCover, PreemptionReason, State};
-use muster_types::policy::Price;
+use muster_types::policy::{Price, QueuePreemption};
 use muster_types::{JobId, JobSpec, LogTime, Name, PriorityTier};
 
 /// Ranks of harm: one for gangs that were made to give way a short time ago, one for each tier of gangs that

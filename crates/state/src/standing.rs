@@ -211,12 +211,12 @@ impl<'a> NominalCover<'a> {
         {
             return Some(PreemptionReason::Reclaim);
         }
-        let may_give_way = spec.preemptible && spec.tier <= claimant.tier;
-        let exceeds = || self.evens_out(usage, (&our, claimant), (&their, charge, counted));
-        without_quota().or_else(|| {
-            let is_chosen = choice == QueuePreemption::FairShare && may_give_way;
-            (is_chosen && exceeds()).then_some(PreemptionReason::FairShare)
-        })
+        // Before overruns: those are stopped by owners of reservations alone.
+        let may_even_out = choice == QueuePreemption::FairShare && spec.preemptible && spec.tier <= claimant.tier;
+        if may_even_out && !by_tier && self.evens_out(usage, (&our, claimant), (&their, charge, counted)) {
+            return Some(PreemptionReason::FairShare);
+        }
+        without_quota()
     }
 
     /// Whether it brings the shares of two sides nearer to their parts by weight when a claimant of one gets the place of a gang of

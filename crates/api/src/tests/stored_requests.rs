@@ -656,6 +656,13 @@ fn policy() -> v1::Policy {
             bookings: None,
             purchases: Vec::new(),
         }),
+        queue: Some(v1::QueueChoices {
+            order: v1::QueueOrder::Strict.into(),
+            block_for: Some(duration(7_200_000)),
+            preemption: v1::QueuePreemption::FairShare.into(),
+            nodes: Some(v1::NodeRequirements { only: vec![text("n1")], ..Default::default() }),
+            isolated: Some(true),
+        }),
         limits: Some(limits()),
     };
     let window = v1::Window {

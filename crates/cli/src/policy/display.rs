@@ -43,7 +43,7 @@ type Column = (&'static str, &'static str, &'static str);
 /// A table of a list: where that is in the file, what an entry must have to be a row, and its columns.
 type List = (&'static str, &'static str, &'static [Column]);
 
-const LISTS: [List; 17] = [
+const LISTS: [List; 18] = [
     (
         "spec.tenants",
         "{rights}",
@@ -107,6 +107,18 @@ const LISTS: [List; 17] = [
             ("TENANT", "{@}", ""),
             ("ACCELERATOR-HOURS OF A USER UP TO", "{limits.user.acceleratorHours.most}", ""),
             ("IN EVERY", "{limits.user.acceleratorHours.window}", ""),
+        ],
+    ),
+    (
+        "spec.tenants",
+        "{queue}",
+        &[
+            ("TENANT", "{@}", ""),
+            ("ORDER", "{queue.order}", ""),
+            ("BLOCKS FOR", "{queue.blockFor}", ""),
+            ("PREEMPTION", "{queue.preemption}", ""),
+            ("NODES", "{queue.nodes}", ""),
+            ("ISOLATED", "{queue.isolated}", ""),
         ],
     ),
     (

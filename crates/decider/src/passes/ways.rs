@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use muster_planner::{Budget, PreemptionCost, ReliefQuestion, ReliefVerdict, Terms, needs_one_host, relief};
 use muster_policy::{Costing, has_victims};
 use muster_state::{Forecast, PoolKey, State};
+use muster_types::policy::QueuePreemption;
 use muster_types::{JobId, Name, NodeId, PriorityTier};
 
 use crate::memory::searches::Look;

@@ -13,9 +13,9 @@ use muster_types::health::{
 };
 use muster_types::job::ArrayMember;
 use muster_types::policy::{
-    AcceleratorBudget, Guarantee, JobLimits, NonPreemptible, OnLimit, SpendBudget, NotificationBody, NotificationEvent,
-    NotificationProgress, OwnRole, OwnedCost, Policy, PolicyDraft, Price, PurchaseKind, QuotaGrant, Receiver,
-    TenantLimits, TenantPolicy, TenantRights, UserLimits, Verb,
+    AcceleratorBudget, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent,
+    NotificationProgress, OnLimit, OwnRole, OwnedCost, Policy, PolicyDraft, Price, PurchaseKind, QueueChoices,
+    QueueOrder, QueuePreemption, QuotaGrant, Receiver, SpendBudget, TenantLimits, TenantPolicy, TenantRights, UserLimits, Verb,
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Affinity,
@@ -856,7 +856,14 @@ fn policy() -> impl Strategy<Value = Policy> {
     let tenant =
         (rights, limits, btree_map(tier, job_limits(), 0..3)).prop_map(|(rights, limits, tier_limits)| {
             let tier_submissions = tier_limits.keys().map(|tier| (*tier, 7)).collect();
-            TenantPolicy { rights, limits, tier_limits, tier_submissions, ..TenantPolicy::default() }
+            let queue = QueueChoices {
+                order: limits.pending_jobs.map(|_| QueueOrder::Strict),
+                block_for_ms: limits.unfinished_jobs.map(|jobs| 60_000 + u64::from(jobs)),
+                preemption: limits.running_jobs.map(|_| QueuePreemption::FairShare),
+                nodes: None,
+                isolated: rights.deadlines.filter(|is_on| !is_on),
+            };
+            TenantPolicy { rights, limits, tier_limits, tier_submissions, queue, ..TenantPolicy::default() }
         });
     let isolation = prop::collection::btree_set(prop::sample::select(Guarantee::ALL.to_vec()), 0..4);
     let rest = (any::<bool>(), 0..60_000_u64, receivers(), own_roles());

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::form::{
     Bytes, Count, Dollars, Each, Filled, FilledNamed, FilledNames, FilledWords, Flag, Form, Group, Milli,
-    Moment, Named, NamedCounts, Names, Nominal, Optional, OptionalBytes, Plain, PlainMilli, SmallMilli, Span,
+    Moment, Named, NamedCounts, Names, NodeRules, Nominal, Optional, OptionalBytes, Plain, PlainMilli, SmallMilli, Span,
     Word, Words, group,
 };
 use crate::reader::Reader;
@@ -40,6 +40,17 @@ group! {
         quotas "quotas": Filled<Quota>,
         rights "rights": Optional<Rights>,
         limits "limits": Optional<Limits>,
+        queue "queue": Optional<Queue>,
+    }
+}
+
+group! {
+    Queue is QueueChoices {
+        order "order": Word<policy::QueueOrder>,
+        block_for "blockFor": Span,
+        preemption "preemption": Word<policy::QueuePreemption>,
+        nodes "nodes": NodeRules,
+        isolated "isolated": Flag,
     }
 }
 
@@ -345,8 +356,10 @@ impl Group for Window {
 
 /// The name in a file of a field with this name in a message, and its unit.
 pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> {
-    const GROUPS: [&[(&str, &str, &str)]; 20] = [
+    const GROUPS: [&[(&str, &str, &str)]; 22] = [
         Tenant::FIELDS,
+        Queue::FIELDS,
+        SpendBudget::FIELDS,
         Rights::FIELDS,
         Limits::FIELDS,
         UserLimits::FIELDS,

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use muster_types::policy::{
     self, AcceleratorBudget, BackfillPolicy, Dataset, Guarantee, JobLimits, NotificationBody,
     NotificationEvent, OrderPolicy, OwnRole, OwnedCost, POLICY_PARTS_MAX, PlacementWeights, Policy,
-    PolicyDraft, PolicyPart, PolicyUpdate, PreemptionPolicy, Price, PurchaseKind, Quota, Receiver,
-    SpendBudget, TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Verb, Window, WindowPurpose, WindowScope,
+    PolicyDraft, PolicyPart, PolicyUpdate, PreemptionPolicy, Price, PurchaseKind, QueueChoices, Quota,
+    Receiver, SpendBudget, TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Verb, Window, WindowPurpose, WindowScope,
 };
 use muster_types::{Name, PriorityTier, TokenRole, Violation, fleet::checked_name, limits};
 
@@ -246,6 +246,9 @@ fn tenants(
                 .map_or_else(BTreeMap::new, |limits| tier_limits(&below(&at, "limits.tiers"), limits, found)),
             // What is wrong with a tier was found just now.
             tier_submissions: message.limits.as_ref().map_or_else(BTreeMap::new, tier_submissions),
+            queue: message.queue.map_or_else(QueueChoices::default, |queue| {
+                super::queue_choices::queue_choices(&below(&at, "queue"), queue, found)
+            }),
             limits: message.limits.map_or_else(TenantLimits::default, |limits| TenantLimits {
                 pending_jobs: limits.pending_jobs,
                 unfinished_jobs: limits.unfinished_jobs,
@@ -669,6 +672,7 @@ fn tenant_to_proto(tenant: &TenantPolicy) -> v1::TenantPolicy {
         quotas: quotas.collect(),
         rights: rights_to_proto(&tenant.rights),
         limits: limits_to_proto(tenant),
+        queue: super::queue_choices::queue_choices_to_proto(&tenant.queue),
     }
 }
 

@@ -71,6 +71,18 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
                 0 => [(PriorityTier::Free, of_tier), (PriorityTier::Critical, JobLimits::default())].into(),
                 _ => BTreeMap::new(),
             };
+            let nodes = (weight_milli % 6 == 0).then(|| NodeRequirements {
+                expressions: Vec::new(),
+                only: [Name::literal("n1")].into(),
+                exclude: BTreeSet::new(),
+            });
+            let queue = QueueChoices {
+                order: (weight_milli % 3 == 0).then_some(QueueOrder::Strict),
+                block_for_ms: (weight_milli % 4 == 0).then_some(60_000),
+                preemption: (weight_milli % 5 == 0).then_some(QueuePreemption::FairShare),
+                isolated: nodes.as_ref().map(|_| weight_milli % 12 == 0),
+                nodes,
+            };
             // Of a tier with limits and of one without.
             let tier_submissions = match weight_milli % 4 {
                 0 => [(PriorityTier::Free, weight_milli), (PriorityTier::Batch, 0)].into(),
@@ -84,7 +96,7 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
                 limits,
                 tier_limits,
                 tier_submissions,
-                ..TenantPolicy::default()
+                queue,
             };
             (name, tenant)
         };
