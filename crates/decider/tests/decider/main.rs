@@ -27,6 +27,7 @@ mod model;
 mod named;
 mod network;
 mod passes;
+mod queue_choices;
 mod quotas;
 mod random;
 mod random_commands;

@@ -249,39 +249,44 @@ fn tenants(
             queue: message.queue.map_or_else(QueueChoices::default, |queue| {
                 super::queue_choices::queue_choices(&below(&at, "queue"), queue, found)
             }),
-            limits: message.limits.map_or_else(TenantLimits::default, |limits| TenantLimits {
-                pending_jobs: limits.pending_jobs,
-                unfinished_jobs: limits.unfinished_jobs,
-                running_jobs: limits.running_jobs,
-                requests_per_minute: limits.requests_per_minute,
-                user: limits.user.map_or_else(UserLimits::default, |user| UserLimits {
-                    pending_jobs: user.pending_jobs,
-                    unfinished_jobs: user.unfinished_jobs,
-                    running_jobs: user.running_jobs,
-                    accelerator_hours: budget(
-                        &below(&at, "limits.user.accelerator_hours"),
-                        user.accelerator_hours,
-                        found,
-                    ),
-                    submissions_per_minute: user.submissions_per_minute,
-                    spend: spend(&below(&at, "limits.user.spend"), user.spend, found),
-                    devices: user.devices,
-                }),
-                job: job_limits(&below(&at, "limits.job"), limits.job, found),
-                accelerator_hours: budget(
-                    &below(&at, "limits.accelerator_hours"),
-                    limits.accelerator_hours,
-                    found,
-                ),
-                spend: spend(&below(&at, "limits.spend"), limits.spend, found),
-                on_limit: found
-                    .take(value_from_proto(&below(&at, "limits.on_limit"), limits.on_limit))
-                    .flatten(),
-            }),
+            limits: tenant_limits(&below(&at, "limits"), message.limits, found),
         };
         tenants.insert(name, tenant);
     }
     tenants
+}
+
+fn tenant_limits(at: &str, message: Option<v1::TenantLimits>, found: &mut Found) -> TenantLimits {
+    let Some(limits) = message else { return TenantLimits::default() };
+    TenantLimits {
+        pending_jobs: limits.pending_jobs,
+        unfinished_jobs: limits.unfinished_jobs,
+        running_jobs: limits.running_jobs,
+        requests_per_minute: limits.requests_per_minute,
+        user: limits.user.map_or_else(UserLimits::default, |user| UserLimits {
+            pending_jobs: user.pending_jobs,
+            unfinished_jobs: user.unfinished_jobs,
+            running_jobs: user.running_jobs,
+            accelerator_hours: budget(
+                &below(at, "user.accelerator_hours"),
+                user.accelerator_hours,
+                found,
+            ),
+            submissions_per_minute: user.submissions_per_minute,
+            spend: spend(&below(at, "user.spend"), user.spend, found),
+            devices: user.devices,
+        }),
+        job: job_limits(&below(at, "job"), limits.job, found),
+        accelerator_hours: budget(
+            &below(at, "accelerator_hours"),
+            limits.accelerator_hours,
+            found,
+        ),
+        spend: spend(&below(at, "spend"), limits.spend, found),
+        on_limit: found
+            .take(value_from_proto(&below(at, "on_limit"), limits.on_limit))
+            .flatten(),
+    }
 }
 
 fn budget(at: &str, message: Option<v1::AcceleratorBudget>, found: &mut Found) -> Option<AcceleratorBudget> {

@@ -261,6 +261,7 @@ fn every_mistake_in_a_policy_is_named_by_its_path() {
             purchases: Vec::new(),
         }),
         limits: None,
+        queue: None,
     };
     let window = v1::Window {
         name: "w".into(),
