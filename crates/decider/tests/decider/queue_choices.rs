@@ -105,7 +105,7 @@ impl World {
         for (job, phase) in all.collect::<Vec<_>>() {
             match phase {
                 Phase::Starting => self.report(job, &RankUpdate::Running),
-                Phase::Stopping(_) => self.report(job, &RankUpdate::Exited(ExitStatus::Code(0))),
+                Phase::Stopping(_) => self.report(job, &RankUpdate::Exited(ExitStatus::Signal(15))),
                 Phase::Pending | Phase::Running | Phase::Finished(_) => {}
             }
         }
