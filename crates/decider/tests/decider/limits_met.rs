@@ -254,7 +254,7 @@ fn a_user_holds_no_more_devices_than_the_tenant_lets_each() {
 }
 
 #[test]
-fn a_job_above_a_limit_is_held_where_the_policy_says_so() {
+fn a_job_above_a_limit_waits_under_a_policy_that_holds() {
     let job = JobLimits { devices_max: Some(2), run_time_max_ms: Some(HOUR_MS), ..JobLimits::default() };
     let limits = TenantLimits { job, on_limit: Some(OnLimit::Hold), ..TenantLimits::NONE };
     let mut world = World::new(limits);
@@ -281,7 +281,7 @@ fn a_job_above_a_limit_is_held_where_the_policy_says_so() {
 }
 
 #[test]
-fn work_at_a_limit_is_refused_where_the_policy_says_so() {
+fn work_at_a_limit_is_refused_under_a_policy_that_refuses() {
     let user = UserLimits { devices: Some(4), running_jobs: Some(3), ..UserLimits::default() };
     let spend = Some(SpendBudget { dollars: 1, window_ms: 24 * HOUR_MS });
     let limits = TenantLimits { user, spend, on_limit: Some(OnLimit::Refuse), ..TenantLimits::NONE };

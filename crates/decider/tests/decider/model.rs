@@ -12,7 +12,10 @@ use muster_journal::{FORMAT_MAX, FORMAT_MIN, RankUpdate, Round};
 use muster_planner::Budget;
 use muster_state::{Phase, State};
 use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
-use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope};
+use muster_types::policy::{
+    OnLimit, Order, PolicyDraft, Price, QueueOrder, QueuePreemption, Quota, SpendBudget, TenantPolicy, Window,
+    WindowPurpose, WindowScope,
+};
 use muster_types::{
     AcceleratorChoice, Affinity, AffinityLevel, AffinityRule, AffinityTarget, ArrayId, ArraySpec,
     BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, Control, Dependency,
@@ -397,6 +400,9 @@ impl Model {
             };
             draft.windows.push(Window { name: name("w"), from, until, scope, purpose });
         }
+        if self.random.once_in(3) {
+            self.choose_queues(&mut draft);
+        }
         let draft = if self.random.once_in(4) { draft } else { with_all_rights(draft) };
         let policy = Box::new(draft.check().expect("a policy"));
         let request = self.request();
@@ -409,6 +415,30 @@ impl Model {
                 expected_version: None,
             },
         );
+    }
+
+    /// Choices of queues, and limits that are soon met.
+    fn choose_queues(&mut self, draft: &mut PolicyDraft) {
+        draft.prices.push(Price::new(name("h100"), None, 3_600_000_000));
+        for tenant in ["a", "b", "c"] {
+            let row = draft.tenants.entry(name(tenant)).or_default();
+            row.queue.order = self.random.once_in(2).then_some(QueueOrder::Strict);
+            row.queue.preemption = match self.random.below(3) {
+                0 => Some(QueuePreemption::None),
+                1 => Some(QueuePreemption::FairShare),
+                _ => None,
+            };
+            if self.random.once_in(4) {
+                let only = (0..3).map(|_| name(&format!("n{}", self.random.below(8)))).collect();
+                row.queue.nodes = Some(NodeRequirements { only, ..NodeRequirements::default() });
+                row.queue.isolated = Some(self.random.once_in(2));
+            }
+            let spend = SpendBudget { dollars: 1 + self.random.below(3) as u32, window_ms: 60_000 };
+            row.limits.spend = self.random.once_in(3).then_some(spend);
+            row.limits.user.spend = self.random.once_in(3).then_some(spend);
+            row.limits.user.devices = self.random.once_in(3).then_some(4);
+            row.limits.on_limit = self.random.once_in(3).then_some(OnLimit::Hold);
+        }
     }
 
     fn checkpoint(&mut self) {

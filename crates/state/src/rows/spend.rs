@@ -21,7 +21,7 @@ pub struct SpendPart {
 }
 
 impl SpendPart {
-    /// What of a charge in a region costs the same, each part once.
+    /// The parts of a charge in a region that cost the same each.
     pub(crate) fn of(region: &Name, charge: &Charge) -> Vec<SpendPart> {
         let part = |kind: &Name, purchase: Option<PurchaseKind>, milli: u64| SpendPart {
             kind: kind.clone(),

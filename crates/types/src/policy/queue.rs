@@ -211,8 +211,8 @@ impl Policy {
         self.queues_of(tenant).find_map(|(name, queue)| Some((name, queue.nodes.as_ref()?)))
     }
 
-    /// Whether a tenant's jobs may be on a node as far as the nodes of tenants say: it is one of its own, if it states any, and not
-    /// kept for others.
+    /// Whether a tenant's jobs may be on a node as far as the nodes of tenants say: it is among those that the tenant states, if it
+    /// states any, and not kept for others.
     #[must_use]
     pub fn opens(&self, node: &NodeDraft, tenant: &Name) -> bool {
         if !self.queues.has_nodes {
