@@ -121,7 +121,7 @@ impl QueueChoices {
     }
 }
 
-/// What the queues of a policy say, to look it up.
+/// What queues and limits of a policy say, to look it up: most policies say nothing of most of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct QueueTable {
     /// Nodes that are kept from other tenants, by the tenant that states them.
@@ -129,6 +129,10 @@ pub(super) struct QueueTable {
     has_nodes: bool,
     has_strict: bool,
     has_fair_share: bool,
+    pub(super) has_spend: bool,
+    pub(super) has_user_spend: bool,
+    pub(super) has_user_devices: bool,
+    pub(super) has_on_limit: bool,
 }
 
 impl QueueTable {
@@ -136,7 +140,11 @@ impl QueueTable {
     pub(super) fn of(tenants: &BTreeMap<Name, TenantPolicy>) -> QueueTable {
         let mut table = QueueTable::default();
         for (name, tenant) in tenants {
-            let queue = &tenant.queue;
+            let (queue, limits) = (&tenant.queue, &tenant.limits);
+            table.has_spend |= limits.spend.is_some();
+            table.has_user_spend |= limits.user.spend.is_some();
+            table.has_user_devices |= limits.user.devices.is_some();
+            table.has_on_limit |= limits.on_limit.is_some();
             table.has_strict |= queue.order == Some(QueueOrder::Strict);
             table.has_fair_share |= queue.preemption == Some(QueuePreemption::FairShare);
             let Some(nodes) = &queue.nodes else { continue };

@@ -79,6 +79,9 @@ impl Policy {
     /// How much the jobs of a tenant may spend in a window; none for no limit.
     #[must_use]
     pub fn spend(&self, tenant: &Name) -> Option<SpendBudget> {
+        if !self.queues.has_spend {
+            return None;
+        }
         let mut stated = self.ancestry(tenant).filter_map(|name| self.tenants.get(name));
         stated.find_map(|tenant| tenant.limits.spend)
     }
@@ -86,6 +89,9 @@ impl Policy {
     /// The same for each user of a tenant.
     #[must_use]
     pub fn user_spend(&self, tenant: &Name) -> Option<SpendBudget> {
+        if !self.queues.has_user_spend {
+            return None;
+        }
         let mut stated = self.ancestry(tenant).filter_map(|name| self.tenants.get(name));
         stated.find_map(|tenant| tenant.limits.user.spend)
     }
@@ -93,6 +99,9 @@ impl Policy {
     /// How many devices the placed jobs of a tenant's user may hold together; none for no limit.
     #[must_use]
     pub fn user_devices(&self, tenant: &Name) -> Option<u32> {
+        if !self.queues.has_user_devices {
+            return None;
+        }
         let mut stated = self.ancestry(tenant).filter_map(|name| self.tenants.get(name));
         stated.find_map(|tenant| tenant.limits.user.devices)
     }
@@ -100,6 +109,9 @@ impl Policy {
     /// What becomes of a tenant's work that meets a limit when it is submitted; none where every limit does what is usual for it.
     #[must_use]
     pub fn on_limit(&self, tenant: &Name) -> Option<OnLimit> {
+        if !self.queues.has_on_limit {
+            return None;
+        }
         let mut stated = self.ancestry(tenant).filter_map(|name| self.tenants.get(name));
         stated.find_map(|tenant| tenant.limits.on_limit)
     }
