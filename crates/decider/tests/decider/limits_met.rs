@@ -149,7 +149,7 @@ fn dollars_are_counted_by_what_was_bought_and_nothing_begins_once_they_are_used_
                 let placement = row.placement.as_ref()?;
                 Some((spec.device_milli() / u64::from(spec.worker_count()), placement.slots.clone()))
             };
-            let held = state.charged_of(&name("lab")).filter_map(slots);
+            let held = state.charged_of(&lab).filter_map(slots);
             let cost = |(milli, slots): (u64, Vec<muster_journal::WorkerSlot>)| {
                 let price = |node| if state.node(node).unwrap().spec.name.as_str() == "n1" { 1 } else { 4 };
                 slots.iter().map(|slot| u128::from(milli) * price(slot.node) * 1_000_000).sum::<u128>()
