@@ -358,7 +358,6 @@ impl Group for Window {
 pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> {
     const GROUPS: [&[(&str, &str, &str)]; 22] = [
         Tenant::FIELDS,
-        Queue::FIELDS,
         SpendBudget::FIELDS,
         Rights::FIELDS,
         Limits::FIELDS,
@@ -379,6 +378,8 @@ pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> 
         OwnRole::FIELDS,
         Scope::FIELDS,
         Window::FIELDS,
+        // Behind the order of the policy: `order` in that is `by` in a file.
+        Queue::FIELDS,
     ];
     let mut fields = GROUPS.into_iter().flatten();
     fields.find(|(name, _, _)| *name == field).map(|(_, name, unit)| (*name, *unit))
