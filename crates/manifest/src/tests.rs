@@ -576,7 +576,7 @@ fn limits_and_choices_of_a_queue_are_read_and_shown() {
     let queue = tenant.queue.as_ref().unwrap();
     assert_eq!((queue.order(), queue.preemption()), (v1::QueueOrder::Strict, v1::QueuePreemption::FairShare));
     assert_eq!(queue.nodes.as_ref().unwrap().expressions[0].values, ["big"]);
-    let answer = v1::GetPolicyResponse { policy: Some(file.message.clone()), ..Default::default() };
+    let answer = v1::GetPolicyResponse { policy: Some(file.message.clone()), version: 812, ..Default::default() };
     let yaml = serde_saphyr::to_string(&policy_file(&answer)).unwrap();
     let again = parse_policy(yaml.as_bytes(), NOW_MS).unwrap_or_else(|error| panic!("{error:?} in\n{yaml}"));
     assert_eq!(again.message.tenants, file.message.tenants, "{yaml}");

@@ -244,6 +244,40 @@ fn strict_order_holds_in_every_world() {
     assert!(blocked > 100, "{blocked}");
 }
 
+/// A job that is never placed blocks those behind it for its time, and no longer.
+#[test]
+fn nobody_starves_behind_a_job_that_is_never_placed() {
+    for seed in 0..20 {
+        let mut random = Random::new(seed);
+        let mut world = World::new(draft(&[("lab", strict()), ("other", QueueChoices::default())]), &["a", "a"]);
+        // A whole host is never free.
+        let holders = [world.submit("other", 5), world.submit("other", 5)];
+        world.schedule();
+        assert!(holders.iter().all(|job| world.is_placed(*job)));
+        world.agents_report();
+        let mut small = Vec::new();
+        for _ in 0..60 {
+            if random.once_in(4) {
+                world.submit("lab", 8);
+            } else {
+                small.push(world.submit("lab", 1 + random.below(3) as u16));
+            }
+            world.pass_time(10 * 60_000);
+            world.schedule();
+            for job in &small {
+                world.report(*job, &RankUpdate::Exited(ExitStatus::Code(0)));
+            }
+            let now = world.speculation.now();
+            for job in &small {
+                let row = world.state.job(*job).unwrap();
+                let waits_ms = now.since_ms(row.submitted_at);
+                let is_pending = row.phase == Phase::Pending;
+                assert!(!is_pending || waits_ms <= 4 * HOUR_MS, "seed {seed}: {job} waits for {waits_ms} ms");
+            }
+        }
+    }
+}
+
 fn nodes(pool: &str, isolated: bool) -> QueueChoices {
     let expressions = NodeExpression::parse_all(&format!("pool={pool}")).unwrap();
     let nodes = NodeRequirements { expressions, ..NodeRequirements::default() };
