@@ -19,8 +19,9 @@ use crate::headers::REQUIRED_FEATURES;
 /// `quota-grants`: `QuotaService`. `job-artifacts`: `JobSpec.artifacts`.
 /// `job-ulimits`: `JobSpec.ulimits`. `job-capacity`: `JobSpec.capacity`. `job-affinity`: `JobSpec.affinity`.
 /// `job-segments`: `TopologyRule.segments`. `elastic-groups`: `TaskGroup.min_workers` in jobs of several groups. `booking-rules`:
-/// `BookingSpec.rule`. `job-licences`: `JobSpec.licences`.
-pub(crate) const FEATURES: [&str; 15] = [
+/// `BookingSpec.rule`. `job-licences`: `JobSpec.licences`. `spend-budgets`: `spend` and `on_limit` of limits, `devices` of limits of
+/// users, `submissions_per_minute` of tiers. `tenant-queues`: `TenantPolicy.queue`.
+pub(crate) const FEATURES: [&str; 17] = [
     "job-controls",
     "job-limits",
     "policy-parts",
@@ -36,6 +37,8 @@ pub(crate) const FEATURES: [&str; 15] = [
     "elastic-groups",
     "booking-rules",
     "job-licences",
+    "spend-budgets",
+    "tenant-queues",
 ];
 
 /// Bytes of all names that a request may have.
@@ -112,7 +115,7 @@ mod tests {
         assert_eq!(checked(&[]), Ok(()));
         assert_eq!(checked(&["job-controls"]), Ok(()));
         assert_eq!(checked(&["policy-parts, job-controls"]), Ok(()));
-        assert_eq!(checked(&["job-segments, elastic-groups, booking-rules"]), Ok(()));
+        assert_eq!(checked(&["job-segments, elastic-groups, booking-rules, spend-budgets, tenant-queues"]), Ok(()));
         assert_eq!(checked(&["job-controls,time-travel"]), Err("time-travel".to_owned()));
         assert_eq!(checked(&["job-controls", "policy-parts"]), Err(String::new()));
         assert_eq!(checked(&[""]), Err(String::new()));

@@ -10,7 +10,7 @@ use muster_policy::Refresh;
 use muster_state::{Applied, CheckedDecision, RequestAnswer, State};
 use muster_types::{
     AdmissionMode, ArrayId, ClusterId, Control, JobId, Leadership, LogIndex, LogTime, Name, NodeId,
-    Parameters, QueueKey, Refusal, Requester,
+    Parameters, PriorityTier, QueueKey, Refusal, Requester,
 };
 
 use crate::future::KeptReservations;
@@ -527,8 +527,9 @@ impl Speculation {
     pub(crate) fn count_submission<'a>(
         &mut self,
         users: &BTreeSet<(&'a Name, &'a str)>,
+        tiers: &BTreeSet<(&'a Name, PriorityTier)>,
     ) -> Result<(), Refusal> {
-        self.requests.take_submission(&self.state, self.now, users)
+        self.requests.take_submission(&self.state, self.now, users, tiers)
     }
 
     /// The last job whose fallback a tick has looked at, where it could not look at all of them.

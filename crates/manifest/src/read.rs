@@ -516,7 +516,7 @@ impl Reader<'_> {
         message
     }
 
-    fn nodes(&mut self, at: &str, given: Nodes) -> v1::NodeRequirements {
+    pub(crate) fn nodes(&mut self, at: &str, given: Nodes) -> v1::NodeRequirements {
         let expressions = given.expressions.unwrap_or_default().into_iter().enumerate();
         v1::NodeRequirements {
             expressions: expressions

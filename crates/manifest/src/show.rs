@@ -288,7 +288,7 @@ fn affinity(entry: &v1::JobAffinity) -> Fields {
     shown
 }
 
-fn nodes(asked: &v1::NodeRequirements) -> Fields {
+pub(crate) fn nodes(asked: &v1::NodeRequirements) -> Fields {
     let mut shown = Fields::default();
     if !asked.expressions.is_empty() {
         let expressions = asked.expressions.iter().map(|test| Content::Fields(node_expression(test)));

@@ -556,6 +556,42 @@ fn a_policy_that_is_shown_can_be_set_again() {
 }
 
 #[test]
+fn limits_and_choices_of_a_queue_are_read_and_shown() {
+    let vision = "vision:
+      parent: research
+      limits:
+        spend: {most: 5000, window: 7d}
+        user: {spend: {most: 400, window: 1d}, devices: 64}
+        onLimit: refuse
+        tiers: [{tier: free, submissionsPerMinute: 10}]
+      queue: {order: strict, blockFor: 2h, preemption: fair_share, nodes: {only: [h1], expressions: [{key: pool, in: [big]}]}, isolated: true}";
+    let text = POLICY.replace("vision: {parent: research}", vision);
+    let file = parse_policy(text.as_bytes(), NOW_MS).unwrap();
+    file.check().unwrap();
+    let tenant = &file.message.tenants["vision"];
+    let limits = tenant.limits.as_ref().unwrap();
+    assert_eq!(limits.spend.as_ref().unwrap().most, Some(5_000));
+    assert_eq!(limits.on_limit(), v1::OnLimit::Refuse);
+    assert_eq!(limits.tiers[0].submissions_per_minute, Some(10));
+    let queue = tenant.queue.as_ref().unwrap();
+    assert_eq!((queue.order(), queue.preemption()), (v1::QueueOrder::Strict, v1::QueuePreemption::FairShare));
+    assert_eq!(queue.nodes.as_ref().unwrap().expressions[0].values, ["big"]);
+    let answer = v1::GetPolicyResponse { policy: Some(file.message.clone()), version: 812, ..Default::default() };
+    let yaml = serde_saphyr::to_string(&policy_file(&answer)).unwrap();
+    let again = parse_policy(yaml.as_bytes(), NOW_MS).unwrap_or_else(|error| panic!("{error:?} in\n{yaml}"));
+    assert_eq!(again.message.tenants, file.message.tenants, "{yaml}");
+    for (from, to, part) in [
+        ("blockFor: 2h", "blockFor: 1s", "spec.tenants.vision.queue.blockFor: must be between"),
+        ("preemption: fair_share", "preemption: all", "queue.preemption: must be one of none, reclaim, fair_share"),
+        ("most: 5000", "most: 0", "spec.tenants.vision.limits.spend.most: must be at least 1 dollar"),
+        ("onLimit: refuse", "onLimit: wait", "limits.onLimit: must be one of hold, refuse"),
+    ] {
+        let found = policy_problems(&text.replace(from, to));
+        assert!(found.iter().any(|problem| problem.contains(part)), "{part}: {found:?}");
+    }
+}
+
+#[test]
 fn prices_have_dates_purchases_and_parts() {
     let prices = "{type: h100, perDeviceHour: 1.95}
     - {type: h100, purchase: spot, perDeviceHour: 0.9, endTime: 2027-01-01T00:00:00Z}

@@ -99,7 +99,8 @@ fn most_by_counts<'a>(
     if fit::is_selective(spec) || rule.balanced || rule.has_segments() || rule.spread.is_some() {
         return None;
     }
-    if !state.policy().policy.required_isolation.is_empty() || spec.needs_container_runtime() {
+    let policy = &state.policy().policy;
+    if !policy.required_isolation.is_empty() || policy.has_partitions() || spec.needs_container_runtime() {
         return None;
     }
     // Workers without devices mix hosts of every type.
@@ -705,11 +706,13 @@ pub(crate) fn taint_note(nodes: u32, taints: &BTreeSet<&Name>) -> String {
 
 /// Hosts are large enough, but labels, names or taints keep the job from all of them.
 fn excluded(state: &State, spec: &JobSpec, group: &TaskGroup) -> Option<String> {
-    if !fit::is_selective(spec) && state.pools().all(|(_, pool)| pool.tainted == 0) {
+    let policy = &state.policy().policy;
+    let has_taints = state.pools().any(|(_, pool)| pool.tainted > 0);
+    if !fit::is_selective(spec) && !has_taints && !policy.has_partitions() {
         return None;
     }
     let in_region = |node: &NodeSpec| spec.regions.is_empty() || spec.regions.contains(&node.region);
-    let (mut large, mut tainted) = (0u64, 0u64);
+    let (mut large, mut tainted, mut closed) = (0u64, 0u64, 0u64);
     let mut conditions: Vec<(Condition<'_>, u64)> =
         Condition::all(spec).into_iter().map(|condition| (condition, 0)).collect();
     let mut taints: BTreeSet<&Name> = BTreeSet::new();
@@ -719,6 +722,7 @@ fn excluded(state: &State, spec: &JobSpec, group: &TaskGroup) -> Option<String> 
             continue;
         }
         large += 1;
+        closed += u64::from(!policy.opens(node, &spec.tenant));
         for (condition, met) in &mut conditions {
             *met += u64::from(condition.is_met(node));
         }
@@ -733,6 +737,12 @@ fn excluded(state: &State, spec: &JobSpec, group: &TaskGroup) -> Option<String> 
         conditions.iter().map(|(condition, met)| condition.count(*met, large)).collect();
     if tainted > 0 {
         parts.push(format!("{tainted} have a taint it does not tolerate ({})", list(taints.iter())));
+    }
+    if closed > 0 {
+        parts.push(format!("{closed} are not nodes of its tenant (`queue.nodes` in the policy)"));
+    }
+    if parts.is_empty() {
+        return None;
     }
     Some(format!("of {large} hosts that are large enough, {}", parts.join(", ")))
 }

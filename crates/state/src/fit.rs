@@ -72,14 +72,19 @@ pub fn is_selective(spec: &JobSpec) -> bool {
 }
 
 /// Whether a job may be on a node at all: labels, name, purchase, taints, region, a container runtime where the job has an image, and the
-/// isolation that policy requires.
+/// isolation that policy requires; and whether the nodes of tenants leave it to this one.
 #[must_use]
 pub fn allows(node: &NodeSpec, spec: &JobSpec, policy: &Policy) -> bool {
     let tolerated = node.taints.iter().all(|taint| spec.tolerations.contains(taint));
     let region = spec.regions.is_empty() || spec.regions.contains(&node.region);
     let contained = !spec.needs_container_runtime() || container::has_runtime(node);
     let selected = selects(node, spec) && is_bought_for(node, spec);
-    selected && tolerated && region && contained && policy.lacking_isolation(node).next().is_none()
+    selected
+        && tolerated
+        && region
+        && contained
+        && policy.lacking_isolation(node).next().is_none()
+        && policy.opens(node, &spec.tenant)
 }
 
 /// The domain of a node at a level; hosts are told apart by their name.

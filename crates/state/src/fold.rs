@@ -10,6 +10,7 @@ use muster_journal::{
     WorkerSlot,
 };
 use muster_types::health::Quarantine;
+use muster_types::policy::PurchaseKind;
 use muster_types::{
     FencingToken, ForeignLoad, HolderId, JobId, JobSpec, Leadership, LogTime, NodeId, NodeSpec, limits,
 };
@@ -262,8 +263,12 @@ impl State {
                 (region.clone(), charge.clone())
             };
             self.change_charge(&spec, before.1.as_ref().map(owned), after.1.as_ref().map(owned));
-            let [before, after] = [&before.1, &after.1].map(|charged| charged.as_ref().map(|c| c.get().1));
-            self.count_budget(id, &spec.spec.tenant, before, after);
+            let [charged_before, charged_after] =
+                [&before.1, &after.1].map(|charged| charged.as_ref().map(Charged::get));
+            let [before_charge, after_charge] =
+                [charged_before, charged_after].map(|charged| charged.map(|(_, charge)| charge));
+            self.count_budget(id, &spec.spec.tenant, before_charge, after_charge);
+            self.count_spend(id, &spec.spec.tenant, charged_before, charged_after);
         }
     }
 
@@ -395,8 +400,15 @@ impl State {
                 Some((_, sum)) => *sum += milli,
                 None => charge.devices_milli.push((kind.clone(), milli)),
             }
+            let Some(purchase) = PurchaseKind::of_node(&node.spec) else { continue };
+            let bought = &mut charge.bought_milli;
+            match bought.iter_mut().find(|(known, of, _)| known == kind && *of == purchase) {
+                Some((.., sum)) => *sum += milli,
+                None => bought.push((kind.clone(), purchase, milli)),
+            }
         }
         charge.devices_milli.sort_unstable();
+        charge.bought_milli.sort_unstable();
         charge
     }
 

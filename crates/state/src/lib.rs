@@ -46,6 +46,7 @@ mod schedules;
 mod sequence;
 mod snapshot;
 mod spares;
+mod spend;
 pub mod standing;
 mod state;
 mod submission_group;
@@ -63,7 +64,7 @@ pub mod usage;
 pub use admission::NotAdmitted;
 pub use apply::CheckedDecision;
 pub use array::{DependencyState, JobEnd, WaitingMember};
-pub use budget::SpentBudget;
+pub use budget::{BudgetUse, SpentBudget};
 pub use capacity::{CAPACITY_ROWS_MAX, CAPACITY_SEEN_MS_MIN, Interruptions};
 pub use control::will_wait;
 pub use demand::{DEMAND_GROUP_DEVICES_MAX, DEMAND_SAMPLE, DEMAND_WINDOW, Demand, DemandSum, WorkerDemand};
@@ -88,7 +89,7 @@ pub use rows::{
     NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase, Placement, PolicyRow, PromiseRow, QuotaAnswer,
     QuotaGrantEnd, QuotaGrantRow, QuotaGrantStatus, RUN_BUCKETS, RankArtifacts, RankState, RecoveryRow,
     RequestAnswer, RequestRow, RestrictionRow, Saved, ScheduleRow, ScheduleRunRow, ScheduleSuspension,
-    Straggler, bucket_of, rows_of_array,
+    SpendPart, SpendRow, Straggler, bucket_of, rows_of_array,
 };
 pub use schedules::schedule_bytes;
 pub use sequence::Sequence;

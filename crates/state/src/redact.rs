@@ -172,7 +172,7 @@ impl Redaction {
         let mut redacted = BTreeMap::new();
         for (key, row) in quotas.iter() {
             let (mut key, mut row) = (key.clone(), row.clone());
-            if let QuotaKey::Budget(_, Some(user)) = &mut key {
+            if let QuotaKey::Budget(_, Some(user)) | QuotaKey::Spend(_, Some(user)) = &mut key {
                 self.user(user);
             }
             if let QuotaRow::Grant(row) = &mut row {

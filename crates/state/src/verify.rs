@@ -306,6 +306,7 @@ impl State {
             ("effective", fresh.effective == ours.effective),
             ("grant_ends", fresh.grant_ends == ours.grant_ends),
             ("budget_users", fresh.budget_users == ours.budget_users),
+            ("spend_users", fresh.spend_users == ours.spend_users),
             ("budget_ends", fresh.budget_ends == ours.budget_ends),
             ("booked", fresh.booked == ours.booked),
             ("scheduled", fresh.scheduled == ours.scheduled),
@@ -401,6 +402,9 @@ impl State {
         }
         for (key, row) in self.budget_rows() {
             fresh.add_budget(key, row);
+        }
+        for (key, row) in self.spend_rows() {
+            fresh.add_spend(key, row);
         }
         for (name, booking) in self.bookings() {
             fresh.book(name, &booking.nodes);

@@ -5,7 +5,8 @@
 
 use muster_types::health::{DrainCause, HealthAction, XidRule};
 use muster_types::policy::{
-    Guarantee, NonPreemptible, NotificationBody, NotificationEvent, Order, PurchaseKind, Verb,
+    Guarantee, NonPreemptible, NotificationBody, NotificationEvent, OnLimit, Order, PurchaseKind, QueueOrder,
+    QueuePreemption, Verb,
 };
 use muster_types::{
     AdmissionMode, AffinityLevel, AffinityRule, BookingClearing, DependencyRule, FailureClass, LaunchForm,
@@ -189,6 +190,19 @@ closed_sets! {
         NonPreemptible::Never = Never "never",
         NonPreemptible::WithinNominal = WithinNominal "within_nominal",
         NonPreemptible::Always = Always "always",
+    }
+    QueueOrder as QueueOrder {
+        QueueOrder::Fair = Fair "fair",
+        QueueOrder::Strict = Strict "strict",
+    }
+    QueuePreemption as QueuePreemption {
+        QueuePreemption::None = None "none",
+        QueuePreemption::Reclaim = Reclaim "reclaim",
+        QueuePreemption::FairShare = FairShare "fair_share",
+    }
+    OnLimit as OnLimit {
+        OnLimit::Hold = Hold "hold",
+        OnLimit::Refuse = Refuse "refuse",
     }
     PurchaseKind as Purchase {
         PurchaseKind::Owned = Owned "owned",
@@ -390,6 +404,9 @@ mod tests {
         holds::<TokenRole>(|value| value.to_string());
         holds::<Verb>(|value| value.to_string());
         holds::<NonPreemptible>(|value| value.as_str().to_owned());
+        holds::<OnLimit>(|value| value.as_str().to_owned());
+        holds::<QueueOrder>(|value| value.as_str().to_owned());
+        holds::<QueuePreemption>(|value| value.as_str().to_owned());
         holds::<PurchaseKind>(|value| value.to_string());
         holds::<AdmissionMode>(|value| value.name().to_owned());
         holds::<DrainCause>(|value| value.name().to_owned());

@@ -618,15 +618,23 @@ fn limits() -> v1::TenantLimits {
                 window: Some(duration(86_400_000)),
             }),
             submissions_per_minute: Some(30),
+            spend: Some(v1::SpendBudget { most: Some(50), window: Some(duration(86_400_000)) }),
+            devices: Some(16),
         }),
         job: Some(job),
-        tiers: vec![v1::TierLimits { tier: v1::Tier::Free.into(), job: Some(job) }],
+        tiers: vec![v1::TierLimits {
+            tier: v1::Tier::Free.into(),
+            job: Some(job),
+            submissions_per_minute: Some(20),
+        }],
         accelerator_hours: Some(v1::AcceleratorBudget {
             most: Some(100),
             window: Some(duration(604_800_000)),
         }),
         cpu_milli: Some(2_000_000),
         memory_bytes: Some(16 << 40),
+        spend: Some(v1::SpendBudget { most: Some(5_000), window: Some(duration(604_800_000)) }),
+        on_limit: v1::OnLimit::Refuse.into(),
     }
 }
 
@@ -649,6 +657,13 @@ fn policy() -> v1::Policy {
             deadlines: Some(true),
             bookings: None,
             purchases: Vec::new(),
+        }),
+        queue: Some(v1::QueueChoices {
+            order: v1::QueueOrder::Strict.into(),
+            block_for: Some(duration(7_200_000)),
+            preemption: v1::QueuePreemption::FairShare.into(),
+            nodes: Some(v1::NodeRequirements { only: vec![text("n1")], ..Default::default() }),
+            isolated: Some(true),
         }),
         limits: Some(limits()),
     };

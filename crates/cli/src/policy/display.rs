@@ -43,7 +43,7 @@ type Column = (&'static str, &'static str, &'static str);
 /// A table of a list: where that is in the file, what an entry must have to be a row, and its columns.
 type List = (&'static str, &'static str, &'static [Column]);
 
-const LISTS: [List; 15] = [
+const LISTS: [List; 18] = [
     (
         "spec.tenants",
         "{rights}",
@@ -65,6 +65,7 @@ const LISTS: [List; 15] = [
             ("UNFINISHED JOBS UP TO", "{limits.unfinishedJobs}", ""),
             ("RUNNING JOBS UP TO", "{limits.runningJobs}", ""),
             ("REQUESTS A MINUTE", "{limits.requestsPerMinute}", ""),
+            ("AT A LIMIT", "{limits.onLimit}", ""),
         ],
     ),
     (
@@ -86,6 +87,7 @@ const LISTS: [List; 15] = [
             ("UNFINISHED JOBS OF A USER UP TO", "{limits.user.unfinishedJobs}", ""),
             ("RUNNING JOBS OF A USER UP TO", "{limits.user.runningJobs}", ""),
             ("SUBMISSIONS OF A USER A MINUTE", "{limits.user.submissionsPerMinute}", ""),
+            ("DEVICES OF A USER UP TO", "{limits.user.devices}", ""),
         ],
     ),
     (
@@ -115,6 +117,36 @@ const LISTS: [List; 15] = [
             ("TENANT", "{@}", ""),
             ("ACCELERATOR-HOURS OF A USER UP TO", "{limits.user.acceleratorHours.most}", ""),
             ("IN EVERY", "{limits.user.acceleratorHours.window}", ""),
+        ],
+    ),
+    (
+        "spec.tenants",
+        "{queue}",
+        &[
+            ("TENANT", "{@}", ""),
+            ("ORDER", "{queue.order}", ""),
+            ("BLOCKS FOR", "{queue.blockFor}", ""),
+            ("PREEMPTION", "{queue.preemption}", ""),
+            ("NODES", "{queue.nodes}", ""),
+            ("ISOLATED", "{queue.isolated}", ""),
+        ],
+    ),
+    (
+        "spec.tenants",
+        "{limits.spend}",
+        &[
+            ("TENANT", "{@}", ""),
+            ("DOLLARS UP TO", "${limits.spend.most}", ""),
+            ("IN EVERY", "{limits.spend.window}", ""),
+        ],
+    ),
+    (
+        "spec.tenants",
+        "{limits.user.spend}",
+        &[
+            ("TENANT", "{@}", ""),
+            ("DOLLARS OF A USER UP TO", "${limits.user.spend.most}", ""),
+            ("IN EVERY", "{limits.user.spend.window}", ""),
         ],
     ),
     (

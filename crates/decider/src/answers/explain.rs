@@ -11,12 +11,11 @@ use alloc::vec::Vec;
 use core::fmt;
 use muster_journal::Estimate;
 use muster_planner::{Budget, Checkpoints, Holds, Plan, Verdict, WaitReason, plan};
-use muster_policy::{Line, estimate, headroom};
+use muster_policy::{Line, blocked_by, estimate, headroom};
 use muster_state::quota::QuotaBlock;
 use muster_state::{
     DependencyState, Forecast, HoldRow, HostLimit, HostResource, JobRow, Phase, QueuePosition, SpentBudget, State,
 };
-use muster_types::metadata::ANONYMOUS;
 use muster_types::policy::NonPreemptible;
 use muster_types::quantity::ByteCount;
 use muster_types::{ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, Span};
@@ -24,7 +23,7 @@ use muster_types::{ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, L
 use crate::answers::borrowers::{Borrower, borrowers, clause};
 use crate::answers::licences;
 use crate::future::{Future, KeptReservations, Pace};
-use crate::rules::affinity;
+use crate::rules::{affinity, at_limit};
 use crate::rules::bookings::why_it_waits;
 use crate::rules::counted::{fewest, lacks};
 use crate::rules::planned::{licensed, narrowed, planned_spec};
@@ -239,6 +238,7 @@ fn explain(
             let (reason, mut sentence) = reason(found.as_ref(), &ahead, &places);
             if found.is_none() {
                 borrowers = self::borrowers(state, now, spec);
+                sentence.push_str(&partition_note(state, spec));
                 sentence.push_str(&must_not_borrow(state, spec, reason));
                 sentence.push_str(&clause(&borrowers, &spec.tenant));
             }
@@ -377,7 +377,8 @@ fn start(
     is_next: bool,
 ) -> Option<StartEstimate> {
     let waits_for_jobs = !row.released && !spec.dependencies.is_empty();
-    if row.promise.is_some() || row.held || waits_for_jobs {
+    let is_above_limit = job.is_some_and(|job| state.held_by_job_limit(job).is_some());
+    if row.promise.is_some() || row.held || waits_for_jobs || is_above_limit {
         return None;
     }
     // Before its budget is renewed it does not start, whatever is free.
@@ -461,71 +462,39 @@ fn known_reason(
         let text = format!("no region that it may use has a copy of {place}, which its checkpoints are in");
         return Some((WaitReason::CheckpointNotReadable, text));
     }
-    running_limit(state, job, spec)
-        .or_else(|| spent_budget(state, job, spec, now))
+    at_limit::why_it_is_held(state, job, spec)
+        .or_else(|| spent(state, job, spec, now).map(|spent| at_limit::spent_text(&spent)))
         .or_else(|| host_limit(state, spec))
         .map(|text| (WaitReason::TenantLimit, text))
         .or_else(|| licences::why_it_waits(state, now, job, spec).map(|text| (WaitReason::Licence, text)))
+        .or_else(|| Some((WaitReason::InLine, strict_order(state, job.filter(|_| row.is_in_line())?, spec, now)?)))
 }
 
-/// The budget of accelerator time of a job's tenant or user, where it is used up.
+/// Which job keeps another from its turn where those of a tenant do not go past one another.
+fn strict_order(state: &State, job: JobId, spec: &JobSpec, now: LogTime) -> Option<String> {
+    let (first, until) = blocked_by(state, job, now)?;
+    let tenant = &spec.tenant;
+    Some(format!(
+        "{first} has its turn before it, and in the strict order of tenant {tenant} (`queue.order` in the policy) none of its \
+         jobs goes past it before {until}"
+    ))
+}
+
+/// Where a tenant's jobs run on some nodes only, as the end of a sentence; empty for one that may be anywhere.
+fn partition_note(state: &State, spec: &JobSpec) -> String {
+    let policy = &state.policy().policy;
+    match policy.partition(&spec.tenant) {
+        None => String::new(),
+        Some((holder, nodes)) => {
+            format!("; jobs of tenant {} run on nodes of {holder} only ({nodes}: `queue.nodes`)", spec.tenant)
+        }
+    }
+}
+
+/// The budget of a job's tenant or user, where it is used up.
 fn spent(state: &State, job: Option<JobId>, spec: &JobSpec, now: LogTime) -> Option<SpentBudget> {
     let of_user = || state.spent_user_budget(job?, now);
     state.spent_budget(&spec.tenant, now).or_else(of_user)
-}
-
-/// Which budget of accelerator time keeps a job from being placed.
-fn spent_budget(state: &State, job: Option<JobId>, spec: &JobSpec, now: LogTime) -> Option<String> {
-    let spent = spent(state, job, spec, now)?;
-    let tenant = &spent.tenant;
-    let who = match spent.user.as_deref() {
-        None => format!("tenant {tenant}"),
-        Some("") => format!("user {ANONYMOUS} of tenant {tenant}"),
-        Some(user) => format!("user {user} of tenant {tenant}"),
-    };
-    let (limit, renews_at) = (spent.limit(), spent.renews_at);
-    let (hours, window) = (spent.budget.hours, Span(spent.budget.window_ms));
-    if spent.used_milli_ms < spent.budget.milli_ms() {
-        return Some(format!(
-            "as many users of tenant {tenant} have used accelerators in this window of {window} as are counted \
-             (`{limit}` in the policy); the next window begins at {renews_at}"
-        ));
-    }
-    let used = accelerator_hours(spent.used_milli_ms);
-    Some(format!(
-        "{who} has used {used} accelerator-hours and may use {hours} in {window} (`{limit}` in the policy); it is placed \
-         once the next window begins, at {renews_at}"
-    ))
-}
-
-/// Thousandths of an accelerator times milliseconds as hours, rounded down to hundredths.
-fn accelerator_hours(milli_ms: u128) -> String {
-    let hundredths = milli_ms / (3_600_000 * 10);
-    let (whole, rest) = (hundredths / 100, hundredths % 100);
-    if rest == 0 { whole.to_string() } else { format!("{whole}.{rest:02}") }
-}
-
-/// Which limit on jobs that are placed at a time keeps a job from being placed.
-fn running_limit(state: &State, job: Option<JobId>, spec: &JobSpec) -> Option<String> {
-    let tenant = &spec.tenant;
-    let (who, most, placed, limit) = match state.running_limit_reached(tenant) {
-        Some((most, placed)) => (format!("tenant {tenant} has"), most, placed, "limits.runningJobs"),
-        None => {
-            let job = job?;
-            let (most, placed) = state.user_running_limit_reached(job)?;
-            let user = state.creator(job);
-            let user = if user.is_empty() { ANONYMOUS } else { user };
-            let who = format!("user {user} of tenant {tenant} has");
-            (who, most, placed, "limits.user.runningJobs")
-        }
-    };
-    let when = match most {
-        0 => "when the policy allows more",
-        _ => "once one of them is over",
-    };
-    Some(format!(
-        "{who} {placed} jobs placed and may have {most} (`{limit}` in the policy); it is placed {when}"
-    ))
 }
 
 /// Which limit on CPUs or memory keeps a job from being placed.

@@ -20,6 +20,7 @@ use crate::commands::answer::{Answer, VIOLATIONS_MAX, repeated};
 use crate::commands::metadata::{check_metadata, metadata_name, set_metadata};
 use crate::commands::named::{check_named, check_named_affinity, with_ids};
 use crate::rules::affinity;
+use crate::rules::at_limit::check_on_limit;
 use crate::rules::bookings::why_not_named;
 use crate::rules::deadline;
 use crate::rules::requested::JobPath;
@@ -80,6 +81,7 @@ pub fn check_terms(state: &State, specs: &[Submission], path: JobPath, now: LogT
     check_rights(state, specs)?;
     check_job_limits(state, specs)?;
     check_limits(state, specs)?;
+    check_on_limit(state, specs, now)?;
     check_dependencies(state, specs, path)?;
     check_named(specs, path)?;
     check_named_affinity(state, specs, path)?;
@@ -504,7 +506,8 @@ pub(super) fn submit_as(
     // Nothing is counted or pushed before all that can be refused was looked at.
     with_ids(speculation.state(), submitted)?;
     let users = submitted.iter().map(|job| (&job.spec.tenant, creator(job))).collect();
-    speculation.count_submission(&users)?;
+    let tiers = submitted.iter().map(|job| (&job.spec.tenant, job.spec.tier)).collect();
+    speculation.count_submission(&users, &tiers)?;
     pruning.carry_out(speculation);
     // The ids are those of the next record.
     let submitted = &*with_ids(speculation.state(), submitted)?;

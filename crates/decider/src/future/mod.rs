@@ -850,6 +850,7 @@ pub(crate) fn is_at_limit(state: &State, job: JobId, now: LogTime) -> bool {
         |spec: &JobSpec| state.running_limit_reached(&spec.tenant).is_some() || !is_open_to(state, spec);
     state.spec(job).is_some_and(|spec| is_barred(spec))
         || state.is_user_at_limit(job)
+        || state.is_held_by_limit(job)
         || state.is_over_budget(job, now)
 }
 

@@ -84,6 +84,13 @@ fn larger(
     if row.cancel_requested || !resumes(state, job) || state.is_over_budget(job, now) {
         return None;
     }
+    // All that it asks for next to what its user holds, itself included.
+    let held = row.charge().map(|(_, charge)| charge.devices_milli.iter().map(|(_, milli)| *milli).sum::<u64>());
+    let held_milli = held.unwrap_or(0);
+    let more_milli = spec.device_milli().saturating_sub(held_milli);
+    if state.user_devices_exceeded(&spec.tenant, state.creator(job), more_milli).is_some() {
+        return None;
+    }
     let before = row.placement.as_ref().map_or(&[][..], |placement| &placement.slots[..]);
     let mut forecast = Forecast::new(state);
     forecast.end(job);

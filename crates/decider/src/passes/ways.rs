@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use muster_planner::{Budget, PreemptionCost, ReliefQuestion, ReliefVerdict, Terms, needs_one_host, relief};
 use muster_policy::{Costing, has_victims};
 use muster_state::{Forecast, PoolKey, State};
+use muster_types::policy::QueuePreemption;
 use muster_types::{JobId, Name, NodeId, PriorityTier, limits};
 
 use crate::memory::searches::Look;
@@ -119,7 +120,9 @@ impl Ways<'_, '_> {
     fn few_hosts(&self) -> Option<BTreeSet<NodeId>> {
         let Claimant { state, spec, .. } = *self.claimant;
         let rules = &state.policy().policy.preemption;
-        let takes_back = rules.reclaim_borrowed && state.has_quotas();
+        let evens_out =
+            state.policy().policy.queue_preemption(&spec.tenant) == QueuePreemption::FairShare;
+        let takes_back = (rules.reclaim_borrowed || evens_out) && state.has_quotas();
         let tier = match self.means {
             Means::Move => Some(spec.tier),
             Means::Stop | Means::StopLater if takes_back => None,

@@ -13,7 +13,7 @@ use muster_planner::Budget;
 use muster_state::{Phase, State};
 use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
 use muster_types::policy::{
-    CountedResource, Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope,
+    CountedResource, Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope, OnLimit, Price, QueueOrder, QueuePreemption, SpendBudget,
 };
 use muster_types::{
     AcceleratorChoice, Affinity, AffinityLevel, AffinityRule, AffinityTarget, ArrayId, ArraySpec,
@@ -407,6 +407,9 @@ impl Model {
         }
         let count = [0, 1, 3, 8][(self.requests % 4) as usize];
         draft.resources.push(CountedResource { name: name("matlab"), count, region: None });
+        if self.random.once_in(3) {
+            self.choose_queues(&mut draft);
+        }
         let draft = if self.random.once_in(4) { draft } else { with_all_rights(draft) };
         let policy = Box::new(draft.check().expect("a policy"));
         let request = self.request();
@@ -419,6 +422,30 @@ impl Model {
                 expected_version: None,
             },
         );
+    }
+
+    /// Choices of queues, and limits that are soon met.
+    fn choose_queues(&mut self, draft: &mut PolicyDraft) {
+        draft.prices.push(Price::new(name("h100"), None, 3_600_000_000));
+        for tenant in ["a", "b", "c"] {
+            let row = draft.tenants.entry(name(tenant)).or_default();
+            row.queue.order = self.random.once_in(2).then_some(QueueOrder::Strict);
+            row.queue.preemption = match self.random.below(3) {
+                0 => Some(QueuePreemption::None),
+                1 => Some(QueuePreemption::FairShare),
+                _ => None,
+            };
+            if self.random.once_in(4) {
+                let only = (0..3).map(|_| name(&format!("n{}", self.random.below(8)))).collect();
+                row.queue.nodes = Some(NodeRequirements { only, ..NodeRequirements::default() });
+                row.queue.isolated = Some(self.random.once_in(2));
+            }
+            let spend = SpendBudget { dollars: 1 + self.random.below(3) as u32, window_ms: 60_000 };
+            row.limits.spend = self.random.once_in(3).then_some(spend);
+            row.limits.user.spend = self.random.once_in(3).then_some(spend);
+            row.limits.user.devices = self.random.once_in(3).then_some(4);
+            row.limits.on_limit = self.random.once_in(3).then_some(OnLimit::Hold);
+        }
     }
 
     fn checkpoint(&mut self) {

@@ -13,9 +13,7 @@ use muster_types::health::{
 };
 use muster_types::job::ArrayMember;
 use muster_types::policy::{
-    AcceleratorBudget, CountedResource, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent,
-    NotificationProgress, OwnRole, OwnedCost, Policy, PolicyDraft, Price, PurchaseKind, QuotaGrant, Receiver,
-    TenantLimits, TenantPolicy, TenantRights, UserLimits, Verb,
+    AcceleratorBudget, CountedResource, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent, NotificationProgress, OwnRole, OwnedCost, Policy, PolicyDraft, Price, PurchaseKind, QuotaGrant, Receiver, TenantLimits, TenantPolicy, TenantRights, UserLimits, Verb, OnLimit, QueueChoices, QueueOrder, QueuePreemption, SpendBudget,
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Affinity,
@@ -829,12 +827,16 @@ fn policy() -> impl Strategy<Value = Policy> {
                 let window_ms = 86_400_000;
                 hours.map(|hours| AcceleratorBudget { hours: hours.max(1), window_ms })
             };
+            let spend = |dollars: Option<u32>| dollars.map(|dollars| SpendBudget { dollars, window_ms: 3_600_000 });
+            let on_limit = placed.map(|jobs| if jobs % 2 == 0 { OnLimit::Hold } else { OnLimit::Refuse });
             let user = UserLimits {
                 pending_jobs: waiting,
                 unfinished_jobs: all,
                 running_jobs: placed,
                 accelerator_hours: budget(all),
                 submissions_per_minute: placed,
+                spend: spend(waiting),
+                devices: all,
             };
             TenantLimits {
                 pending_jobs,
@@ -846,13 +848,23 @@ fn policy() -> impl Strategy<Value = Policy> {
                 accelerator_hours: budget(running_jobs),
                 cpu_milli: pending_jobs.map(u64::from),
                 memory_bytes: unfinished_jobs.map(u64::from),
+                spend: spend(pending_jobs),
+                on_limit,
             }
         },
     );
     let tier = prop::sample::select(PriorityTier::ALL.to_vec());
     let tenant =
         (rights, limits, btree_map(tier, job_limits(), 0..3)).prop_map(|(rights, limits, tier_limits)| {
-            TenantPolicy { rights, limits, tier_limits, ..TenantPolicy::default() }
+            let tier_submissions = tier_limits.keys().map(|tier| (*tier, 7)).collect();
+            let queue = QueueChoices {
+                order: limits.pending_jobs.map(|_| QueueOrder::Strict),
+                block_for_ms: limits.unfinished_jobs.map(|jobs| 60_000 + u64::from(jobs)),
+                preemption: limits.running_jobs.map(|_| QueuePreemption::FairShare),
+                nodes: None,
+                isolated: rights.deadlines.filter(|is_on| !is_on),
+            };
+            TenantPolicy { rights, limits, tier_limits, tier_submissions, queue, ..TenantPolicy::default() }
         });
     let isolation = prop::collection::btree_set(prop::sample::select(Guarantee::ALL.to_vec()), 0..4);
     let rest = (any::<bool>(), 0..60_000_u64, receivers(), own_roles());

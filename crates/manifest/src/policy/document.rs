@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::form::{
     Bytes, Count, Dollars, Each, Filled, FilledNamed, FilledNames, FilledWords, Flag, Form, Group, Milli,
-    Moment, Named, NamedCounts, Names, Nominal, Optional, OptionalBytes, Plain, PlainMilli, SmallMilli, Span,
+    Moment, Named, NamedCounts, Names, NodeRules, Nominal, Optional, OptionalBytes, Plain, PlainMilli, SmallMilli, Span,
     Word, Words, group,
 };
 use crate::reader::Reader;
@@ -41,6 +41,17 @@ group! {
         quotas "quotas": Filled<Quota>,
         rights "rights": Optional<Rights>,
         limits "limits": Optional<Limits>,
+        queue "queue": Optional<Queue>,
+    }
+}
+
+group! {
+    Queue is QueueChoices {
+        order "order": Word<policy::QueueOrder>,
+        block_for "blockFor": Span,
+        preemption "preemption": Word<policy::QueuePreemption>,
+        nodes "nodes": NodeRules,
+        isolated "isolated": Flag,
     }
 }
 
@@ -66,6 +77,8 @@ group! {
         accelerator_hours "acceleratorHours": Optional<AcceleratorBudget>,
         cpu_milli "cpu": Milli,
         memory_bytes "memory": OptionalBytes,
+        spend "spend": Optional<SpendBudget>,
+        on_limit "onLimit": Word<policy::OnLimit>,
     }
 }
 
@@ -76,6 +89,15 @@ group! {
         running_jobs "runningJobs": Count,
         accelerator_hours "acceleratorHours": Optional<AcceleratorBudget>,
         submissions_per_minute "submissionsPerMinute": Count,
+        spend "spend": Optional<SpendBudget>,
+        devices "devices": Count,
+    }
+}
+
+group! {
+    SpendBudget is SpendBudget {
+        most "most": Count,
+        window "window": Span,
     }
 }
 
@@ -99,6 +121,7 @@ group! {
     TierLimits is TierLimits {
         tier "tier": Word<PriorityTier>,
         job "job": Optional<JobLimits>,
+        submissions_per_minute "submissionsPerMinute": Count,
     }
 }
 
@@ -344,8 +367,9 @@ impl Group for Window {
 
 /// The name in a file of a field with this name in a message, and its unit.
 pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> {
-    const GROUPS: [&[(&str, &str, &str)]; 21] = [
+    const GROUPS: [&[(&str, &str, &str)]; 23] = [
         Tenant::FIELDS,
+        SpendBudget::FIELDS,
         Rights::FIELDS,
         Limits::FIELDS,
         UserLimits::FIELDS,
@@ -366,6 +390,8 @@ pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> 
         OwnRole::FIELDS,
         Scope::FIELDS,
         Window::FIELDS,
+        // Behind the order of the policy: `order` in that is `by` in a file.
+        Queue::FIELDS,
     ];
     let mut fields = GROUPS.into_iter().flatten();
     fields.find(|(name, _, _)| *name == field).map(|(_, name, unit)| (*name, *unit))

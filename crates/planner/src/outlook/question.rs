@@ -155,7 +155,8 @@ impl<'a> Question<'a> {
         let asks_nodes = fit::is_selective(self.spec)
             || !self.spec.regions.is_empty()
             || self.spec.needs_container_runtime();
-        if self.outlook.has_taints || asks_nodes || !policy.required_isolation.is_empty() {
+        let is_restricted = !policy.required_isolation.is_empty() || policy.has_partitions();
+        if self.outlook.has_taints || asks_nodes || is_restricted {
             let allowed = nodes.iter().map(|node| terms.allows(&node.spec, self.spec));
             self.allowed = Some(allowed.collect());
         }

@@ -402,6 +402,8 @@ pub(crate) struct Indexes {
     pub(crate) grant_ends: Set<(LogTime, LogIndex)>,
     /// Users of a tenant whose accelerator time is counted for a budget; a tenant without any is not here.
     pub(crate) budget_users: Map<Name, u32>,
+    /// Users of a tenant whose dollars are counted for a budget; a tenant without any is not here.
+    pub(crate) spend_users: Map<Name, u32>,
     /// Budgets that are charged for nothing, by the end of the window in which they were.
     pub(crate) budget_ends: Set<(LogTime, QuotaKey)>,
     /// Bookings that have a node, in ascending order, by the node's name; a node that none has is not there.

@@ -10,6 +10,7 @@ mod quota;
 mod recovery;
 mod schedule;
 mod spec;
+mod spend;
 mod submission_group;
 
 use alloc::borrow::Cow;
@@ -17,7 +18,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::{Estimate, Outcome, StopCause, WorkerSlot, hash};
 use muster_types::health::{Drain, HealthPolicy, NodeHealth, Quarantine, Repair};
-use muster_types::policy::Policy;
+use muster_types::policy::{Policy, PurchaseKind};
 use muster_types::{
     ClusterId, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, JobSpec, LogIndex, LogTime, Name,
     NodeId, NodeOverrides, NodeSpec, Parameters, Requester,
@@ -45,6 +46,7 @@ pub(crate) use quota::{QuotaKey, QuotaRow};
 pub use recovery::{Failure, RankArtifacts, RecoveryRow, Saved, Straggler};
 pub use schedule::{ScheduleRow, ScheduleRunRow, ScheduleSuspension};
 pub(crate) use spec::SpecFacts;
+pub use spend::{SpendPart, SpendRow};
 pub(crate) use submission_group::BurstTurn;
 pub use submission_group::{BURST_GAP_MS, BurstKey, BurstRow};
 
@@ -362,6 +364,9 @@ pub struct Charge {
     pub cpu_milli: u64,
     /// Bytes.
     pub memory_bytes: u64,
+    /// Those of the devices that are of nodes which stated how they were bought when the gang got them, by type and purchase;
+    /// ascending.
+    pub bought_milli: Vec<(Name, PurchaseKind, u64)>,
 }
 
 /// Capacity that is kept for a job until the gangs that hold it have stopped.

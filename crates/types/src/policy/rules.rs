@@ -4,7 +4,7 @@ use alloc::format;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
-use super::{POLICY_DURATION_MS_MAX, Policy, QUOTA_MILLI_MAX, USAGE_HALF_LIFE_MS_MIN};
+use super::{OnLimit, POLICY_DURATION_MS_MAX, Policy, QUOTA_MILLI_MAX, SpendBudget, USAGE_HALF_LIFE_MS_MIN};
 use crate::capacity::PurchaseSet;
 use crate::job::PriorityTier;
 use crate::name::Name;
@@ -110,6 +110,11 @@ pub struct TenantLimits {
     pub cpu_milli: Option<u64>,
     /// The same of memory, in bytes.
     pub memory_bytes: Option<u64>,
+    /// How much its jobs may be charged for by the prices of the policy in each window of time; its jobs wait once that is
+    /// used. Tenants that the policy does not name are counted together.
+    pub spend: Option<SpendBudget>,
+    /// What becomes of work that meets a limit when it is submitted.
+    pub on_limit: Option<OnLimit>,
 }
 
 /// How much accelerator time may be used in each window of log time. Windows follow one another from the Unix epoch on.
@@ -165,6 +170,8 @@ impl TenantLimits {
             running_jobs: None,
             accelerator_hours: None,
             submissions_per_minute: None,
+            spend: None,
+            devices: None,
         },
         job: JobLimits {
             devices_max: None,
@@ -175,6 +182,8 @@ impl TenantLimits {
         accelerator_hours: None,
         cpu_milli: None,
         memory_bytes: None,
+        spend: None,
+        on_limit: None,
     };
 
     /// Every rule that its budgets break, by field.
@@ -194,6 +203,10 @@ impl TenantLimits {
             if let Some(amount) = amount.filter(|amount| *amount > max) {
                 found.push(Violation::limit(&format!("{at}.{field}"), amount, 0, max));
             }
+        }
+        let spends = [(format!("{at}.spend"), self.spend), (format!("{at}.user.spend"), self.user.spend)];
+        for (at, budget) in spends {
+            budget.inspect(|budget| budget.check(&at, found));
         }
     }
 }
@@ -215,6 +228,12 @@ pub struct UserLimits {
     /// Submissions in a minute, as many at once as in a minute. The leader counts them, so that a change of leader begins a
     /// new minute. They also count for the tenant.
     pub submissions_per_minute: Option<u32>,
+    /// How much its jobs may be charged for by the prices of the policy in each window of time; its jobs wait once that is
+    /// used, and nobody waits behind them.
+    pub spend: Option<SpendBudget>,
+    /// Devices that its placed jobs hold together. A job that would make it more waits, whatever is free, and nobody waits behind
+    /// it; an elastic job counts with all that it asks for.
+    pub devices: Option<u32>,
 }
 
 /// What one job of a tenant may ask for.
@@ -323,12 +342,23 @@ impl Policy {
                 running_jobs: self.user_running_jobs(tenant),
                 accelerator_hours: self.user_budget(tenant),
                 submissions_per_minute: stated().find_map(|limits| limits.user.submissions_per_minute),
+                spend: self.user_spend(tenant),
+                devices: self.user_devices(tenant),
             },
             job: stated().fold(JobLimits::default(), |nearer, limits| nearer.or(limits.job)),
             accelerator_hours: self.budget(tenant),
             cpu_milli: self.tenants.get(tenant).and_then(|stated| stated.limits.cpu_milli),
             memory_bytes: self.tenants.get(tenant).and_then(|stated| stated.limits.memory_bytes),
+            spend: self.spend(tenant),
+            on_limit: self.on_limit(tenant),
         }
+    }
+
+    /// Submissions with jobs of a tier that a tenant may make in a minute; none for no limit.
+    #[must_use]
+    pub fn tier_submissions(&self, tenant: &Name, tier: PriorityTier) -> Option<u32> {
+        let mut stated = self.ancestry(tenant).filter_map(|name| self.tenants.get(name));
+        stated.find_map(|tenant| tenant.tier_submissions.get(&tier).copied())
     }
 
     /// How much accelerator time the jobs of a tenant may use in a window; none for no limit.

@@ -27,6 +27,7 @@ mod node;
 mod node_requirements;
 mod policy;
 mod probe;
+mod queue_choices;
 mod quota;
 mod read;
 mod schedule;

@@ -306,36 +306,36 @@ class Reader:
             rule.spread.SetInParent()
         return rule
 
-    def nodes(self, node: Node) -> job_pb2.NodeRequirements:
+    def nodes(self, node: Node) -> common_pb2.NodeRequirements:
         """Tests of labels, the only nodes, and nodes that are excluded."""
         path = "spec.nodes"
         at = self.fields(node, path, ("expressions", "only", "exclude"))
         tests = self.items(at.get("expressions"), f"{path}.expressions")
-        return job_pb2.NodeRequirements(
+        return common_pb2.NodeRequirements(
             expressions=[self.node_expression(found, field) for field, found in tests],
             only=self.texts(at.get("only"), f"{path}.only"),
             exclude=self.texts(at.get("exclude"), f"{path}.exclude"),
         )
 
-    def node_expression(self, node: Node, path: str) -> job_pb2.NodeExpression:
+    def node_expression(self, node: Node, path: str) -> common_pb2.NodeExpression:
         """A test of a label: the field that is given says which."""
         at = self.fields(node, path, ("key", "in", "notIn", "exists", "greater", "less"))
         tests: list[tuple[Any, list[str]]] = []
-        for field, operator in (("in", job_pb2.NODE_OPERATOR_IN), ("notIn", job_pb2.NODE_OPERATOR_NOT_IN)):
+        for field, operator in (("in", common_pb2.NODE_OPERATOR_IN), ("notIn", common_pb2.NODE_OPERATOR_NOT_IN)):
             if field in at:
                 tests.append((operator, self.label_values(at[field], f"{path}.{field}")))
         if "exists" in at:
             exists = self.value(at, f"{path}.exists", quantity.flag)
-            operator = job_pb2.NODE_OPERATOR_EXISTS if exists else job_pb2.NODE_OPERATOR_DOES_NOT_EXIST
+            operator = common_pb2.NODE_OPERATOR_EXISTS if exists else common_pb2.NODE_OPERATOR_DOES_NOT_EXIST
             tests.append((operator, []))
-        for field, operator in (("greater", job_pb2.NODE_OPERATOR_GREATER), ("less", job_pb2.NODE_OPERATOR_LESS)):
+        for field, operator in (("greater", common_pb2.NODE_OPERATOR_GREATER), ("less", common_pb2.NODE_OPERATOR_LESS)):
             if field in at:
                 tests.append((operator, [self.text(at[field], f"{path}.{field}")]))
         if len(tests) != 1:
             advice = "must have one of in, notIn, exists, greater and less, like {key: zone, in: [a, b]}"
             self.problem(node, path, advice)
-        operator, values = tests[-1] if tests else (job_pb2.NODE_OPERATOR_EXISTS, [])
-        return job_pb2.NodeExpression(key=self.text(at.get("key"), f"{path}.key"), operator=operator, values=values)
+        operator, values = tests[-1] if tests else (common_pb2.NODE_OPERATOR_EXISTS, [])
+        return common_pb2.NodeExpression(key=self.text(at.get("key"), f"{path}.key"), operator=operator, values=values)
 
     def label_values(self, node: Node, path: str) -> list[str]:
         """A text, or a list of texts."""
