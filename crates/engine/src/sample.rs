@@ -52,6 +52,9 @@ pub(crate) fn job(text: &str, workers: u32) -> JobSpec {
         booking: None,
         capacity: None,
         affinity: Vec::new(),
+        nice: 0,
+        front: None,
+        size: None,
     };
     draft.check().expect("it is a job")
 }

@@ -49,5 +49,8 @@ pub(crate) fn job(text: &str) -> JobDraft {
         booking: None,
         capacity: None,
         affinity: Vec::new(),
+        nice: 0,
+        front: None,
+        size: None,
     }
 }

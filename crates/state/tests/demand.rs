@@ -49,6 +49,9 @@ fn job(workers: u32, amount: Option<DeviceAmount>, cpu_milli: u64) -> JobSpec {
         booking: None,
         capacity: None,
         affinity: Vec::new(),
+        nice: 0,
+        front: None,
+        size: None,
     };
     draft.check().unwrap()
 }

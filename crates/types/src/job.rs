@@ -13,10 +13,11 @@ use crate::affinity::{self, Affinity, AffinityTarget};
 use crate::capacity::CapacityRules;
 use crate::container::Container;
 use crate::demand::{AcceleratorRequest, DeviceAmount};
-use crate::ids::JobId;
+use crate::ids::{JobId, LogIndex};
 use crate::limits;
 use crate::name::Name;
 use crate::node_requirements::NodeRequirements;
+use crate::queue::QueueRank;
 use crate::reason::Violation;
 use crate::time::LogTime;
 use crate::topology::TopologyRule;
@@ -233,6 +234,13 @@ pub struct JobDraft {
     pub capacity: Option<Box<CapacityRules>>,
     /// Where its workers lie with respect to those of other jobs.
     pub affinity: Vec<Affinity>,
+    /// Its place among the waiting jobs of its tenant and tier: the lower goes first, from -100 to 100.
+    pub nice: i8,
+    /// The record that moved it before the other waiting jobs of its tenant and tier; none where nobody has.
+    pub front: Option<LogIndex>,
+    /// The most workers that it is placed with, where somebody has changed the size of an elastic job that ran; none for as many as
+    /// its group has.
+    pub size: Option<u32>,
 }
 
 /// A checked job. There is no other way to make one.
@@ -306,6 +314,26 @@ impl JobSpec {
     #[must_use]
     pub fn is_elastic(&self) -> bool {
         self.groups.iter().any(|g| g.workers_min < g.workers)
+    }
+
+    /// What goes before its position among the waiting jobs of its tenant and tier.
+    #[must_use]
+    pub fn rank(&self) -> QueueRank {
+        QueueRank::new(self.nice, self.front)
+    }
+
+    /// The same job with no more workers than it is to be placed with; none where those are all that it asks for.
+    #[must_use]
+    pub fn at_size(&self) -> Option<JobSpec> {
+        let size = self.size?;
+        let mut draft = self.0.clone();
+        draft.size = None;
+        let [only] = draft.groups.as_mut_slice() else { return None };
+        if size >= only.workers {
+            return None;
+        }
+        only.workers = size;
+        draft.check().ok()
     }
 
     /// Whether any of its workers has the root directory of an image.
@@ -485,6 +513,9 @@ impl JobDraft {
             booking: None,
             capacity: None,
             affinity: Vec::new(),
+            nice: 0,
+            front: None,
+            size: None,
         }
     }
 
@@ -540,7 +571,24 @@ impl JobDraft {
         }
         self.check_place(&mut found);
         self.check_order(&mut found);
+        self.check_size(&mut found);
         if found.is_empty() { Ok(JobSpec(self)) } else { Err(found) }
+    }
+
+    /// The size that was asked for is one of its only group.
+    fn check_size(&self, found: &mut Vec<Violation>) {
+        let Some(size) = self.size else { return };
+        match self.groups.as_slice() {
+            [only] if (only.workers_min..=only.workers).contains(&size) => {}
+            [only] => {
+                let (least, most) = (only.workers_min.into(), only.workers.into());
+                found.push(Violation::limit("groups[0].workers", size.into(), least, most));
+            }
+            _ => {
+                let text = "can be changed of a job that has been placed only where the job has one group";
+                found.push(Violation::new("groups", text));
+            }
+        }
     }
 
     /// Rules about where it may go.
@@ -604,6 +652,11 @@ impl JobDraft {
         {
             let max = limits::RUN_TIME_LIMIT_MS_MAX;
             found.push(Violation::span("expected_run", expected, 1, max));
+        }
+        if self.nice.unsigned_abs() > limits::NICE_MAX {
+            let max = limits::NICE_MAX;
+            let text = format!("must be between -{max} and {max}, got {}", self.nice);
+            found.push(Violation::new("nice", text));
         }
     }
 

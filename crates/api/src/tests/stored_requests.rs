@@ -647,6 +647,7 @@ fn policy() -> v1::Policy {
             deadlines: Some(true),
             bookings: None,
             purchases: Vec::new(),
+            negative_nice: Some(true),
         }),
         limits: Some(limits()),
     };

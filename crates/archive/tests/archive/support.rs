@@ -52,6 +52,9 @@ pub fn job(text: &str) -> JobSpec {
         booking: None,
         capacity: None,
         affinity: Vec::new(),
+        nice: 0,
+        front: None,
+        size: None,
     };
     draft.check().unwrap()
 }

@@ -92,7 +92,7 @@ pub fn check_terms(state: &State, specs: &[Submission], path: JobPath, now: LogT
 }
 
 /// Bookings that jobs name are there, and for them.
-fn check_bookings(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
+pub(super) fn check_bookings(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
     let mut found = Vec::new();
     for (place, job) in specs.iter().enumerate().filter(|(_, job)| job.spec.booking.is_some()) {
         if found.len() >= VIOLATIONS_MAX {
@@ -106,7 +106,7 @@ fn check_bookings(state: &State, specs: &[Submission], path: JobPath) -> Result<
 }
 
 /// Jobs and arrays that others are to be with or away from are there, and of the same tenant or of one below it.
-fn check_affinity(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
+pub(super) fn check_affinity(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
     let mut found = Vec::new();
     for (place, job) in specs.iter().enumerate() {
         for (entry, text) in affinity::missing(state, &job.spec) {
@@ -243,7 +243,7 @@ fn creator(job: &Submission) -> &str {
 }
 
 /// A tenant has no more jobs than the policy lets it have, and neither has any of its users.
-fn check_limits(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+pub(super) fn check_limits(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
     // Most submissions are of one user, so that there is one run.
     let runs = specs.chunk_by(|a, b| a.spec.tenant == b.spec.tenant && creator(a) == creator(b));
     let counted = runs.filter_map(|run| {
@@ -302,6 +302,14 @@ pub(super) fn check_rights(state: &State, specs: &[Submission]) -> Result<(), Re
                 "job {}: tenant {} may ask for nodes of the purchases {allowed}, and this one also takes {missing}; name in \
                  `capacity.purchases` no others, or have the policy give the tenant the right `purchases` for them",
                 spec.name, spec.tenant
+            ),
+        ),
+        MissingRight::NegativeNice => (
+            "negativeNice",
+            format!(
+                "job {}: tenant {} may not have jobs with negative nice values, and that of this one is {}; name 0 or more, or \
+                 have the policy give the tenant the right `negativeNice: true`",
+                spec.name, spec.tenant, spec.nice
             ),
         ),
     };

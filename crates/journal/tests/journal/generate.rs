@@ -23,7 +23,7 @@ use muster_types::{
     Artifacts, BlobDigest, BookingAmount, BookingClearing, BookingEnd, BookingRule, BookingShape,
     BookingSpec, BookingTimes, CapacityFallback, CapacityRules, CertificateSerial, CheckpointRules,
     ClusterId, Container, Control, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet,
-    ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, IndexRange, JobContract,
+    ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, GroupSize, HolderId, IndexRange, JobContract,
     JobDraft, JobId, JobMetadata, JobSpec, LabelTest, LaunchForm, Level, ListedWindows, LogIndex, LogTime,
     Mount, Name, NodeAdmission, NodeBounds, NodeDraft, NodeExpression, NodeId, NodeOverrides,
     NodeRequirements, NodeSpec, NoticeRules, OverlapRule, Parameters, Preflight, PriorityTier, PullRule,
@@ -158,6 +158,8 @@ fn wishes() -> impl Strategy<Value = JobDraft> {
             booking: places.4.0,
             capacity: places.4.1.map(Box::new),
             affinity: affinity(places.5),
+            nice: if preemptible { 0 } else { -100 },
+            front: times.0.map(LogIndex),
             ..JobDraft::new(Name::literal("any"), Name::literal("any"), vec![])
         },
     )
@@ -429,6 +431,14 @@ fn change() -> impl Strategy<Value = FieldChange> {
         texts().prop_map(FieldChange::Labels),
         texts().prop_map(FieldChange::Annotations),
         node_requirements().prop_map(FieldChange::Nodes),
+        any::<i8>().prop_map(FieldChange::Nice),
+        option::of(any::<u64>()).prop_map(|at| FieldChange::Front(at.map(LogIndex))),
+        vec((option::of(name()), any::<u32>(), option::of(any::<u32>())), 0..3).prop_map(|sizes| {
+            let size = |(group, workers, workers_min)| GroupSize { group, workers, workers_min };
+            FieldChange::Groups(sizes.into_iter().map(size).collect())
+        }),
+        option::of(any::<u32>()).prop_map(FieldChange::Size),
+        name().prop_map(FieldChange::Tenant),
     ]
 }
 
@@ -808,6 +818,7 @@ fn policy() -> impl Strategy<Value = Policy> {
         deadlines,
         bookings,
         purchases: if bookings == Some(true) { PurchaseSet::ALL } else { PurchaseSet::EMPTY },
+        negative_nice: deadlines,
     });
     let limit = || option::of(1..1_000_u32);
     let job_limits = || {

@@ -197,5 +197,8 @@ pub fn job_draft(groups: Vec<TaskGroup>) -> JobDraft {
         booking: None,
         capacity: None,
         affinity: Vec::new(),
+        nice: 0,
+        front: None,
+        size: None,
     }
 }

@@ -14,7 +14,7 @@ use muster_types::policy::Policy;
 use muster_types::tpu::PodPosition;
 use muster_types::{
     Affinity, AffinityRule, ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name,
-    NextRun, NodeId, NodeSpec, PriorityTier, QueueKey, RequestId, ScheduleKey,
+    NextRun, NodeId, NodeSpec, PriorityTier, QueueKey, QueueRank, RequestId, ScheduleKey,
 };
 
 use crate::free::FreeKey;
@@ -124,6 +124,8 @@ pub struct Pool {
 /// A position in the order of a tenant's pending submission groups of one tier. The smaller goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct QueuePosition {
+    /// What goes before the turn. It tells nothing about jobs of other tenants.
+    pub rank: QueueRank,
     /// Of the submission group.
     pub turn: QueueKey,
     /// The first of its pending jobs.
@@ -151,8 +153,8 @@ pub(crate) struct TenantLine {
 impl TenantLine {
     fn first(&self, class: GangClass) -> Option<QueuePosition> {
         let (least, last) = (
-            QueuePosition { turn: QueueKey::FIRST, job: JobId(0) },
-            QueuePosition { turn: QueueKey::LAST, job: JobId(u64::MAX) },
+            QueuePosition { rank: QueueRank::FIRST, turn: QueueKey::FIRST, job: JobId(0) },
+            QueuePosition { rank: QueueRank::LAST, turn: QueueKey::LAST, job: JobId(u64::MAX) },
         );
         self.lanes.range((class, least)..=(class, last)).next().map(|(_, turn)| *turn)
     }
@@ -524,21 +526,23 @@ impl Indexes {
     }
 
     fn join_line(&mut self, id: JobId, spec: &Described, group: Option<JobId>, turn: QueueKey) {
-        let own = (QueuePosition { turn, job: id }, spec.facts.class);
+        let rank = spec.rank();
+        let own = (QueuePosition { rank, turn, job: id }, spec.facts.class);
         let Some(group) = group else {
             self.change_lane(spec, None, Some(own));
             return;
         };
-        // The submission group stands in the lane of its first job.
+        // The submission group stands in the lane of its first job, and all of its jobs have one rank.
         let first = self.first_with_class(group);
         self.waiting.insert((group, id), spec.facts.class);
         if first.is_none_or(|(first, _)| id < first) {
-            self.change_lane(spec, first.map(|(job, class)| (QueuePosition { turn, job }, class)), Some(own));
+            self.change_lane(spec, first.map(|(job, class)| (QueuePosition { rank, turn, job }, class)), Some(own));
         }
     }
 
     fn leave_line(&mut self, id: JobId, spec: &Described, group: Option<JobId>, turn: QueueKey) {
-        let own = (QueuePosition { turn, job: id }, spec.facts.class);
+        let rank = spec.rank();
+        let own = (QueuePosition { rank, turn, job: id }, spec.facts.class);
         let Some(group) = group else {
             self.change_lane(spec, Some(own), None);
             return;
@@ -546,14 +550,15 @@ impl Indexes {
         let first = self.first_waiting(group);
         assert!(self.waiting.remove(&(group, id)), "a pending job is known to its submission group");
         if first == Some(id) {
-            let next = self.first_with_class(group).map(|(job, class)| (QueuePosition { turn, job }, class));
+            let next = self.first_with_class(group).map(|(job, class)| (QueuePosition { rank, turn, job }, class));
             self.change_lane(spec, Some(own), next);
         }
     }
 
     /// The submission group whose first pending job this is has another turn.
     pub(crate) fn change_turn(&mut self, first: JobId, spec: &Described, before: QueueKey, after: QueueKey) {
-        let turn = |turn| Some((QueuePosition { turn, job: first }, spec.facts.class));
+        let rank = spec.rank();
+        let turn = |turn| Some((QueuePosition { rank, turn, job: first }, spec.facts.class));
         self.change_lane(spec, turn(before), turn(after));
     }
 

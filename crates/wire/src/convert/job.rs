@@ -147,6 +147,7 @@ pub fn job_spec_to_proto(spec: &JobSpec, contract: Option<&JobContract>) -> v1::
         booking: spec.booking.as_ref().map(Name::to_string).unwrap_or_default(),
         capacity: spec.capacity.as_deref().map(capacity_to_proto),
         affinity: spec.affinity.iter().map(affinity_to_proto).collect(),
+        nice: spec.nice.into(),
         retry: (retry != v1::RetryPolicy::default()).then_some(retry),
         checkpoint: (checkpoint != v1::CheckpointPolicy::default()).then_some(checkpoint),
         ..said
@@ -327,7 +328,20 @@ pub(super) fn draft(
         },
         capacity: capacity(at, message.capacity, found),
         affinity: affinity(at, message.affinity, found),
+        nice: nice(at, message.nice, found),
+        front: None,
+        size: None,
     }
+}
+
+/// A nice value. What an `i8` has beyond the bounds, the rules of a job refuse.
+fn nice(at: &str, nice: i32, found: &mut Found) -> i8 {
+    i8::try_from(nice).unwrap_or_else(|_| {
+        let max = limits::NICE_MAX;
+        let text = format!("must be between -{max} and {max}, got {nice}");
+        found.push(Violation::new(below(at, "nice"), text));
+        0
+    })
 }
 
 /// A name in a field. The path is made only for the violation: a batch has thousands of fields that are right.

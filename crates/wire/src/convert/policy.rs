@@ -326,6 +326,7 @@ fn rights(at: &str, message: &v1::TenantRights, found: &mut Found) -> TenantRigh
         deadlines: message.deadlines,
         bookings: message.bookings,
         purchases: purchase_set(&below(at, "purchases"), message.purchases.clone(), found),
+        negative_nice: message.negative_nice,
     }
 }
 
@@ -336,6 +337,7 @@ fn rights_to_proto(rights: &TenantRights) -> Option<v1::TenantRights> {
         deadlines: rights.deadlines,
         bookings: rights.bookings,
         purchases: purchases_to_proto(rights.purchases),
+        negative_nice: rights.negative_nice,
     })
 }
 

@@ -252,7 +252,8 @@ prop_compose! {
             preemptible, dependencies, not_before: times.0.map(LogTime), deadline: times.1.map(LogTime),
             expected_run_ms, datasets: datasets.into_iter().collect(),
             nodes: nodes.filter(|nodes| !nodes.is_empty()).map(Box::new), booking,
-            capacity: capacity.map(Box::new), affinity,
+            capacity: capacity.map(Box::new), affinity, nice: if elastic { -7 } else { 0 }, front: None,
+            size: None,
         }.check().unwrap()
     }
 }
