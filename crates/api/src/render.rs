@@ -642,6 +642,7 @@ fn controls(view: &State, id: JobId, job: &JobRow) -> Option<v1::JobControls> {
     let row = view.control(id)?;
     let text = |by: &Option<Requester>| by.as_ref().map(Requester::to_string).unwrap_or_default();
     let modified = row.modified.as_ref();
+    let spec = view.spec(id);
     Some(v1::JobControls {
         hold: row.hold.as_ref().filter(|_| job.held).map(|hold| v1::JobHold {
             principal: hold.by.to_string(),
@@ -655,5 +656,7 @@ fn controls(view: &State, id: JobId, job: &JobRow) -> Option<v1::JobControls> {
         modified_by: modified.map(|change| change.by.to_string()).unwrap_or_default(),
         modify_time: modified.and_then(|change| log_time(change.at)),
         modified_at_index: modified.map_or(0, |change| change.index.0),
+        moved_to_front_at_index: spec.and_then(|spec| spec.front).map_or(0, |index| index.0),
+        size: spec.and_then(|spec| spec.size).unwrap_or(0),
     })
 }

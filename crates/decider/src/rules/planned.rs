@@ -8,10 +8,11 @@ use muster_planner::Holds;
 use muster_state::State;
 use muster_types::{JobId, JobSpec, LogTime, Name, NodeId};
 
-/// The job as it is to be planned: only in regions where its checkpoints can be read. None when there is no such
-/// region.
+/// The job as it is to be planned: with no more workers than somebody has asked for while it ran, and only in regions where its
+/// checkpoints can be read. None when there is no such region.
 pub(crate) fn planned_spec(state: &State, job: JobId) -> Option<Arc<JobSpec>> {
-    let spec = state.spec(job)?;
+    let sized = state.spec(job)?.at_size().map(Arc::new);
+    let spec = sized.as_ref().or_else(|| state.spec(job))?;
     match state.contract(job).and_then(|contract| contract.checkpoint.place.as_ref()) {
         Some(place) => narrowed(state, spec, place).map(Arc::new),
         None => Some(Arc::clone(spec)),
