@@ -537,6 +537,8 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
     let mine = placement.slots.iter().enumerate().filter(|(_, slot)| slot.node == node);
     let workers = mine.filter_map(|(rank, slot)| {
         let (group, _) = spec.group_of(rank as u32, placement.slots.len())?;
+        // A worker that has its host to itself has all of it, whatever it asked for at least.
+        let whole = view.node(node).filter(|_| group.request.exclusive);
         Some(agent::WorkerLaunch {
             rank: rank as u32,
             group: group.name.to_string(),
@@ -550,8 +552,8 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
                 .as_ref()
                 .and_then(|_| view.node(node)?.spec.accelerators.as_ref().map(|a| a.kind.to_string()))
                 .unwrap_or_default(),
-            cpu_milli: group.request.cpu_milli,
-            memory_bytes: group.request.memory_bytes,
+            cpu_milli: whole.map_or(group.request.cpu_milli, |host| host.spec.cpu_milli),
+            memory_bytes: whole.map_or(group.request.memory_bytes, |host| host.spec.memory_bytes),
             device_share_milli: match group.request.accelerators.as_ref().map(|asked| asked.amount) {
                 Some(DeviceAmount::Share(milli)) => milli.into(),
                 Some(DeviceAmount::Whole(_)) | None => 0,

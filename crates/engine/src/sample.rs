@@ -16,6 +16,7 @@ pub(crate) fn job(text: &str, workers: u32) -> JobSpec {
         accelerators: Some(Accelerators { kind: name("h100"), count: 1 }.into()),
         cpu_milli: 100,
         memory_bytes: 1 << 20,
+        exclusive: false,
     };
     let group = TaskGroup {
         name: name("main"),

@@ -120,6 +120,8 @@ fn most_by_counts<'a>(
                 shares: Vec::new(),
                 cpu_milli: shape.cpu_milli,
                 memory_bytes: shape.memory_bytes,
+                cpu_milli_total: shape.cpu_milli,
+                memory_bytes_total: shape.memory_bytes,
             };
             u64::from(free.workers(&group.request))
         };

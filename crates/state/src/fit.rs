@@ -71,15 +71,17 @@ pub fn is_selective(spec: &JobSpec) -> bool {
     !spec.node_selector.is_empty() || spec.nodes.is_some() || spec.capacity.is_some()
 }
 
-/// Whether a job may be on a node at all: labels, name, purchase, taints, region, a container runtime where the job has an image, and the
-/// isolation that policy requires.
+/// Whether a job may be on a node at all: labels, name, purchase, taints, region, a container runtime where the job has an image, the
+/// isolation that policy requires, and no accelerators where each worker has its host to itself.
 #[must_use]
 pub fn allows(node: &NodeSpec, spec: &JobSpec, policy: &Policy) -> bool {
     let tolerated = node.taints.iter().all(|taint| spec.tolerations.contains(taint));
     let region = spec.regions.is_empty() || spec.regions.contains(&node.region);
     let contained = !spec.needs_container_runtime() || container::has_runtime(node);
     let selected = selects(node, spec) && is_bought_for(node, spec);
-    selected && tolerated && region && contained && policy.lacking_isolation(node).next().is_none()
+    // It would keep devices from others without being charged for any.
+    let alone = node.accelerators.is_none() || !spec.is_exclusive();
+    selected && alone && tolerated && region && contained && policy.lacking_isolation(node).next().is_none()
 }
 
 /// The domain of a node at a level; hosts are told apart by their name.

@@ -346,7 +346,7 @@ impl State {
             for (rank, slot) in promise.workers.iter().enumerate() {
                 let group = spec.group_of(rank as u32, promise.workers.len());
                 let (group, _) = group.expect("the guard has counted the workers");
-                self.change_node(slot.node, false, |row| row.promised.add(&group.request, slot.devices));
+                self.change_node(slot.node, false, |row| row.promised.add(&group.request, slot.devices, &row.spec));
             }
             let row = PromiseRow {
                 since: self.meta.log_index,
@@ -368,7 +368,7 @@ impl State {
         for (rank, slot) in promise.slots.iter().enumerate() {
             let group = spec.group_of_slot(rank as u32, promise.slots.len());
             let group = group.expect("a promised place has a group");
-            self.change_node(slot.node, false, |row| row.promised.remove(&group.request, slot.devices));
+            self.change_node(slot.node, false, |row| row.promised.remove(&group.request, slot.devices, &row.spec));
         }
         self.change_job(job, |row| row.promise = None);
     }
@@ -384,10 +384,14 @@ impl State {
         for (rank, slot) in workers.iter().enumerate() {
             let group = spec.group_of_slot(rank as u32, workers.len());
             let group = group.expect("the guard has counted the workers");
-            charge.cpu_milli += group.request.cpu_milli;
-            charge.memory_bytes += group.request.memory_bytes;
-            let milli = group.request.device_milli();
             let node = self.nodes.get(&slot.node).expect("the guard has seen the node");
+            let (cpu_milli, memory_bytes) = match group.request.exclusive {
+                true => (node.spec.cpu_milli, node.spec.memory_bytes),
+                false => (group.request.cpu_milli, group.request.memory_bytes),
+            };
+            charge.cpu_milli += cpu_milli;
+            charge.memory_bytes += memory_bytes;
+            let milli = group.request.device_milli();
             let Some(kind) = node.spec.accelerators.as_ref().map(|a| &a.kind).filter(|_| milli > 0) else {
                 continue;
             };

@@ -189,7 +189,9 @@ impl State {
                 if twice {
                     return Err(broken(format!("{id} rank {rank}: a device is promised twice")));
                 }
-                sum.add(&group.request, slot.devices);
+                let node = self.nodes.get(&slot.node);
+                let node = node.ok_or_else(|| broken(format!("{id} is promised a node that is not there")))?;
+                sum.add(&group.request, slot.devices, &node.spec);
             }
         }
         for (id, row) in self.nodes.iter() {

@@ -83,6 +83,8 @@ pub struct WorkerRequest {
     pub cpu_milli: u64,
     /// Bytes of memory, from 1.
     pub memory_bytes: u64,
+    /// Whether it has its host to itself, with all of its CPUs and memory: then the two are the least that the host must have.
+    pub exclusive: bool,
 }
 
 /// Workers that run the same command with the same needs.
@@ -314,6 +316,12 @@ impl JobSpec {
     #[must_use]
     pub fn is_elastic(&self) -> bool {
         self.groups.iter().any(|g| g.workers_min < g.workers)
+    }
+
+    /// Whether each of its workers has a host to itself.
+    #[must_use]
+    pub fn is_exclusive(&self) -> bool {
+        self.groups.iter().any(|group| group.request.exclusive)
     }
 
     /// What goes before its position among the waiting jobs of its tenant and tier.
@@ -676,6 +684,14 @@ impl JobDraft {
             workers += u64::from(group.workers);
             text_bytes += group.text_bytes();
             group.check(at, found);
+        }
+        let is_exclusive = |group: &TaskGroup| group.request.exclusive;
+        if self.groups.iter().any(is_exclusive) && !self.groups.iter().all(is_exclusive) {
+            found.push(Violation::new("exclusive", "must be so for every group of the job or for none"));
+        }
+        if self.groups.iter().any(|group| is_exclusive(group) && group.request.accelerators.is_some()) {
+            let text = "may be so only for workers without accelerators, which take whole hosts by asking for all devices";
+            found.push(Violation::new("exclusive", text));
         }
         if workers > u64::from(limits::GANG_WORKERS_MAX) {
             let max = limits::GANG_WORKERS_MAX;

@@ -177,7 +177,7 @@ fn group(n: usize) -> impl Strategy<Value = TaskGroup> {
     )
         .prop_map(
             move |(workers, command, environment, accelerators, cpu_milli, memory_bytes, container)| {
-                let request = WorkerRequest { accelerators, cpu_milli, memory_bytes };
+                let request = WorkerRequest { accelerators, cpu_milli, memory_bytes, exclusive: false };
                 let container = container.map(|(container, has_shared)| Container {
                     shared_memory_bytes: if has_shared && memory_bytes >= limits::SHARED_MEMORY_BYTES_MIN {
                         memory_bytes

@@ -247,6 +247,7 @@ fn typical() -> JobSpec {
         accelerators: Some(Accelerators { kind: name("h100"), count: 1 }.into()),
         cpu_milli: 8_000,
         memory_bytes: 64 << 30,
+        exclusive: false,
     };
     let command = ["python", "train.py", "--epochs", "10"].map(String::from).to_vec();
     let group = TaskGroup::new(name("main"), 1, command, request);

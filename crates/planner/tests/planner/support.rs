@@ -165,7 +165,7 @@ pub fn group(text: &str, workers: u32, wants: Option<AcceleratorRequest>) -> Tas
         workers_min: workers,
         command: vec!["train".into()],
         environment: BTreeMap::new(),
-        request: WorkerRequest { accelerators: wants, cpu_milli: 1_000, memory_bytes: GIB },
+        request: WorkerRequest { accelerators: wants, cpu_milli: 1_000, memory_bytes: GIB, exclusive: false },
         slice: None,
         container: None,
     }

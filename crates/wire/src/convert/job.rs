@@ -148,6 +148,7 @@ pub fn job_spec_to_proto(spec: &JobSpec, contract: Option<&JobContract>) -> v1::
         capacity: spec.capacity.as_deref().map(capacity_to_proto),
         affinity: spec.affinity.iter().map(affinity_to_proto).collect(),
         nice: spec.nice.into(),
+        exclusive: spec.is_exclusive(),
         retry: (retry != v1::RetryPolicy::default()).then_some(retry),
         checkpoint: (checkpoint != v1::CheckpointPolicy::default()).then_some(checkpoint),
         ..said
@@ -292,7 +293,8 @@ pub(super) fn draft(
     let tenant = found.take(name_below(at, "tenant", tenant));
     let at = &below(at, "spec");
     let tier = one_of(at, "tier", message.tier, found);
-    let groups = groups(at, message.groups, found);
+    let mut groups = groups(at, message.groups, found);
+    groups.iter_mut().for_each(|group| group.request.exclusive = message.exclusive);
     let mut names_in = |field: &str, texts: Vec<String>, max| match texts.as_slice() {
         [] => Vec::new(),
         _ => names(&below(at, field), texts, max, found),
@@ -493,6 +495,7 @@ fn group(at: &str, index: usize, only: bool, message: v1::TaskGroup, found: &mut
             accelerators,
             cpu_milli: if asked.cpu_milli == 0 { CPU_MILLI_DEFAULT } else { asked.cpu_milli },
             memory_bytes: if asked.memory_bytes == 0 { MEMORY_BYTES_DEFAULT } else { asked.memory_bytes },
+            exclusive: false,
         },
         slice,
         container,
