@@ -19,8 +19,9 @@ use crate::headers::REQUIRED_FEATURES;
 /// `quota-grants`: `QuotaService`. `job-artifacts`: `JobSpec.artifacts`.
 /// `job-ulimits`: `JobSpec.ulimits`. `job-capacity`: `JobSpec.capacity`. `job-affinity`: `JobSpec.affinity`.
 /// `job-segments`: `TopologyRule.segments`. `elastic-groups`: `TaskGroup.min_workers` in jobs of several groups. `booking-rules`:
-/// `BookingSpec.rule`.
-pub(crate) const FEATURES: [&str; 14] = [
+/// `BookingSpec.rule`. `job-hold`: `Job.hold`. `job-nice`: `JobSpec.nice`. `job-exclusive`: `JobSpec.exclusive`. `job-readiness`:
+/// `JobSpec.readiness`.
+pub(crate) const FEATURES: [&str; 18] = [
     "job-controls",
     "job-limits",
     "policy-parts",
@@ -35,6 +36,10 @@ pub(crate) const FEATURES: [&str; 14] = [
     "job-segments",
     "elastic-groups",
     "booking-rules",
+    "job-hold",
+    "job-nice",
+    "job-exclusive",
+    "job-readiness",
 ];
 
 /// Bytes of all names that a request may have.
@@ -98,10 +103,14 @@ mod tests {
             ulimits: Some(v1::Ulimits::default()),
             capacity: Some(v1::CapacityRules::default()),
             affinity: vec![v1::JobAffinity::default()],
+            nice: 1,
+            exclusive: true,
+            readiness: Some(v1::ReadinessRule::default()),
             ..Default::default()
         };
-        let names = muster_wire::features::required_by(&[v1::Job { spec: Some(spec), ..Default::default() }]);
-        assert_eq!(names.len(), 6);
+        let job = v1::Job { spec: Some(spec), hold: true, ..Default::default() };
+        let names = muster_wire::features::required_by(&[job]);
+        assert_eq!(names.len(), 10);
         assert_eq!(checked(&[&names.join(",")]), Ok(()));
     }
 

@@ -91,6 +91,7 @@ fn whole(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail) 
         spec: full.then(|| v1::JobSpec { array: spec.array.map(alone), ..job_spec_to_proto(spec, contract) }),
         status: Some(status(view, id, row, spec, detail)),
         redacted: false,
+        hold: false,
     }
 }
 

@@ -41,11 +41,12 @@ pub fn admits(node: &NodeRow, request: &WorkerRequest, devices: DeviceSet) -> bo
     has_kind(&node.spec, request) && node.offer().admits(request, devices)
 }
 
-/// Whether the node's accelerators are of a type the worker accepts.
+/// Whether the node's accelerators are of a type the worker accepts, or it has none where the worker must have none.
 #[must_use]
 pub fn has_kind(node: &NodeSpec, request: &WorkerRequest) -> bool {
     match (&request.accelerators, &node.accelerators) {
-        (None, _) => true,
+        // One that has its host to itself keeps away from devices, for which it is not charged.
+        (None, has) => has.is_none() || !request.exclusive,
         (Some(wanted), Some(has)) => wanted.accepts(&has.kind),
         (Some(_), None) => false,
     }

@@ -432,7 +432,7 @@ impl Model {
             .map(|spec| {
                 let (contract, metadata) = (self.contract(&spec), self.metadata());
                 let array = self.array(&spec);
-                Submission { spec, contract, metadata, array, named_dependencies: Vec::new() }
+                Submission { metadata, array, held: self.random.once_in(12), ..Submission::new(spec, contract) }
             })
             .collect();
         let request = self.request();

@@ -98,6 +98,7 @@ pub fn submission_to_proto(job: &Submission) -> v1::Job {
             },
             &job.named_dependencies,
         )),
+        hold: job.held,
         ..v1::Job::default()
     }
 }
@@ -199,7 +200,7 @@ fn group_to_proto(group: &TaskGroup) -> v1::TaskGroup {
 
 /// Appends what one message submits when nothing was found so far; else only looks for more.
 fn convert_into(jobs: &mut Vec<Submission>, at: &str, message: v1::Job, found: &mut Found) {
-    let v1::Job { name, tenant, labels, annotations, spec, .. } = message;
+    let v1::Job { name, tenant, labels, annotations, spec, hold: held, .. } = message;
     let Some(mut spec) = spec else {
         found.push(Violation::new(below(at, "spec"), "must be given"));
         return;
@@ -216,7 +217,7 @@ fn convert_into(jobs: &mut Vec<Submission>, at: &str, message: v1::Job, found: &
     let Some(checked) = check(at, draft, found) else { return };
     check_contract(at, &checked, &contract, found);
     if found.is_empty() {
-        jobs.push(Submission { spec: checked, contract, metadata, array, named_dependencies });
+        jobs.push(Submission { spec: checked, contract, metadata, array, named_dependencies, held });
     }
 }
 
