@@ -56,6 +56,7 @@ pub(crate) fn job(text: &str, workers: u32) -> JobSpec {
         nice: 0,
         front: None,
         size: None,
+        readiness_ms: None,
     };
     draft.check().expect("it is a job")
 }

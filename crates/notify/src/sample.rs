@@ -53,5 +53,6 @@ pub(crate) fn job(text: &str) -> JobDraft {
         nice: 0,
         front: None,
         size: None,
+        readiness_ms: None,
     }
 }

@@ -1,6 +1,7 @@
 //! The fold: what each record changes. Runs only behind the guard; an assertion here is an
 //! invariant that the guard has made true.
 
+use alloc::collections::BTreeSet;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec;
@@ -510,15 +511,33 @@ impl State {
     }
 
     fn fold_reported(&mut self, node: NodeId, job: JobId, updates: &[(u32, RankUpdate)]) -> Vec<Effect> {
-        let states = updates.iter().map(|(rank, update)| {
-            let state = match update {
-                RankUpdate::Running => RankState::Running,
-                RankUpdate::Exited(exit) => RankState::Exited(exit.clone()),
-            };
-            (*rank, state)
+        let states = updates.iter().filter_map(|(rank, update)| match update {
+            RankUpdate::Running => Some((*rank, RankState::Running)),
+            RankUpdate::Exited(exit) => Some((*rank, RankState::Exited(exit.clone()))),
+            RankUpdate::Ready => None,
         });
-        self.set_ranks(job, node, states.collect());
+        let states: Vec<(u32, RankState)> = states.collect();
+        if !states.is_empty() {
+            self.set_ranks(job, node, states);
+        }
+        self.note_ready(job, updates);
         vec![Effect::JobChanged(job), Effect::OrdersChanged(node)]
+    }
+
+    /// Ranks are ready, or it does not matter any more whether they are.
+    fn note_ready(&mut self, job: JobId, updates: &[(u32, RankUpdate)]) {
+        if self.specs.get(&job).is_none_or(|spec| spec.readiness_ms.is_none()) {
+            return;
+        }
+        let ranks = updates.iter().filter(|(_, update)| *update != RankUpdate::Running).map(|(rank, _)| *rank);
+        let ranks: Vec<u32> = ranks.collect();
+        if ranks.is_empty() {
+            return;
+        }
+        self.change_job(job, |row| {
+            let placement = row.placement.as_mut().expect("a gang on a node has a placement");
+            Arc::make_mut(placement).ready.extend(ranks);
+        });
     }
 
     /// Moves ranks of a gang on one node, frees what the ended ones held, and moves the gang to
@@ -598,6 +617,7 @@ impl State {
             live: count,
             unstarted: count,
             charge,
+            ready: BTreeSet::new(),
         };
         self.hold_spares(job, &spec, spares);
         self.change_job(job, |row| {

@@ -126,6 +126,9 @@ impl State {
                     return Err(broken(format!("{id} rank {rank} is on a node that is not there")));
                 }
             }
+            if placement.ready.last().is_some_and(|last| *last as usize >= ranks) {
+                return Err(broken(format!("{id} has a rank that is ready and is not there")));
+            }
             if live != placement.live {
                 return Err(broken(format!("{id} counts {} live ranks, has {live}", placement.live)));
             }
@@ -319,6 +322,7 @@ impl State {
             ("deadlines", fresh.deadlines == ours.deadlines),
             ("fallbacks", fresh.fallbacks == ours.fallbacks),
             ("starting", fresh.starting == ours.starting),
+            ("unready", fresh.unready == ours.unready),
             ("killed_by", fresh.killed_by == ours.killed_by),
             ("requests_by_time", fresh.requests_by_time == ours.requests_by_time),
             ("nodes_by_name", fresh.nodes_by_name == ours.nodes_by_name),

@@ -52,6 +52,7 @@ fn job(workers: u32, amount: Option<DeviceAmount>, cpu_milli: u64) -> JobSpec {
         nice: 0,
         front: None,
         size: None,
+        readiness_ms: None,
     };
     draft.check().unwrap()
 }

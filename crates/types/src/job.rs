@@ -243,6 +243,8 @@ pub struct JobDraft {
     /// The most workers that it is placed with, where somebody has changed the size of an elastic job that ran; none for as many as
     /// its group has.
     pub size: Option<u32>,
+    /// Within which time of the start of an attempt each worker has to say that it is ready; none asks for nothing.
+    pub readiness_ms: Option<u64>,
 }
 
 /// A checked job. There is no other way to make one.
@@ -524,6 +526,7 @@ impl JobDraft {
             nice: 0,
             front: None,
             size: None,
+            readiness_ms: None,
         }
     }
 
@@ -660,6 +663,10 @@ impl JobDraft {
         {
             let max = limits::RUN_TIME_LIMIT_MS_MAX;
             found.push(Violation::span("expected_run", expected, 1, max));
+        }
+        let (shortest, longest) = (limits::READINESS_MS_MIN, limits::READINESS_MS_MAX);
+        if let Some(ms) = self.readiness_ms.filter(|ms| !(shortest..=longest).contains(ms)) {
+            found.push(Violation::span("readiness.timeout", ms, shortest, longest));
         }
         if self.nice.unsigned_abs() > limits::NICE_MAX {
             let max = limits::NICE_MAX;

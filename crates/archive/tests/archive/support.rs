@@ -55,6 +55,7 @@ pub fn job(text: &str) -> JobSpec {
         nice: 0,
         front: None,
         size: None,
+        readiness_ms: None,
     };
     draft.check().unwrap()
 }

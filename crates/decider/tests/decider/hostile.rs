@@ -587,8 +587,9 @@ fn restriction(random: &mut Random, state: &State, node: NodeId, key: RequestKey
 }
 
 fn update(random: &mut Random) -> RankUpdate {
-    match random.below(6) {
+    match random.below(7) {
         0..3 => RankUpdate::Running,
+        6 => RankUpdate::Ready,
         3 => RankUpdate::Exited(ExitStatus::Code(0)),
         4 => RankUpdate::Exited(ExitStatus::Vanished),
         _ => {

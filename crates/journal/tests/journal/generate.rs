@@ -160,6 +160,7 @@ fn wishes() -> impl Strategy<Value = JobDraft> {
             affinity: affinity(places.5),
             nice: if preemptible { 0 } else { -100 },
             front: times.0.map(LogIndex),
+            readiness_ms: times.2.map(|ms| ms.clamp(limits::READINESS_MS_MIN, limits::READINESS_MS_MAX)),
             ..JobDraft::new(Name::literal("any"), Name::literal("any"), vec![])
         },
     )
@@ -536,7 +537,8 @@ fn receivers() -> impl Strategy<Value = Vec<Receiver>> {
 fn inputs() -> impl Strategy<Value = Decision> {
     let job = || any::<u64>().prop_map(JobId);
     let node_id = || any::<u32>().prop_map(NodeId);
-    let update = prop_oneof![Just(RankUpdate::Running), exit().prop_map(RankUpdate::Exited)];
+    let update =
+        prop_oneof![Just(RankUpdate::Running), Just(RankUpdate::Ready), exit().prop_map(RankUpdate::Exited)];
     prop_oneof![
         (request(), requester(), vec((spec(), estimate()), 0..3)).prop_map(|(request, by, jobs)| {
             let (specs, estimates) = jobs.into_iter().map(|(spec, estimate)| (spec.into(), estimate)).unzip();

@@ -200,5 +200,6 @@ pub fn job_draft(groups: Vec<TaskGroup>) -> JobDraft {
         nice: 0,
         front: None,
         size: None,
+        readiness_ms: None,
     }
 }

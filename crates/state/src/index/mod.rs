@@ -209,6 +209,8 @@ pub(crate) struct JobIndexKeys {
     limit: Option<LogTime>,
     /// When it was placed; none unless it is being started.
     starting: Option<LogTime>,
+    /// By when its workers have to be ready; none unless it runs and some of them are not.
+    ready_by: Option<LogTime>,
     /// When it has to be over; none once it is, or is being stopped.
     deadline: Option<LogTime>,
     /// Before when it does not take what it names as a fallback; none unless it is in the queue and does not take that yet.
@@ -252,6 +254,7 @@ impl JobIndexKeys {
             stopping: matches!(row.phase, Phase::Stopping(_)),
             limit: run_limit(row, spec).filter(|_| row.phase == Phase::Running),
             starting: row.placement.as_ref().filter(|_| row.phase == Phase::Starting).map(|p| p.placed_at),
+            ready_by: ready_by(row, spec),
             deadline: spec.deadline.filter(|_| pending || runs),
             fallback: spec
                 .capacity
@@ -336,6 +339,8 @@ pub(crate) struct Indexes {
     pub(crate) killed_by: Set<(LogTime, JobId)>,
     /// Gangs that are being started, by when they were placed.
     pub(crate) starting: Set<(LogTime, JobId)>,
+    /// Gangs that run and of which some workers have yet to be ready, by when they have to be.
+    pub(crate) unready: Set<(LogTime, JobId)>,
     /// Jobs with a deadline that wait or run, by that time.
     pub(crate) deadlines: Set<(LogTime, JobId)>,
     /// Jobs in the pending queue with a fallback that they do not take yet, by the earliest time at which they might.
@@ -465,6 +470,10 @@ impl Indexes {
         if before.starting != after.starting {
             before.starting.inspect(|at| _ = self.starting.remove(&(*at, id)));
             after.starting.inspect(|at| self.starting.insert((*at, id)));
+        }
+        if before.ready_by != after.ready_by {
+            before.ready_by.inspect(|at| _ = self.unready.remove(&(*at, id)));
+            after.ready_by.inspect(|at| self.unready.insert((*at, id)));
         }
         if before.deadline != after.deadline {
             before.deadline.inspect(|at| _ = self.deadlines.remove(&(*at, id)));
@@ -820,6 +829,14 @@ pub(crate) fn keeps_away(entry: &Affinity) -> bool {
 fn is_small(row: &JobRow, spec: &JobSpec) -> bool {
     let workers = row.placement.as_ref().map_or(0, |p| p.slots.len());
     row.phase == Phase::Running && workers < spec.worker_count() as usize
+}
+
+/// By when the workers of a gang that runs have to be ready, while some are not.
+fn ready_by(row: &JobRow, spec: &JobSpec) -> Option<LogTime> {
+    let timeout_ms = spec.readiness_ms?;
+    let placement = row.placement.as_ref().filter(|_| row.phase == Phase::Running)?;
+    let by = row.started_at?.plus_ms(timeout_ms);
+    (placement.ready.len() < placement.slots.len()).then_some(by)
 }
 
 fn run_limit(row: &JobRow, spec: &JobSpec) -> Option<LogTime> {

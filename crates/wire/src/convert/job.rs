@@ -150,6 +150,7 @@ pub fn job_spec_to_proto(spec: &JobSpec, contract: Option<&JobContract>) -> v1::
         affinity: spec.affinity.iter().map(affinity_to_proto).collect(),
         nice: spec.nice.into(),
         exclusive: spec.is_exclusive(),
+        readiness: spec.readiness_ms.map(|ms| v1::ReadinessRule { timeout: Some(duration(ms)) }),
         retry: (retry != v1::RetryPolicy::default()).then_some(retry),
         checkpoint: (checkpoint != v1::CheckpointPolicy::default()).then_some(checkpoint),
         ..said
@@ -334,7 +335,18 @@ pub(super) fn draft(
         nice: nice(at, message.nice, found),
         front: None,
         size: None,
+        readiness_ms: readiness(at, message.readiness, found),
     }
+}
+
+/// Within which time workers have to be ready.
+fn readiness(at: &str, rule: Option<v1::ReadinessRule>, found: &mut Found) -> Option<u64> {
+    let rule = rule?;
+    let at = below(at, "readiness");
+    if rule.timeout.is_none() {
+        found.push(Violation::new(below(&at, "timeout"), "must be given"));
+    }
+    span(&at, "timeout", rule.timeout, found)
 }
 
 /// A nice value. What an `i8` has beyond the bounds, the rules of a job refuse.

@@ -302,6 +302,7 @@ impl World {
         };
         let update = match words[3] {
             "running" => RankUpdate::Running,
+            "ready" => RankUpdate::Ready,
             "exit" => RankUpdate::Exited(ExitStatus::Code(words[4].parse().unwrap())),
             "signal" => RankUpdate::Exited(ExitStatus::Signal(words[4].parse().unwrap())),
             "vanished" => RankUpdate::Exited(ExitStatus::Vanished),

@@ -253,7 +253,7 @@ prop_compose! {
             expected_run_ms, datasets: datasets.into_iter().collect(),
             nodes: nodes.filter(|nodes| !nodes.is_empty()).map(Box::new), booking,
             capacity: capacity.map(Box::new), affinity, nice: if elastic { -7 } else { 0 }, front: None,
-            size: None,
+            size: None, readiness_ms: expected_run_ms.map(|ms| ms.clamp(1_000, 604_800_000)),
         }.check().unwrap()
     }
 }
