@@ -516,6 +516,10 @@ impl Node {
             let refused = self.events.refuse_all(EVENTS_NOT_TAKEN);
             self.answer(refused);
         }
+        if !session.takes.has(Feature::Readiness) {
+            let known = self.events.drop_ready();
+            self.answer(known);
+        }
         for event in self.events.unanswered() {
             self.send(Message::WorkerEvent(event));
         }
@@ -532,8 +536,8 @@ impl Node {
         }
         if self.session.is_some() && !self.takes(Feature::Notes) {
             let outcome = match event {
-                // Nobody waits for a step.
-                WorkerEvent::Step { .. } => Ok(()),
+                // Nobody waits for a step, and a leader that does not know of readiness does not ask for it.
+                WorkerEvent::Step { .. } | WorkerEvent::Ready => Ok(()),
                 WorkerEvent::CheckpointCommitted { .. } => Err(EVENTS_NOT_TAKEN.to_owned()),
             };
             return self.answer([(ticket, outcome)]);
@@ -546,6 +550,14 @@ impl Node {
                     self.actions.push(Action::SendIfTaken(message));
                 }
             }
+            WorkerEvent::Ready if self.session.is_some() && !self.takes(Feature::Readiness) => {
+                self.answer([(ticket, Ok(()))]);
+            }
+            WorkerEvent::Ready => match self.events.ready(key, ticket) {
+                Ok(Some(event)) => self.send(Message::WorkerEvent(event)),
+                Ok(None) => {}
+                Err(refused) => self.answer([refused]),
+            },
             WorkerEvent::CheckpointCommitted { step } => {
                 let refused = self.events.save(key, step, ticket);
                 self.answer(refused);

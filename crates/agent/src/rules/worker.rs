@@ -83,6 +83,8 @@ pub enum WorkerEvent {
         /// How long it took.
         duration_ms: u64,
     },
+    /// It does what it was started for.
+    Ready,
 }
 
 /// Which of a worker's streams.
