@@ -144,6 +144,10 @@ RIGHT = [
     "affinity: [{to: array-1, level: rack, rule: apart, weight: 100}]",
     "affinity: [{jobs: 'app=cache,stage in (a,b)', level: region, rule: apart, required: true}]",
     "affinity: []",
+    "nice: -7",
+    "nice: 100",
+    "exclusive: true",
+    "readiness: {timeout: 10m}",
     "expectedRun: 90m\n  retry: {maxFailures: 0}",
     "workers: 8\n  minWorkers: 2",
 ]
@@ -241,6 +245,8 @@ def world(draw: random.Random) -> dict[str, Any]:
         "ulimits": {"openFiles": draw.randrange(64, 9000), "stackSize": "64Mi"},
         "affinity": [{"jobs": "app=cache", "level": draw.choice(["host", "region"]), "rule": "apart", "weight": 7}],
         "preflight": draw.choice(["on", "off", "default"]),
+        "nice": draw.randrange(0, 101),
+        "readiness": {"timeout": span()},
     }
     spec = {name: value for name, value in fields.items() if draw.random() < 0.4}
     if draw.random() < 0.3:

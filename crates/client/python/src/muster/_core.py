@@ -79,7 +79,10 @@ _FEATURES = {
     "affinity": "job-affinity",
     "artifacts": "job-artifacts",
     "capacity": "job-capacity",
+    "exclusive": "job-exclusive",
+    "nice": "job-nice",
     "nodes": "job-nodes",
+    "readiness": "job-readiness",
     "ulimits": "job-ulimits",
     "workdir": "job-workdir",
 }
@@ -87,8 +90,12 @@ _FEATURES = {
 
 def required_features(jobs: Iterable[job_pb2.Job]) -> str:
     """What a replica has to know so that it leaves nothing out of these jobs; empty for most."""
-    fields = {field.name for job in jobs for field, _ in job.spec.ListFields()}
-    return ",".join(sorted(_FEATURES[name] for name in fields if name in _FEATURES))
+    asked = list(jobs)
+    fields = {field.name for job in asked for field, _ in job.spec.ListFields()}
+    required = {_FEATURES[name] for name in fields if name in _FEATURES}
+    if any(job.hold for job in asked):
+        required.add("job-hold")
+    return ",".join(sorted(required))
 
 
 def call_metadata(call: Call[Any], traceparent: str) -> tuple[tuple[str, str], ...] | None:
