@@ -100,6 +100,7 @@ async fn update(
         update_mask: Some(FieldMask { paths }),
         etag: etag.to_owned(),
         validate_only: false,
+        move_to_front: false,
     };
     let answer = refused(guarded("an answer", jobs.update_job(request)).await)?;
     Ok(answer.job.expect("it is shown"))

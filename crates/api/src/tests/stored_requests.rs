@@ -441,6 +441,7 @@ fn jobs() -> Vec<Stored> {
         update_mask: mask(&["labels", "spec.tier", "spec.run_time_limit"]),
         etag: "1-77".to_owned(),
         validate_only,
+        move_to_front: false,
     };
     macro_rules! controls {
         ($($name:literal $call:literal $request:ident),*) => {[$(
