@@ -93,7 +93,9 @@ impl State {
             let Some(placement) = &row.placement else { continue };
             let spec = self.specs.get(id).ok_or_else(|| broken(format!("{id} has no spec")))?;
             let ranks = placement.ranks.len();
-            let is_size = u32::try_from(ranks).is_ok_and(|ranks| spec.may_have(ranks));
+            // One that waits again may have been given another size since.
+            let is_size =
+                placement.live == 0 || u32::try_from(ranks).is_ok_and(|ranks| spec.may_have(ranks));
             if ranks != placement.slots.len() || !is_size {
                 return Err(broken(format!("{id} has {} workers, placed {ranks}", spec.worker_count())));
             }

@@ -99,6 +99,7 @@ impl World {
                             "user-budget" => tenant.limits.user.accelerator_hours = Some(budget(value)),
                             "deadlines" => tenant.rights.deadlines = Some(value == "on"),
                             "bookings" => tenant.rights.bookings = Some(value == "on"),
+                            "negative-nice" => tenant.rights.negative_nice = Some(value == "on"),
                             kind => tenant.quotas.push(quota(kind, value)),
                         }
                     }
