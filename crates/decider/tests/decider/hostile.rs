@@ -12,7 +12,8 @@ use muster_types::health::{
 use muster_types::policy::{PolicyDraft, PurchaseKind, TenantPolicy, TenantRights};
 use muster_types::{
     ArrayId, ArraySpec, CapacityFallback, CapacityRules, ClusterId, Control, Dependency, DependencyRule,
-    DependencyScope, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, IndexRange,
+    DependencyScope, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, GroupSize,
+    IndexRange,
     JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeId, NodeOverrides,
     NodeRequirements, Parameters, PriorityTier, QueueKey, ReplicaId, Requester, limits,
 };

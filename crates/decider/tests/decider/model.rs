@@ -17,7 +17,7 @@ use muster_types::{
     AcceleratorChoice, Affinity, AffinityLevel, AffinityRule, AffinityTarget, ArrayId, ArraySpec,
     BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, Control, Dependency,
     DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FieldChange,
-    JobContract, JobDraft, JobId, JobMetadata, JobSpec, Level, LogTime, Name, NodeId, NodeOverridesChange,
+    GroupSize, JobContract, JobDraft, JobId, JobMetadata, JobSpec, Level, LogTime, Name, NodeId, NodeOverridesChange,
     NodeRequirements, NodeSpec, PriorityTier, RequestId, Requester, Segment, Spread, Submission, TaskGroup,
 };
 
@@ -618,7 +618,7 @@ impl Model {
                     workers: 1 + self.random.below(4) as u32,
                     workers_min: self.random.once_in(3).then_some(1),
                 }]),
-                9 => FieldChange::Tenant(name(["research", "vision"][self.random.below(2) as usize])),
+                9 => FieldChange::Tenant(name(["a", "b", "c", "d"][self.random.below(4) as usize])),
                 0 => FieldChange::Tier(PriorityTier::ALL[self.random.below(5) as usize]),
                 1 => FieldChange::RunTimeLimit(self.random.once_in(2).then(|| self.random.below(60_000))),
                 2 => FieldChange::NotBefore(self.random.once_in(2).then_some(soon)),
