@@ -260,7 +260,7 @@ fn recorded<'a>(state: &State, order: &'a ModifyOrder) -> Cow<'a, [FieldChange]>
         _ => None,
     };
     if !order.changes.iter().any(|change| as_recorded(change).is_some()) {
-        return Cow::Borrowed(&order.changes);
+        return Cow::Borrowed(order.changes.as_slice());
     }
     let all = order.changes.iter().map(|change| as_recorded(change).unwrap_or_else(|| change.clone()));
     Cow::Owned(all.collect())

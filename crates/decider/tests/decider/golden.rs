@@ -504,8 +504,8 @@ fn control(run: &mut Run) {
         FieldChange::Nodes(Some(Box::new(asked_nodes()))),
         FieldChange::Nice(7),
         FieldChange::Front(None),
-        FieldChange::Groups(vec![GroupSize { group: None, workers: 2, workers_min: Some(1) }]),
-        FieldChange::Tenant(name("vision")),
+        FieldChange::Groups(vec![GroupSize { group: None, workers: 1, workers_min: Some(1) }]),
+        FieldChange::Tenant(name("research")),
     ];
     for (job, changes) in [(jobs[1], changes), (jobs[2], vec![FieldChange::Tier(PriorityTier::Free)])] {
         let by = Requester { name: "tenant/vision/ada".into(), is_operator: false };

@@ -616,6 +616,13 @@ class Core(Generic[JobT]):
         result = lambda answer: self.job_of(answer.job)  # noqa: E731
         return Call("update job", _JOBS + "UpdateJob", request, parse, result, request_id, timeout=timeout)
 
+    def to_front(self, job_id: str, request_id: str | None, timeout: Seconds | None) -> Call[JobT]:
+        request_id = new_request_id(request_id)
+        request = job_pb2.UpdateJobRequest(request_id=request_id, job_id=job_id, move_to_front=True)
+        parse = job_pb2.UpdateJobResponse.FromString
+        result = lambda answer: self.job_of(answer.job)  # noqa: E731
+        return Call("move job", _JOBS + "UpdateJob", request, parse, result, request_id, timeout=timeout)
+
     def set_throttle(
         self, array_id: str, throttle: int | None, request_id: str | None, timeout: Seconds | None
     ) -> Call[Array]:

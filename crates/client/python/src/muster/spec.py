@@ -85,8 +85,9 @@ class JobSpec:
         tenant: str | None = None,
         tier: str | None = None,
         regions: Sequence[str] | None = None,
+        hold: bool | None = None,
     ) -> JobSpec:
-        """Another one that differs in this, as with the options of ``muster submit``."""
+        """Another one that differs in this, as with the options of ``muster submit``; with ``hold`` it starts once it is released."""
         changed = JobSpec(self._message)
         message = changed._message
         message.name = message.name if name is None else name
@@ -98,6 +99,8 @@ class JobSpec:
             message.spec.tier = number
         if regions is not None:
             message.spec.regions[:] = regions
+        if hold is not None:
+            message.hold = hold
         return changed
 
     @property
