@@ -129,8 +129,8 @@ impl State {
         require(!is_claimed || spec == **before, GuardError::JobPhase)?;
         // Who is moved to the front later goes before those that were moved earlier: the record says which one it is.
         let own = Some(self.meta.log_index.next());
-        let is_front = |change: &FieldChange| matches!(change, FieldChange::Front(front) if *front != own);
-        require(!changes.iter().any(is_front), GuardError::Limit)?;
+        let is_other = |change: &FieldChange| matches!(change, FieldChange::Front(front) if *front != own);
+        require(!changes.iter().any(is_other), GuardError::Limit)?;
         let is_moved = spec.tenant != before.tenant;
         if is_moved {
             // The members of an array are of one tenant.

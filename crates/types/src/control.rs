@@ -91,7 +91,7 @@ pub struct GroupSize {
     pub group: Option<Name>,
     /// How many workers.
     pub workers: u32,
-    /// The fewest that it can start and go on with; none leaves as many fewer as before, and at least one.
+    /// The fewest that it can start and go on with; none leaves the fewest of an elastic group, and means all of another.
     pub workers_min: Option<u32>,
 }
 
@@ -302,9 +302,8 @@ impl fmt::Display for FieldChange {
 fn change_groups(draft: &mut JobDraft, sizes: &[GroupSize]) {
     for size in sizes {
         let Some(group) = size.place_in(draft).and_then(|place| draft.groups.get_mut(place)) else { continue };
-        // One that was elastic stays so by as many workers, and one that was not does not become so.
-        let fewer = group.workers.saturating_sub(group.workers_min);
-        let least = size.workers.saturating_sub(fewer).max(1).min(size.workers);
+        let is_elastic = group.workers_min < group.workers;
+        let least = if is_elastic { group.workers_min.min(size.workers) } else { size.workers };
         group.workers = size.workers;
         group.workers_min = size.workers_min.unwrap_or(least);
     }

@@ -2,7 +2,6 @@
 
 use alloc::borrow::Cow;
 use alloc::format;
-use alloc::string::String;
 use alloc::vec::Vec;
 use muster_journal::{Decision, Estimate, RequestKey, hash};
 use muster_planner::could_ever;
@@ -288,7 +287,7 @@ fn stop_to_shrink(speculation: &mut Speculation, key: RequestKey, order: &Modify
 
 /// The tenant that a job is to be of from now on is one that the caller acts for, and can have the job.
 fn check_tenant(state: &State, order: &ModifyOrder, changed: &JobSpec) -> Result<(), Refusal> {
-    let (job, tenant) = (order.job, &changed.tenant);
+    let tenant = &changed.tenant;
     let policy = &state.policy().policy;
     if let Some(own) = order.acts_for.as_ref().filter(|own| !policy.ancestry(tenant).any(|above| above == *own))
     {
@@ -296,8 +295,8 @@ fn check_tenant(state: &State, order: &ModifyOrder, changed: &JobSpec) -> Result
         return Err(Refusal::new(RefusalCode::PermissionDenied, text).with("tenant", tenant));
     }
     if changed.array.is_some() {
-        let text = String::from("is that of the array, of which this job is a member");
-        return Err(Refusal::fields(alloc::vec![Violation::new("job.tenant", text)]).with("job_id", job));
+        let text = "is that of the array, of which this job is a member";
+        return Err(Refusal::fields(alloc::vec![Violation::new("job.tenant", text)]));
     }
     Ok(())
 }
