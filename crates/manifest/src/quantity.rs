@@ -62,7 +62,7 @@ pub fn count(text: &str) -> Result<u32, QuantityError> {
 /// A nice value.
 pub fn nice(text: &str) -> Result<i32, QuantityError> {
     let max = i32::from(muster_types::limits::NICE_MAX);
-    let value = text.parse().ok().filter(|value: &i32| (-max..=max).contains(value));
+    let value = text.parse::<i32>().ok().filter(|value| (-max..=max).contains(value));
     value.ok_or_else(|| refuse("a whole number from -100 to 100", text))
 }
 
