@@ -416,3 +416,42 @@ impl FreeKey {
         u32::try_from(by_device.min(by_cpu).min(by_memory)).unwrap_or(u32::MAX)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host() -> Free {
+        Free {
+            devices: DeviceSet::EMPTY,
+            shares: Vec::new(),
+            cpu_milli: 8_000,
+            memory_bytes: 64,
+            cpu_milli_total: 8_000,
+            memory_bytes_total: 64,
+        }
+    }
+
+    fn worker(exclusive: bool) -> WorkerRequest {
+        WorkerRequest { accelerators: None, cpu_milli: 1_000, memory_bytes: 1, exclusive }
+    }
+
+    #[test]
+    fn a_worker_with_a_host_to_itself_takes_all_of_it_and_only_where_nobody_is() {
+        let (alone, small) = (worker(true), worker(false));
+        let mut free = host();
+        assert_eq!((free.workers(&alone), free.key().workers(&alone), free.workers(&small)), (1, 1, 8));
+        free.take(&alone, DeviceSet::EMPTY);
+        assert_eq!((free.cpu_milli, free.memory_bytes), (0, 0));
+        assert_eq!((free.workers(&small), free.pick(&small), free.workers(&alone)), (0, None, 0));
+        free.give(&alone, DeviceSet::EMPTY);
+        assert_eq!(free, host());
+        free.take(&small, DeviceSet::EMPTY);
+        assert!(!free.admits(&alone, DeviceSet::EMPTY) && free.key().workers(&alone) == 0);
+        assert_eq!(free.workers(&small), 7);
+        let others = Restricted { cpu_milli: 1, ..Restricted::default() };
+        assert_eq!(host().without(&others).workers(&alone), 0, "others than Muster hold a part of it");
+        let large = WorkerRequest { cpu_milli: 9_000, ..worker(true) };
+        assert_eq!(host().workers(&large), 0);
+    }
+}
