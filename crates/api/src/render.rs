@@ -259,9 +259,20 @@ pub(crate) fn status_of(view: &State, id: JobId, row: &JobRow) -> (String, Strin
             ("REQUEUED", format!("waits again: {so}; why: muster explain {id}"))
         }
         (Phase::Running, _, Some(slow)) => ("STRAGGLER", straggles(slow)),
+        (Phase::Running, _, None) => ("RUNNING", who_is_ready(view, id, row)),
         (phase, ..) => return status_of_row(id, row, phase),
     };
     (code.to_owned(), text)
+}
+
+/// How many workers of a job that asks for it are ready; empty where all are, or nobody asks.
+fn who_is_ready(view: &State, id: JobId, row: &JobRow) -> String {
+    let is_asked = view.spec(id).is_some_and(|spec| spec.readiness_ms.is_some());
+    let placement = row.placement.as_deref().filter(|_| is_asked);
+    let missing = placement.filter(|placement| placement.ready.len() < placement.slots.len());
+    missing.map_or_else(String::new, |placement| {
+        format!("{} of {} workers are ready", placement.ready.len(), placement.slots.len())
+    })
 }
 
 /// The same of a member of an array that has no row among the jobs: the array knows who ended what was left of it.
