@@ -945,27 +945,13 @@ impl Node {
         }
     }
 
-    /// Reports what others hold of the node, when that is news. Of devices only the number is known: those that
-    /// count as theirs are ones that no worker here has, the same ones as long as that is so.
+    /// Reports what others hold of the node, when that is news.
     fn send_foreign(&mut self, view: &View<'_>) {
         let Some(foreign) = self.foreign.filter(|_| self.takes(Feature::ForeignLoad)) else { return };
         let live = self.workers.values().filter(|worker| !worker.has_ended());
         let held = live.fold(DeviceSet::EMPTY, |set, worker| set.union(worker.devices));
         let before = self.foreign_reported.map_or(DeviceSet::EMPTY, |(load, _)| load.devices);
-        let kept = before.iter().count() == usize::from(foreign.devices) && before.is_disjoint(held);
-        let devices = if kept {
-            before
-        } else {
-            let left: Vec<u16> = DeviceSet::first(self.spec.device_count()).difference(held).iter().collect();
-            let theirs = left.into_iter().rev().take(usize::from(foreign.devices));
-            theirs.fold(DeviceSet::EMPTY, |set, device| set.union(DeviceSet(1 << device)))
-        };
-        let load = ForeignLoad {
-            closed: foreign.closed,
-            devices,
-            cpu_milli: foreign.cpu_milli,
-            memory_bytes: foreign.memory_bytes,
-        };
+        let load = foreign.load(before, held, self.spec.device_count());
         // Again after a while: a leader whose records cannot hold it yet forgets it.
         let is_known = |(reported, at): (ForeignLoad, Duration)| {
             reported == load && view.uptime.saturating_sub(at) < limits::FOREIGN_LOAD_AGAIN
