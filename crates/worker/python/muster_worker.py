@@ -123,7 +123,7 @@ class Worker:
     def ready(self, timeout_s: float = COMMIT_MAX_S) -> None:
         """Says that this worker does what it was started for, and waits until the cluster knows.
 
-        A job that has `readiness` in its file fails to start unless every worker says so in time; to others it makes
+        A job that has `readiness` in its file fails to start unless every worker reports that in time; to others it makes
         no difference. Raises as `checkpoint_committed` does.
         """
         self._ask_until_answered({"ready": {}}, timeout_s)

@@ -187,7 +187,7 @@ impl Worker {
     }
 
     /// Says that this worker does what it was started for, and waits until the cluster knows: at most [`COMMIT_MAX`]. A job that has
-    /// `readiness` in its file fails to start unless every worker says so in time; to others it makes no difference.
+    /// `readiness` in its file fails to start unless every worker reports that in time; to others it makes no difference.
     ///
     /// # Errors
     /// As [`Worker::checkpoint_committed`].

@@ -1,4 +1,4 @@
-//! What tenants say of the order of their own jobs: it holds among these, and moves no job of another tenant back.
+//! What tenants say of the order of their jobs: it holds among these, and moves no job of another tenant back.
 
 use std::collections::BTreeMap;
 
