@@ -512,13 +512,13 @@ impl Node {
         self.in_flight = None;
         self.foreign_reported = None;
         self.session = Some(session);
-        if !session.takes.has(Feature::Notes) {
-            let refused = self.events.refuse_all(EVENTS_NOT_TAKEN);
-            self.answer(refused);
-        }
         if !session.takes.has(Feature::Readiness) {
             let known = self.events.drop_ready();
             self.answer(known);
+        }
+        if !session.takes.has(Feature::Notes) {
+            let refused = self.events.refuse_all(EVENTS_NOT_TAKEN);
+            self.answer(refused);
         }
         for event in self.events.unanswered() {
             self.send(Message::WorkerEvent(event));
