@@ -336,6 +336,7 @@ fn event_message(event: SequencedEvent) -> agent::WorkerNote {
             Note::CheckpointCommitted(agent::CheckpointNote { step })
         }
         WorkerEvent::Step { number, duration_ms } => Note::Step(agent::StepNote { number, duration_ms }),
+        WorkerEvent::Ready => Note::Ready(agent::ReadyNote {}),
     };
     agent::WorkerNote {
         job_id: key.job.to_string(),

@@ -20,8 +20,9 @@ use crate::headers::REQUIRED_FEATURES;
 /// `job-ulimits`: `JobSpec.ulimits`. `job-capacity`: `JobSpec.capacity`. `job-affinity`: `JobSpec.affinity`.
 /// `job-segments`: `TopologyRule.segments`. `elastic-groups`: `TaskGroup.min_workers` in jobs of several groups. `booking-rules`:
 /// `BookingSpec.rule`. `job-licences`: `JobSpec.licences`. `spend-budgets`: `spend` and `on_limit` of limits, `devices` of limits of
-/// users, `submissions_per_minute` of tiers. `tenant-queues`: `TenantPolicy.queue`.
-pub(crate) const FEATURES: [&str; 17] = [
+/// users, `submissions_per_minute` of tiers. `tenant-queues`: `TenantPolicy.queue`. `job-hold`: `Job.hold`. `job-nice`:
+/// `JobSpec.nice`. `job-exclusive`: `JobSpec.exclusive`. `job-readiness`: `JobSpec.readiness`.
+pub(crate) const FEATURES: [&str; 21] = [
     "job-controls",
     "job-limits",
     "policy-parts",
@@ -39,6 +40,10 @@ pub(crate) const FEATURES: [&str; 17] = [
     "job-licences",
     "spend-budgets",
     "tenant-queues",
+    "job-hold",
+    "job-nice",
+    "job-exclusive",
+    "job-readiness",
 ];
 
 /// Bytes of all names that a request may have.
@@ -103,10 +108,14 @@ mod tests {
             capacity: Some(v1::CapacityRules::default()),
             affinity: vec![v1::JobAffinity::default()],
             licences: vec![v1::LicenceRequest::default()],
+            nice: 1,
+            exclusive: true,
+            readiness: Some(v1::ReadinessRule::default()),
             ..Default::default()
         };
-        let names = muster_wire::features::required_by(&[v1::Job { spec: Some(spec), ..Default::default() }]);
-        assert_eq!(names.len(), 7);
+        let job = v1::Job { spec: Some(spec), hold: true, ..Default::default() };
+        let names = muster_wire::features::required_by(&[job]);
+        assert_eq!(names.len(), 11);
         assert_eq!(checked(&[&names.join(",")]), Ok(()));
     }
 

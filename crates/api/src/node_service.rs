@@ -350,7 +350,10 @@ fn inbound_note(note: agent::WorkerNote) -> Result<Inbound, Vec<Violation>> {
             let agent::StepNote { number, duration_ms } = step;
             Ok(Inbound::Step { job, token, rank: note.rank, number, duration_ms })
         }
-        None => Err(vec![Violation::new("note.note", "must be one of checkpoint_committed, step")]),
+        Some(agent::worker_note::Note::Ready(agent::ReadyNote {})) => {
+            Ok(Inbound::Ready { sequence: note.sequence, job, token, rank: note.rank })
+        }
+        None => Err(vec![Violation::new("note.note", "must be one of checkpoint_committed, step, ready")]),
     }
 }
 

@@ -163,11 +163,13 @@ impl Topic for JobTopic {
 
     fn wants(&self, engine: &Engine, change: &Change) -> Want {
         match change {
-            // Also one whose labels or tier match no more: a watch that selects by them has to show it.
+            // Also one whose labels, tier or tenant match no more: a watch that selects by them has to show it.
             Change::Job { id, row, spec, metadata, before } => {
-                let job = Candidate { id: *id, row, spec, tier: spec.tier, metadata: metadata.as_ref() };
+                let (tier, tenant) = (spec.tier, &spec.tenant);
+                let job = Candidate { id: *id, row, spec, tier, tenant, metadata: metadata.as_ref() };
                 let was = before.as_ref().map(|before| Candidate {
                     tier: before.tier,
+                    tenant: &before.tenant,
                     metadata: before.metadata.as_ref(),
                     ..job
                 });

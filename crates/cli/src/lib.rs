@@ -370,7 +370,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("kill", "muster cancel ID"),
     ("stop", "muster cancel ID"),
     ("scancel", "muster cancel ID"),
-    ("scontrol", "muster job hold|release|requeue|suspend|modify ID, muster job show ID"),
+    ("scontrol", "muster job hold|release|requeue|suspend|modify|top ID, muster job show ID"),
     ("hold", "muster job hold ID"),
     ("release", "muster job release ID"),
     ("requeue", "muster job requeue ID"),

@@ -141,6 +141,28 @@ impl JobSpec {
         self.with(|spec| spec.licences.push(v1::LicenceRequest { name: name.into(), count }))
     }
 
+    /// Its place among the waiting jobs of its tenant and tier, from -100 to 100: the lower goes first.
+    pub fn nice(self, nice: i32) -> JobSpec {
+        self.with(|spec| spec.nice = nice)
+    }
+
+    /// Each worker has a host without accelerators to itself.
+    pub fn exclusive(self) -> JobSpec {
+        self.with(|spec| spec.exclusive = true)
+    }
+
+    /// Each worker has to say within this time of the start of an attempt that it is ready.
+    pub fn ready_within(self, timeout: Duration) -> JobSpec {
+        let timeout = Some(duration(span_ms(timeout)));
+        self.with(|spec| spec.readiness = Some(v1::ReadinessRule { timeout }))
+    }
+
+    /// It is held from the beginning, until somebody releases it.
+    pub fn held(mut self) -> JobSpec {
+        self.0.hold = true;
+        self
+    }
+
     /// What the kernel bounds of each process of its workers; what is none is as the hosts have it.
     pub fn ulimits(self, ulimits: v1::Ulimits) -> JobSpec {
         self.with(|spec| spec.ulimits = Some(ulimits))

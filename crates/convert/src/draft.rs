@@ -78,6 +78,10 @@ pub struct Rules {
     pub segment_level: Option<&'static str>,
     /// How many workers a segment has.
     pub segment_workers: Option<u32>,
+    /// Its place among the jobs of its tenant and tier; none for the usual one.
+    pub nice: Option<i32>,
+    /// Whether each worker has a host to itself.
+    pub exclusive: Option<bool>,
 }
 
 /// One group of workers.
@@ -205,6 +209,8 @@ impl Draft {
         put(&mut spec, "booking", json!(rules.booking));
         put(&mut spec, "affinity", json!(rules.affinity));
         put(&mut spec, "licences", json!(rules.licences));
+        put(&mut spec, "nice", json!(rules.nice));
+        put(&mut spec, "exclusive", json!(rules.exclusive));
         put(&mut spec, "tolerations", json!(rules.tolerations));
         put(&mut spec, "after", json!(self.after));
         put(&mut spec, "notBefore", json!(self.not_before));

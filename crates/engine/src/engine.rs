@@ -639,7 +639,7 @@ fn node_memory_kib(command: &Command) -> u32 {
     let bytes = match command {
         Command::Report { updates, .. } => {
             let of_one = |update: &RankUpdate| match update {
-                RankUpdate::Running => 64,
+                RankUpdate::Running | RankUpdate::Ready => 64,
                 RankUpdate::Exited(exit) => 64 + exit_bytes(exit),
             };
             updates.iter().map(|(_, update)| of_one(update)).sum()

@@ -175,6 +175,8 @@ pub enum RankUpdate {
     Running,
     /// Its process has ended, with everything it started.
     Exited(ExitStatus),
+    /// It says that it is ready.
+    Ready,
 }
 
 /// Why a gang is being stopped before its end.

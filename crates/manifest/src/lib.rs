@@ -169,6 +169,11 @@ pub fn node_tests(text: &str) -> Result<NodeTests, String> {
     Ok(NodeTests(expressions.iter().map(convert::node_expression_to_proto).collect()))
 }
 
+/// The nice value that an option says.
+pub fn nice(text: &str) -> Result<i32, String> {
+    quantity::nice(text).map_err(|error| error.to_string())
+}
+
 /// The array that an option says.
 pub fn array(text: &str) -> Result<v1::JobArray, String> {
     quantity::array(text).map_err(|error| error.to_string())

@@ -163,6 +163,11 @@ impl Reader<'_> {
             trace_parent: String::new(),
             affinity: self.affinity("spec.affinity", spec.affinity.unwrap_or_default()),
             licences: self.licences("spec.licences", spec.licences.unwrap_or_default()),
+            nice: self.value("spec.nice", spec.nice, quantity::nice).unwrap_or_default(),
+            exclusive: self.value("spec.exclusive", spec.exclusive, quantity::flag).unwrap_or_default(),
+            readiness: spec
+                .readiness
+                .map(|rule| v1::ReadinessRule { timeout: self.span("spec.readiness.timeout", rule.timeout) }),
         };
         let message = v1::Job { spec: Some(asked), ..message };
         (message, shorthand, parallel)

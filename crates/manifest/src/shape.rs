@@ -67,6 +67,9 @@ pub struct Spec {
     pub capacity: Option<Spanned<Capacity>>,
     pub affinity: Option<Vec<Spanned<Affinity>>>,
     pub licences: Option<BTreeMap<String, Text>>,
+    pub nice: Option<Text>,
+    pub exclusive: Option<Text>,
+    pub readiness: Option<Readiness>,
     pub parallel: Option<Spanned<Parallel>>,
     // The only group, written without a list around it. Not `flatten`: that loses places and names.
     pub workers: Option<Text>,
@@ -98,6 +101,12 @@ pub struct Checkpoint {
     pub step: Option<Text>,
     pub save: Option<Text>,
     pub interval: Option<Text>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Readiness {
+    pub timeout: Option<Text>,
 }
 
 #[derive(Deserialize)]

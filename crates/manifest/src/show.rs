@@ -175,6 +175,17 @@ fn described(spec: &v1::JobSpec, is_short: bool) -> Fields {
     }
     shown.say_fields("ulimits", spec.ulimits.as_ref().map(ulimits).unwrap_or_default());
     shown.say_fields("capacity", spec.capacity.as_ref().map(capacity).unwrap_or_default());
+    if spec.nice != 0 {
+        shown.say("nice", spec.nice);
+    }
+    if spec.exclusive {
+        shown.say("exclusive", true);
+    }
+    if let Some(rule) = &spec.readiness {
+        let mut readiness = Fields::default();
+        readiness.say("timeout", span(rule.timeout));
+        shown.say_fields("readiness", readiness);
+    }
     if let Some(array) = &spec.array {
         let is_count = array.indices.is_empty() && array.throttle.is_none();
         shown.say("array", if is_count { json!(array.size) } else { json!(show_array(array)) });

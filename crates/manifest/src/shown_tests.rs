@@ -188,6 +188,8 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
             )| {
                 v1::JobSpec {
                     workdir,
+                    nice: preflight - 2,
+                    readiness: Some(v1::ReadinessRule { timeout: Some(duration(60_000 + u64::from(retry.1))) }),
                     capacity: capacity.map(|(after, most)| v1::CapacityRules {
                         purchases: vec![v1::Purchase::Spot.into(), v1::Purchase::Owned.into()],
                         fallback: Some(v1::CapacityFallback {

@@ -708,6 +708,27 @@ fn one_group_needs_no_list() {
 }
 
 #[test]
+fn nice_values_whole_hosts_and_readiness_are_read() {
+    let spec = |lines: &str| one(&job(&format!("  command: [run]\n{lines}"))).message.spec().clone();
+    let asked = spec("  nice: -7\n  exclusive: true\n  readiness: {timeout: 10m}\n");
+    assert_eq!((asked.nice, asked.exclusive), (-7, true));
+    let timeout = asked.readiness.and_then(|rule| rule.timeout).map(|timeout| timeout.seconds);
+    assert_eq!(timeout, Some(600));
+    let none = spec("");
+    assert_eq!((none.nice, none.exclusive, none.readiness), (0, false, None));
+    for (line, expected) in [
+        ("nice: 101", "line 6: spec.nice: must be a whole number from -100 to 100"),
+        ("nice: polite", "line 6: spec.nice: must be"),
+        ("exclusive: sometimes", "line 6: spec.exclusive: must be true or false"),
+        ("readiness: {}", "spec.readiness.timeout: must be given"),
+        ("readiness: {timeout: 0s}", "spec.readiness.timeout: must be between"),
+    ] {
+        let found = problems(&job(&format!("  command: [run]\n  {line}\n")));
+        assert!(found[0].contains(expected), "{line}: {found:?}");
+    }
+}
+
+#[test]
 fn several_documents_are_several_jobs() {
     let text = format!("{}---\n{}", job("  command: [a]\n"), job("  command: [b]\n"));
     let manifests = parse(text.as_bytes()).unwrap();
@@ -722,7 +743,7 @@ fn unknown_fields_are_named_with_line_and_neighbour() {
         ["line 5: comand: unknown field; did you mean command? (known here: tier, regions, groups, \
           runTimeLimit, stopGrace, workingDirectory, array, topology, \
           nodeSelector, nodes, tolerations, preemptible, after, notBefore, deadline, expectedRun, datasets, launch, \
-          retry, checkpoint, notice, spareWorkers, preflight, workdir, booking, artifacts, ulimits, capacity, affinity, licences, parallel, workers, minWorkers, slice, command, environment, \
+          retry, checkpoint, notice, spareWorkers, preflight, workdir, booking, artifacts, ulimits, capacity, affinity, licences, nice, exclusive, readiness, parallel, workers, minWorkers, slice, command, environment, \
           accelerators, cpu, memory, container)"]
     );
     assert!(

@@ -121,6 +121,8 @@ fn most_by_counts<'a>(
                 shares: Vec::new(),
                 cpu_milli: shape.cpu_milli,
                 memory_bytes: shape.memory_bytes,
+                cpu_milli_total: shape.cpu_milli,
+                memory_bytes_total: shape.memory_bytes,
             };
             u64::from(free.workers(&group.request))
         };
@@ -594,9 +596,10 @@ pub(crate) fn describe(group: &TaskGroup, workers: u32) -> String {
     let plural = if workers == 1 { "worker" } else { "workers" };
     let devices = group.request.accelerators.as_ref().map_or_else(String::new, |a| format!(" x {a}"));
     format!(
-        "{workers} {plural}{devices} ({} mCPU, {} MiB each)",
+        "{workers} {plural}{devices} ({} mCPU, {} MiB each{})",
         group.request.cpu_milli,
-        group.request.memory_bytes >> 20
+        group.request.memory_bytes >> 20,
+        if group.request.exclusive { ", with a host to itself" } else { "" }
     )
 }
 
@@ -758,6 +761,12 @@ fn largest_hosts(pools: &[KeyedPool<'_>], group: &TaskGroup) -> String {
         }
     }
     let Some(request) = &group.request.accelerators else {
+        if group.request.exclusive {
+            let Some((_, cpu, memory)) = largest.get(&None) else {
+                return "every host that it may use has accelerators, which `exclusive` keeps away from".to_string();
+            };
+            return format!("the largest host without accelerators has {cpu} mCPU and {} MiB", memory >> 20);
+        }
         // A worker without accelerators may go to any host.
         let cpu = largest.values().map(|l| l.1).max().unwrap_or(0);
         let memory = largest.values().map(|l| l.2).max().unwrap_or(0);

@@ -494,6 +494,10 @@ impl Spare {
     /// How many such workers it holds at most. Shares of devices that the gang has already are not
     /// counted here but by [`Spare::take`].
     pub(crate) fn workers(&self, request: &WorkerRequest, touched: DeviceSet) -> u32 {
+        // It would take what is kept, too.
+        if request.exclusive {
+            return 0;
+        }
         let by_device = match request.accelerators.as_ref().map(|a| a.amount) {
             None => u64::MAX,
             Some(DeviceAmount::Whole(count)) => u64::from(self.devices / count.max(1)),
@@ -511,7 +515,8 @@ impl Spare {
     /// gang has shares already: they are counted.
     pub(crate) fn take(&mut self, request: &WorkerRequest, devices: DeviceSet, touched: DeviceSet) -> bool {
         let more = devices.difference(touched).count();
-        let enough = self.devices >= more
+        let enough = !request.exclusive
+            && self.devices >= more
             && self.cpu_milli >= request.cpu_milli
             && self.memory_bytes >= request.memory_bytes;
         if enough {

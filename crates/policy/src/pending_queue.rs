@@ -8,6 +8,9 @@
 //! Gangs for which their tenant has nominal quota left go before all that would borrow: a tenant that borrows
 //! first has to give it back. Among them a tier is an order inside its tenant. Gangs that would borrow go by
 //! tier first, for there a higher tier stops a lower one. Without quotas everybody borrows.
+//!
+//! The rank of a job, which comes from its nice value and from whether somebody has moved it to the front, decides which job its
+//! tenant sends next. Whether the tenant goes before others is decided without it.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -18,7 +21,7 @@ use muster_types::{JobId, JobSpec, LogTime, Name, PriorityTier};
 
 use crate::estimate::waits_since;
 use crate::headroom::{headroom, places_wanted};
-use crate::tournament::{HeadKey, Leaf, Tournament};
+use crate::tournament::{HeadKey, HeadTurn, Leaf, Tournament};
 
 /// Requests that are stepped over in one lane of a pass, as a multiple of the depth: they cost little each,
 /// and a queue can be very long.
@@ -212,7 +215,8 @@ impl Line {
                 return None;
             }
             let heads = self.heads.get_mut(&leaf).expect("a leaf in the tournament has heads");
-            let ((Reverse(tier), turn, tenant), class) = heads.pop_first().expect("it has one at least");
+            let ((Reverse(tier), HeadTurn(turn), tenant), class) =
+                heads.pop_first().expect("it has one at least");
             let mut candidate = Candidate { tier, tenant, turn, class, within_nominal: false, places: 0 };
             if self.has_turn(state, &mut candidate, &leaf) {
                 return Some(candidate);
@@ -287,15 +291,15 @@ impl Line {
         let of = (candidate.tier, &candidate.tenant, candidate.class);
         let Some((place, job)) = state.next_alike(of, last.place, last.job) else { return };
         *last = ClassCursor { place, job };
-        let turn = QueuePosition { turn: place.turn, job };
+        let turn = QueuePosition { job, ..place };
         let heads = self.heads.entry(leaf.clone()).or_default();
-        heads.insert((Reverse(candidate.tier), turn, candidate.tenant.clone()), candidate.class);
+        heads.insert((Reverse(candidate.tier), HeadTurn(turn), candidate.tenant.clone()), candidate.class);
     }
 
     /// The candidate was not served after all: it is the first again.
     pub fn put_back(&mut self, state: &State, candidate: Candidate) {
         let leaf = self.leaf_of(state, &candidate.tenant);
-        let key = (Reverse(candidate.tier), candidate.turn, candidate.tenant);
+        let key = (Reverse(candidate.tier), HeadTurn(candidate.turn), candidate.tenant);
         self.heads.entry(leaf.clone()).or_default().insert(key, candidate.class);
         self.enter(state, &leaf);
     }
@@ -487,7 +491,7 @@ impl Line {
                 Some(heads) => heads,
                 None => self.heads.entry(leaf.clone()).or_default(),
             };
-            heads.insert((Reverse(tier), turn, tenant), class);
+            heads.insert((Reverse(tier), HeadTurn(turn), tenant), class);
             return;
         }
     }
@@ -709,7 +713,7 @@ pub fn asker<'a>(policy: &'a Policy, tenant: &'a Name) -> &'a Name {
 /// The last turn before another; none when it is the first of all.
 fn before(turn: QueuePosition) -> Option<QueuePosition> {
     match turn.job.0.checked_sub(1) {
-        Some(job) => Some(QueuePosition { turn: turn.turn, job: JobId(job) }),
-        None => Some(QueuePosition { turn: turn.turn.before()?, job: JobId(u64::MAX) }),
+        Some(job) => Some(QueuePosition { job: JobId(job), ..turn }),
+        None => Some(QueuePosition { turn: turn.turn.before()?, job: JobId(u64::MAX), ..turn }),
     }
 }

@@ -331,6 +331,10 @@ impl State {
             match update {
                 RankUpdate::Running => require(*state == RankState::Assigned, GuardError::RankNotCurrent)?,
                 RankUpdate::Exited(exit) => require(is_bounded(exit), GuardError::Limit)?,
+                RankUpdate::Ready => {
+                    let is_asked = self.specs.get(&job).is_some_and(|spec| spec.readiness_ms.is_some());
+                    require(is_asked && !placement.ready.contains(rank), GuardError::RankNotCurrent)?;
+                }
             }
         }
         Ok(())

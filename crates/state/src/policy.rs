@@ -33,6 +33,8 @@ pub enum MissingRight {
         /// What it asks for beyond that, also by asking for any nodes.
         missing: PurchaseSet,
     },
+    /// To have a negative nice value.
+    NegativeNice,
 }
 
 impl MissingRight {
@@ -45,6 +47,9 @@ impl MissingRight {
         let is_refused = !spec.preemptible && rights.non_preemptible == NonPreemptible::Never;
         if is_refused {
             return Some(MissingRight::NonPreemptible);
+        }
+        if spec.nice < 0 && !rights.negative_nice {
+            return Some(MissingRight::NegativeNice);
         }
         let asked = spec.capacity.as_deref().map_or(PurchaseSet::ALL, CapacityRules::ever);
         let missing = asked.without(rights.purchases);
@@ -169,7 +174,7 @@ impl State {
     }
 
     /// What a changed job asks for beyond what the policy lets one job ask for. What it asks for no more of than before stays
-    /// allowed where the tier does: the policy may have been lowered since.
+    /// allowed where the tenant and the tier do: the policy may have been lowered since.
     #[must_use]
     pub fn raised_above_job_limit(
         &self,
@@ -187,7 +192,13 @@ impl State {
                 (Some(_), None) => true,
                 (Some(before_ms), Some(after_ms)) => after_ms > before_ms,
             };
-            before.tier != after.tier || (matches!(above, JobAboveLimit::RunTime { .. }) && is_longer)
+            let is_elsewhere = before.tier != after.tier || before.tenant != after.tenant;
+            let is_larger = after.worker_count() > before.worker_count();
+            let is_more = match above {
+                JobAboveLimit::RunTime { .. } => is_longer,
+                JobAboveLimit::Devices { .. } => is_larger,
+            };
+            is_elsewhere || is_more
         };
         JobAboveLimit::of(limits, after, spares).find(is_raised)
     }

@@ -432,7 +432,12 @@ impl Redaction {
                 | FieldChange::Regions(_)
                 | FieldChange::NodeSelector(_)
                 | FieldChange::ExpectedRun(_)
-                | FieldChange::Nodes(_) => {}
+                | FieldChange::Nodes(_)
+                | FieldChange::Nice(_)
+                | FieldChange::Front(_)
+                | FieldChange::Groups(_)
+                | FieldChange::Size(_)
+                | FieldChange::Tenant(_) => {}
             }
         }
     }

@@ -550,6 +550,11 @@ impl State {
         self.indexes.starting.iter().copied()
     }
 
+    /// Gangs that run and of which some workers have yet to say that they are ready, by when they have to.
+    pub fn unready(&self) -> impl Iterator<Item = (LogTime, JobId)> {
+        self.indexes.unready.iter().copied()
+    }
+
     /// Gangs that are being stopped, by when their workers should have been killed.
     pub fn killed_by(&self) -> impl Iterator<Item = (LogTime, JobId)> {
         self.indexes.killed_by.iter().copied()

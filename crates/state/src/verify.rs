@@ -93,7 +93,9 @@ impl State {
             let Some(placement) = &row.placement else { continue };
             let spec = self.specs.get(id).ok_or_else(|| broken(format!("{id} has no spec")))?;
             let ranks = placement.ranks.len();
-            let is_size = u32::try_from(ranks).is_ok_and(|ranks| spec.may_have(ranks));
+            // One that waits again may have been given another size since.
+            let is_size =
+                placement.live == 0 || u32::try_from(ranks).is_ok_and(|ranks| spec.may_have(ranks));
             if ranks != placement.slots.len() || !is_size {
                 return Err(broken(format!("{id} has {} workers, placed {ranks}", spec.worker_count())));
             }
@@ -125,6 +127,9 @@ impl State {
                 if !current {
                     return Err(broken(format!("{id} rank {rank} is on a node that is not there")));
                 }
+            }
+            if placement.ready.last().is_some_and(|last| *last as usize >= ranks) {
+                return Err(broken(format!("{id} has a rank that is ready and is not there")));
             }
             if live != placement.live {
                 return Err(broken(format!("{id} counts {} live ranks, has {live}", placement.live)));
@@ -189,7 +194,9 @@ impl State {
                 if twice {
                     return Err(broken(format!("{id} rank {rank}: a device is promised twice")));
                 }
-                sum.add(&group.request, slot.devices);
+                let node = self.nodes.get(&slot.node);
+                let node = node.ok_or_else(|| broken(format!("{id} is promised a node that is not there")))?;
+                sum.add(&group.request, slot.devices, &node.spec);
             }
         }
         for (id, row) in self.nodes.iter() {
@@ -319,6 +326,7 @@ impl State {
             ("deadlines", fresh.deadlines == ours.deadlines),
             ("fallbacks", fresh.fallbacks == ours.fallbacks),
             ("starting", fresh.starting == ours.starting),
+            ("unready", fresh.unready == ours.unready),
             ("killed_by", fresh.killed_by == ours.killed_by),
             ("requests_by_time", fresh.requests_by_time == ours.requests_by_time),
             ("nodes_by_name", fresh.nodes_by_name == ours.nodes_by_name),

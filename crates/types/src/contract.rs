@@ -439,13 +439,16 @@ pub struct Submission {
     pub array: Option<ArraySpec>,
     /// Other jobs and arrays of the same request that it waits for. They have no ids yet.
     pub named_dependencies: Vec<NamedDependency>,
+    /// Whether it is held from the beginning.
+    pub held: bool,
 }
 
 impl Submission {
     /// A job with its contract, without labels, annotations or a creator.
     #[must_use]
     pub fn new(spec: JobSpec, contract: JobContract) -> Submission {
-        Submission { spec, contract, metadata: None, array: None, named_dependencies: Vec::new() }
+        let named_dependencies = Vec::new();
+        Submission { spec, contract, metadata: None, array: None, named_dependencies, held: false }
     }
 
     /// How many jobs it comes to.

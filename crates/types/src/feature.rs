@@ -20,17 +20,20 @@ pub enum Feature {
     Exec,
     /// Connections to ports of workers.
     PortForward,
+    /// Workers that say that they are ready.
+    Readiness,
 }
 
 impl Feature {
     /// Every one.
-    pub const ALL: [Feature; 6] = [
+    pub const ALL: [Feature; 7] = [
         Feature::Health,
         Feature::Notes,
         Feature::Preflight,
         Feature::ForeignLoad,
         Feature::Exec,
         Feature::PortForward,
+        Feature::Readiness,
     ];
 }
 

@@ -75,7 +75,7 @@ pub use contract::{
     CheckpointRules, FailureClass, JobContract, LaunchForm, NoticeRules, Preflight, RetryRules, Submission,
     Ulimits,
 };
-pub use control::{Control, FieldChange, Requester};
+pub use control::{Control, FieldChange, GroupSize, Requester};
 pub use cron::CronExpression;
 pub use demand::{AcceleratorChoice, AcceleratorRequest, DeviceAmount};
 pub use feature::{Feature, Features};
@@ -92,7 +92,7 @@ pub use metadata::JobMetadata;
 pub use name::{NAME_RULE, Name};
 pub use node_overrides::{NodeOverrides, NodeOverridesChange};
 pub use node_requirements::{LabelTest, NodeExpression, NodeRequirements};
-pub use queue::QueueKey;
+pub use queue::{QueueKey, QueueRank};
 pub use read::{Consistency, PastPoint, ReadFrom};
 pub use reason::{Refusal, RefusalCode, Violation};
 pub use schedule::{NextRun, OverlapRule, OwnerRole, Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate};

@@ -24,6 +24,12 @@ pub const ARRAY_ENDS_PER_ROW: u32 = 1_024;
 pub const UNCREATED_MEMBERS_MAX: u64 = 1_000_000_000;
 /// Arrays of which one record asks something. Each may end members in a hundred rows.
 pub const CONTROLLED_ARRAYS_MAX: usize = 100;
+/// The shortest time in which the workers of a gang may have to be ready, in milliseconds.
+pub const READINESS_MS_MIN: u64 = 1_000;
+/// The longest such time: a week.
+pub const READINESS_MS_MAX: u64 = 7 * 86_400_000;
+/// The nice value of a job, upwards and downwards.
+pub const NICE_MAX: u8 = 100;
 /// Workers of one gang, over all its task groups.
 pub const GANG_WORKERS_MAX: u32 = 16_384;
 /// Task groups of one job.

@@ -12,8 +12,12 @@ pub const REQUIRED_FEATURES: &str = "muster-required-features";
 #[must_use]
 pub fn required_by<'a>(jobs: impl IntoIterator<Item = &'a v1::Job>) -> Vec<&'static str> {
     let mut required = Vec::new();
-    for spec in jobs.into_iter().filter_map(|job| job.spec.as_ref()) {
+    for (job, spec) in jobs.into_iter().filter_map(|job| Some((job, job.spec.as_ref()?))) {
         let uses = [
+            (job.hold, "job-hold"),
+            (spec.nice != 0, "job-nice"),
+            (spec.exclusive, "job-exclusive"),
+            (spec.readiness.is_some(), "job-readiness"),
             (spec.nodes.is_some(), "job-nodes"),
             (spec.workdir.is_some(), "job-workdir"),
             (spec.artifacts.is_some(), "job-artifacts"),

@@ -171,6 +171,7 @@ fn inbound(message: Message) -> Inbound {
             WorkerEvent::Step { number, duration_ms } => {
                 Inbound::Step { job: key.job, token: key.token, rank: key.rank, number, duration_ms }
             }
+            WorkerEvent::Ready => Inbound::Ready { sequence, job: key.job, token: key.token, rank: key.rank },
         },
         Message::PreflightWaiting { job, token } => Inbound::Probe(ProbeReport::Waiting { job, token }),
         Message::ForeignLoad(load) => Inbound::ForeignLoad(load),

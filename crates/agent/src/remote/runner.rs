@@ -629,7 +629,7 @@ impl Running {
     /// A note as a frame, kept until it is answered where somebody waits for that.
     fn on_report(&mut self, report: WorkerReport) -> Vec<u8> {
         let WorkerReport { key, event, answer } = report;
-        let waits = matches!(event, WorkerEvent::CheckpointCommitted { .. });
+        let waits = matches!(event, WorkerEvent::CheckpointCommitted { .. } | WorkerEvent::Ready);
         let id = if waits { self.note + 1 } else { 0 };
         let frame = link::encode(&ToAgent::Note { id, rank: key.rank, note: event });
         if waits {

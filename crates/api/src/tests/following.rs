@@ -229,6 +229,7 @@ fn largest_job(labels: HashMap<String, String>) -> v1::Job {
         spec: None,
         status: Some(status),
         redacted: true,
+        hold: false,
     }
 }
 

@@ -35,6 +35,7 @@ fn attacks() -> Vec<(v1::Policy, &'static str)> {
             deadlines: None,
             bookings: None,
             purchases: Vec::new(),
+            negative_nice: None,
         })
     };
     let preemption = |preemption| v1::Policy { preemption: Some(preemption), ..Default::default() };

@@ -441,6 +441,7 @@ fn jobs() -> Vec<Stored> {
         update_mask: mask(&["labels", "spec.tier", "spec.run_time_limit"]),
         etag: "1-77".to_owned(),
         validate_only,
+        move_to_front: false,
     };
     macro_rules! controls {
         ($($name:literal $call:literal $request:ident),*) => {[$(
@@ -657,6 +658,7 @@ fn policy() -> v1::Policy {
             deadlines: Some(true),
             bookings: None,
             purchases: Vec::new(),
+            negative_nice: Some(true),
         }),
         queue: Some(v1::QueueChoices {
             order: v1::QueueOrder::Strict.into(),

@@ -158,7 +158,7 @@ A running job is stopped and held with: muster job suspend ID")]
         after_help = "Examples:\n  muster job suspend job-3f0\n  muster job suspend 'array-3f0[1-5,7]'\n  muster job release job-3f0             it waits for capacity again"
     )]
     Suspend(SelectArgs),
-    /// Change a job: while it waits its tier, times and places, while it runs its limit and labels
+    /// Change a job: while it waits its tier, times, places, size and tenant, while it runs its limit and labels
     #[command(
         visible_alias = "update",
         after_help = "\
@@ -168,11 +168,28 @@ Examples:
   muster job modify job-3f0 --label team=vision --label debug-
   muster job modify job-3f0 --exclude h7,h8 --where 'memory-gib>512'
   muster job modify job-3f0 --tier batch --etag 1-4711
+  muster job modify job-3f0 --nice 10 --workers 4..8
+  muster job modify job-3f0 --workers 6           also of an elastic job that runs
   muster job modify array-3f0 --throttle 50       lets 50 members of an array be unfinished at a time
 
 With --etag it is changed only if it is still as it was shown: muster job show ID -o json | jq -r .etag"
     )]
     Modify(Box<ModifyArgs>),
+    /// Move a waiting job before the others of its tenant and tier; jobs of other tenants wait no longer for that
+    #[command(after_help = "\
+Examples:
+  muster job top job-3f0
+  muster job top train --dry-run
+
+Of several jobs that were moved, the one that was moved last goes first. `muster job modify ID --nice N` orders them by numbers.")]
+    Top {
+        /// Its id, or its name
+        #[arg(add = ArgValueCompleter::new(complete::jobs))]
+        id: String,
+        /// Check the move, and change nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Wait for jobs; exit code 1 unless all of them went well
     #[command(after_help = "\
 Examples:
@@ -220,6 +237,7 @@ pub async fn run(global: &Global, console: &Console, command: JobCommand) -> Res
         JobCommand::Requeue(args) => controls::run(global, console, Control::Requeue, args).await,
         JobCommand::Suspend(args) => controls::run(global, console, Control::Suspend, args).await,
         JobCommand::Modify(args) => controls::modify(global, console, *args).await,
+        JobCommand::Top { id, dry_run } => controls::to_front(global, console, &id, dry_run).await,
         JobCommand::Watch { ids, tenant, selector } => {
             let client = global.client().await?;
             let ids = all_resolved(&client, &ids, Find::Newest).await?;
@@ -370,6 +388,15 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
     }
     if let Some(asked) = &spec.capacity {
         say("capacity", capacity(asked));
+    }
+    if spec.nice != 0 {
+        say("nice", spec.nice.to_string());
+    }
+    if spec.exclusive {
+        say("hosts", "each worker has one to itself".to_owned());
+    }
+    if let Some(timeout) = spec.readiness.as_ref().and_then(|rule| span(rule.timeout)) {
+        say("ready within", timeout);
     }
     // By this it is found where traces are kept.
     if let Some(trace_id) = spec.trace_parent.split('-').nth(1) {

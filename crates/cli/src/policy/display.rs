@@ -54,6 +54,7 @@ const LISTS: [List; 18] = [
             ("DEADLINES", "{rights.deadlines}", ""),
             ("BOOKINGS", "{rights.bookings}", ""),
             ("PURCHASES", "{rights.purchases}", ""),
+            ("NEGATIVE NICE", "{rights.negativeNice}", ""),
         ],
     ),
     (

@@ -219,6 +219,9 @@ def test_what_is_asked_of_jobs_says_of_which() -> None:
     update = client._core.update("job-1", changed, ["labels", "spec.deadline"], "1-7", None, None)
     assert isinstance(update.request, job_pb2.UpdateJobRequest)
     assert list(update.request.update_mask.paths) == ["labels", "spec.deadline"] and update.request.etag == "1-7"
+    moved = client._core.to_front("job-1", None, None)
+    assert isinstance(moved.request, job_pb2.UpdateJobRequest) and moved.request.move_to_front
+    assert muster.job("a", ["run"], nice=-7, exclusive=True).replace(hold=True).to_message().hold
     for throttle in (7, None):
         change = client._core.set_throttle("array-1", throttle, None, None)
         assert isinstance(change.request, job_pb2.UpdateJobRequest) and change.request.job_id == "array-1"

@@ -148,6 +148,10 @@ RIGHT = [
     "affinity: []",
     "licences: {matlab: 2, ansys: 1}",
     "licences: {}",
+    "nice: -7",
+    "nice: 100",
+    "exclusive: true",
+    "readiness: {timeout: 10m}",
     "expectedRun: 90m\n  retry: {maxFailures: 0}",
     "workers: 8\n  minWorkers: 2",
 ]
@@ -245,6 +249,8 @@ def world(draw: random.Random) -> dict[str, Any]:
         "ulimits": {"openFiles": draw.randrange(64, 9000), "stackSize": "64Mi"},
         "affinity": [{"jobs": "app=cache", "level": draw.choice(["host", "region"]), "rule": "apart", "weight": 7}],
         "preflight": draw.choice(["on", "off", "default"]),
+        "nice": draw.randrange(0, 101),
+        "readiness": {"timeout": span()},
     }
     spec = {name: value for name, value in fields.items() if draw.random() < 0.4}
     if draw.random() < 0.3:

@@ -627,7 +627,8 @@ impl Ahead {
         let mut budget = Budget::new(VISITS);
         future.take_up(state, &mut budget);
         let within_nominal = headroom(state, spec).is_offered_nominal();
-        let own = QueuePosition { turn: row.estimate.turn, job: job.unwrap_or(NOT_SUBMITTED) };
+        let (rank, turn) = (spec.rank(), row.estimate.turn);
+        let own = QueuePosition { rank, turn, job: job.unwrap_or(NOT_SUBMITTED) };
         let mut position = Position { requests_before: 0, or_more: false };
         while let Some(candidate) = line.take_within(state, STEPS_MAX) {
             if Line::is_behind(&candidate, spec, own, within_nominal) {

@@ -11,10 +11,12 @@ use muster_types::{JobId, JobSpec, LogTime, Name, NodeId};
 
 use crate::rules::counted::within_limits;
 
-/// The job as it is to be planned: only in regions where its checkpoints can be read and that its licences are for, and no larger
-/// than limits on CPUs and memory allow. None when there is no such region or size.
+/// The job as it is to be planned: with no more workers than somebody has asked for while it ran, only in regions where its
+/// checkpoints can be read and that its licences are for, and no larger than limits on CPUs and memory allow. None when there is
+/// no such region or size.
 pub(crate) fn planned_spec(state: &State, job: JobId) -> Option<Arc<JobSpec>> {
-    let spec = state.spec(job)?;
+    let sized = state.spec(job)?.at_size().map(Arc::new);
+    let spec = sized.as_ref().or_else(|| state.spec(job))?;
     let readable = match state.contract(job).and_then(|contract| contract.checkpoint.place.as_ref()) {
         Some(place) => narrowed(state, spec, place).map(Arc::new)?,
         None => Arc::clone(spec),

@@ -95,7 +95,7 @@ mod tests {
     /// A job that takes more after an hour, and waits for others first.
     fn submit(speculation: &mut Speculation, request: u128, others: &[JobId]) -> JobId {
         let name = |text| Name::new(text).expect("a name");
-        let asks = WorkerRequest { accelerators: None, cpu_milli: 1_000, memory_bytes: 1 };
+        let asks = WorkerRequest { accelerators: None, cpu_milli: 1_000, memory_bytes: 1, exclusive: false };
         let group = TaskGroup::new(name("main"), 1, vec!["run".to_string()], asks);
         let mut draft = JobDraft::new(name("job"), name("team"), vec![group]);
         let set = |kind: PurchaseKind| -> PurchaseSet { [kind].into_iter().collect() };

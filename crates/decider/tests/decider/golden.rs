@@ -25,7 +25,7 @@ use muster_types::{
     AdmissionMode, AdmissionRule, Approval, ArrayId, ArraySpec, BookingAmount, BookingClearing, BookingEnd,
     BookingShape, BookingSpec, BookingTimes, CapacityFallback, CapacityRules, CertificateSerial,
     CheckpointRules, Control, Dependency, DependencyRule, DependencyScope, DeviceSet, ExitStatus,
-    FailureClass, FieldChange, JobContract, JobId, JobMetadata, LabelTest, LaunchForm, LogIndex, LogTime,
+    FailureClass, FieldChange, GroupSize, JobContract, JobId, JobMetadata, LabelTest, LaunchForm, LogIndex, LogTime,
     NodeAdmission, NodeBounds, NodeExpression, NodeId, NodeOverridesChange, NodeRequirements, NodeSpec,
     NoticeRules, OverlapRule, Preflight, PriorityTier, Requester, RetryRules, Revocation, Schedule,
     ScheduleKey, ScheduleTemplate, Submission, TokenGrant, TokenId, TokenRole,
@@ -502,6 +502,10 @@ fn control(run: &mut Run) {
         FieldChange::Labels([("team".into(), "vision".into())].into()),
         FieldChange::Annotations([("note".into(), "x".into())].into()),
         FieldChange::Nodes(Some(Box::new(asked_nodes()))),
+        FieldChange::Nice(7),
+        FieldChange::Front(None),
+        FieldChange::Groups(vec![GroupSize { group: None, workers: 1, workers_min: Some(1) }]),
+        FieldChange::Tenant(name("research")),
     ];
     for (job, changes) in [(jobs[1], changes), (jobs[2], vec![FieldChange::Tier(PriorityTier::Free)])] {
         let by = Requester { name: "tenant/vision/ada".into(), is_operator: false };

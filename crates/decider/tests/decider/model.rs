@@ -19,7 +19,7 @@ use muster_types::{
     AcceleratorChoice, Affinity, AffinityLevel, AffinityRule, AffinityTarget, ArrayId, ArraySpec,
     BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, Control, Dependency,
     DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FieldChange,
-    JobContract, JobDraft, JobId, JobMetadata, JobSpec, Level, LogTime, Name, NodeId, NodeOverridesChange,
+    GroupSize, JobContract, JobDraft, JobId, JobMetadata, JobSpec, Level, LogTime, Name, NodeId, NodeOverridesChange,
     NodeRequirements, NodeSpec, PriorityTier, RequestId, Requester, Segment, Spread, Submission, TaskGroup,
 };
 
@@ -469,7 +469,7 @@ impl Model {
             .map(|spec| {
                 let (contract, metadata) = (self.contract(&spec), self.metadata());
                 let array = self.array(&spec);
-                Submission { spec, contract, metadata, array, named_dependencies: Vec::new() }
+                Submission { metadata, array, held: self.random.once_in(12), ..Submission::new(spec, contract) }
             })
             .collect();
         let request = self.request();
@@ -647,7 +647,15 @@ impl Model {
         let request = self.request();
         if self.random.once_in(3) {
             let soon = self.now.plus_ms(self.random.below(20_000));
-            let changes = vec![match self.random.below(7) {
+            let changes = vec![match self.random.below(11) {
+                6 => FieldChange::Nice(self.random.below(201) as u8 as i8),
+                7 => FieldChange::Front(None),
+                8 => FieldChange::Groups(vec![GroupSize {
+                    group: None,
+                    workers: 1 + self.random.below(4) as u32,
+                    workers_min: self.random.once_in(3).then_some(1),
+                }]),
+                9 => FieldChange::Tenant(name(["a", "b", "c", "d"][self.random.below(4) as usize])),
                 0 => FieldChange::Tier(PriorityTier::ALL[self.random.below(5) as usize]),
                 1 => FieldChange::RunTimeLimit(self.random.once_in(2).then(|| self.random.below(60_000))),
                 2 => FieldChange::NotBefore(self.random.once_in(2).then_some(soon)),

@@ -144,6 +144,7 @@ fn rights_that_surprise_are_named() {
         deadlines: None,
         bookings: None,
         purchases: muster_types::PurchaseSet::EMPTY,
+        negative_nice: None,
     };
     let mut low = with(vec![quota("h100", None, 4, Some(0), None)]);
     low.rights = rights(Some(PriorityTier::Batch), None);

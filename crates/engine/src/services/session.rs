@@ -265,6 +265,9 @@ impl<G: Environment> Work<G> {
                     Some(Inbound::CheckpointCommitted { sequence, job, token, step }) => {
                         waiting.push(self.commit_checkpoint(sequence, (job, token), step));
                     }
+                    Some(Inbound::Ready { sequence, job, token, rank }) => {
+                        waiting.push(self.report_ready(sequence, (job, token), rank));
+                    }
                     Some(Inbound::Probe(report)) => self.engine.probe_reported(self.node, report),
                     // Only the newest counts.
                     Some(Inbound::ForeignLoad(load)) => drop(self.foreign.send_replace(Some(load))),
@@ -291,6 +294,7 @@ impl<G: Environment> Work<G> {
             Inbound::Heartbeat { .. } | Inbound::Report { .. } | Inbound::ConfirmStart { .. } => false,
             Inbound::Health { .. }
             | Inbound::CheckpointCommitted { .. }
+            | Inbound::Ready { .. }
             | Inbound::Step { .. }
             | Inbound::Probe(_)
             | Inbound::ForeignLoad(_) => true,
@@ -384,6 +388,24 @@ impl<G: Environment> Work<G> {
                 return Some(Outbound::NoteAck { sequence, refused });
             }
             match engine.commit_checkpoint_in(Lane::Nodes, (job, token), step).await {
+                Ok(_) => Some(Outbound::NoteAck { sequence, refused: None }),
+                Err(Refusal {
+                    code: RefusalCode::NotLeader | RefusalCode::Overloaded | RefusalCode::OutcomeUnknown,
+                    ..
+                }) => None,
+                Err(refusal) => Some(Outbound::NoteAck { sequence, refused: Some(refusal) }),
+            }
+        })
+    }
+
+    /// Logs that a worker is ready, where its job asks for that.
+    fn report_ready(&self, sequence: u64, (job, token): (JobId, FencingToken), rank: u32) -> Confirmation {
+        let engine = self.engine.clone();
+        let (node, incarnation) = (self.node, self.incarnation);
+        Box::pin(async move {
+            let updates = vec![(rank, RankUpdate::Ready)];
+            let command = Command::Report { node, incarnation, job, token, updates };
+            match engine.execute_for_node(command).await {
                 Ok(_) => Some(Outbound::NoteAck { sequence, refused: None }),
                 Err(Refusal {
                     code: RefusalCode::NotLeader | RefusalCode::Overloaded | RefusalCode::OutcomeUnknown,

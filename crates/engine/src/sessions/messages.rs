@@ -87,6 +87,17 @@ pub enum Inbound {
         /// The step that it is saved up to; none where the worker states none.
         step: Option<u64>,
     },
+    /// A worker on the node says that it is ready.
+    Ready {
+        /// To be repeated in the answer.
+        sequence: u64,
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+        /// Which worker.
+        rank: u32,
+    },
     /// A worker on the node has done a step.
     Step {
         /// Which job.

@@ -80,6 +80,8 @@ pub enum Change {
 pub struct JobBefore {
     /// The tier before the change.
     pub tier: PriorityTier,
+    /// The tenant before the change.
+    pub tenant: Name,
     /// The labels, annotations and creator before the change; none when it had none of them.
     pub metadata: Option<Arc<JobMetadata>>,
 }

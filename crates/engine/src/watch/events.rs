@@ -146,9 +146,11 @@ impl Observer for EventMaker {
         self.happening = Happening::before(state, decision);
         self.metadata_set |= matches!(decision, Decision::JobMetadataSet { .. });
         self.job_before = match decision {
-            Decision::JobModified { job, .. } => state
-                .spec(*job)
-                .map(|spec| JobBefore { tier: spec.tier, metadata: state.metadata(*job).cloned() }),
+            Decision::JobModified { job, .. } => state.spec(*job).map(|spec| JobBefore {
+                tier: spec.tier,
+                tenant: spec.tenant.clone(),
+                metadata: state.metadata(*job).cloned(),
+            }),
             _ => None,
         };
         let node = match decision {
@@ -171,8 +173,11 @@ impl Observer for EventMaker {
                 self.touch(state, &row.template.spec.tenant);
             }
             if let Some(change) = self.change(state, effect) {
-                if let Change::Job { spec, .. } = &change {
+                if let Change::Job { spec, before, .. } = &change {
                     self.touch(state, &spec.tenant);
+                    if let Some(before) = before {
+                        self.touch(state, &before.tenant);
+                    }
                 }
                 ordinal += 1;
                 let occurrence = self.happening.as_ref().and_then(|happening| happening.of(&change));

@@ -36,6 +36,12 @@ impl Happening {
             }
             Decision::JobFinished { job, .. } => Happening::Over(*job),
             Decision::JobRequeued { job, failed: true } => Happening::Job(*job, E::JobRetried),
+            // What becomes of it is told once it has ended.
+            Decision::GangStopRequested { cause: StopCause::Fault { class, .. }, .. }
+                if class.is_of_application() =>
+            {
+                return None;
+            }
             Decision::GangStopRequested {
                 job,
                 cause: StopCause::Evicted { .. } | StopCause::Fault { .. },

@@ -259,6 +259,7 @@ mod tests {
             live: 1,
             unstarted: 0,
             charge: muster_state::Charge::default(),
+            ready: Default::default(),
         };
         let spec = crate::sample::job("large", 1);
         let row = JobRow {

@@ -21,7 +21,7 @@ use muster_types::{
     Artifacts, BlobDigest, BookingAmount, BookingClearing, BookingEnd, BookingRule, BookingShape,
     BookingSpec, BookingTimes, CapacityFallback, CapacityRules, CertificateSerial, CheckpointRules,
     ClusterId, Container, Control, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet,
-    ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, IndexRange, JobContract,
+    ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, GroupSize, HolderId, IndexRange, JobContract,
     JobDraft, JobId, JobMetadata, JobSpec, LabelTest, LaunchForm, Level, ListedWindows, LogIndex, LogTime,
     Mount, Name, NodeAdmission, NodeBounds, NodeDraft, NodeExpression, NodeId, NodeOverrides,
     NodeRequirements, NodeSpec, NoticeRules, OverlapRule, Parameters, Preflight, PriorityTier, PullRule,
@@ -157,6 +157,9 @@ fn wishes() -> impl Strategy<Value = JobDraft> {
             booking: places.4.0,
             capacity: places.4.1.map(Box::new),
             affinity: affinity(places.5),
+            nice: if preemptible { 0 } else { -100 },
+            front: times.0.map(LogIndex),
+            readiness_ms: times.2.map(|ms| ms.clamp(limits::READINESS_MS_MIN, limits::READINESS_MS_MAX)),
             ..JobDraft::new(Name::literal("any"), Name::literal("any"), vec![])
         },
     )
@@ -174,7 +177,7 @@ fn group(n: usize) -> impl Strategy<Value = TaskGroup> {
     )
         .prop_map(
             move |(workers, command, environment, accelerators, cpu_milli, memory_bytes, container)| {
-                let request = WorkerRequest { accelerators, cpu_milli, memory_bytes };
+                let request = WorkerRequest { accelerators, cpu_milli, memory_bytes, exclusive: false };
                 let container = container.map(|(container, has_shared)| Container {
                     shared_memory_bytes: if has_shared && memory_bytes >= limits::SHARED_MEMORY_BYTES_MIN {
                         memory_bytes
@@ -428,6 +431,14 @@ fn change() -> impl Strategy<Value = FieldChange> {
         texts().prop_map(FieldChange::Labels),
         texts().prop_map(FieldChange::Annotations),
         node_requirements().prop_map(FieldChange::Nodes),
+        any::<i8>().prop_map(FieldChange::Nice),
+        option::of(any::<u64>()).prop_map(|at| FieldChange::Front(at.map(LogIndex))),
+        vec((option::of(name()), any::<u32>(), option::of(any::<u32>())), 0..3).prop_map(|sizes| {
+            let size = |(group, workers, workers_min)| GroupSize { group, workers, workers_min };
+            FieldChange::Groups(sizes.into_iter().map(size).collect())
+        }),
+        option::of(any::<u32>()).prop_map(FieldChange::Size),
+        name().prop_map(FieldChange::Tenant),
     ]
 }
 
@@ -525,7 +536,8 @@ fn receivers() -> impl Strategy<Value = Vec<Receiver>> {
 fn inputs() -> impl Strategy<Value = Decision> {
     let job = || any::<u64>().prop_map(JobId);
     let node_id = || any::<u32>().prop_map(NodeId);
-    let update = prop_oneof![Just(RankUpdate::Running), exit().prop_map(RankUpdate::Exited)];
+    let update =
+        prop_oneof![Just(RankUpdate::Running), Just(RankUpdate::Ready), exit().prop_map(RankUpdate::Exited)];
     prop_oneof![
         (request(), requester(), vec((spec(), estimate()), 0..3)).prop_map(|(request, by, jobs)| {
             let (specs, estimates) = jobs.into_iter().map(|(spec, estimate)| (spec.into(), estimate)).unzip();
@@ -807,6 +819,7 @@ fn policy() -> impl Strategy<Value = Policy> {
         deadlines,
         bookings,
         purchases: if bookings == Some(true) { PurchaseSet::ALL } else { PurchaseSet::EMPTY },
+        negative_nice: deadlines,
     });
     let limit = || option::of(1..1_000_u32);
     let job_limits = || {

@@ -62,6 +62,7 @@ group! {
         deadlines "deadlines": Flag,
         bookings "bookings": Flag,
         purchases "purchases": FilledWords<policy::PurchaseKind>,
+        negative_nice "negativeNice": Flag,
     }
 }
 

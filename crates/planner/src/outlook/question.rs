@@ -154,7 +154,8 @@ impl<'a> Question<'a> {
         let nodes = &self.outlook.nodes;
         let asks_nodes = fit::is_selective(self.spec)
             || !self.spec.regions.is_empty()
-            || self.spec.needs_container_runtime();
+            || self.spec.needs_container_runtime()
+            || self.spec.is_exclusive();
         let is_restricted = !policy.required_isolation.is_empty() || policy.has_partitions();
         if self.outlook.has_taints || asks_nodes || is_restricted {
             let allowed = nodes.iter().map(|node| terms.allows(&node.spec, self.spec));
@@ -464,7 +465,8 @@ impl<'a> Question<'a> {
             }
             let taken = takes.get(&place).map_or(Amount::default(), |(_, amount)| *amount);
             let left = capacity.usable(place).minus(taken);
-            let workers = capacity.limit(place, left.workers(request));
+            let host = &self.outlook.nodes[place].spec;
+            let workers = capacity.limit(place, left.workers_on(host, request));
             if workers > 0 {
                 nodes.push((left.devices, self.outlook.nodes[place].id, place, workers));
             }
@@ -497,7 +499,7 @@ impl<'a> Question<'a> {
                 continue;
             }
             if count > 0 {
-                let more = Amount::of_workers(request, count);
+                let more = Amount::of_workers_on(&self.outlook.nodes[place].spec, request, count);
                 let entry = takes.entry(place).or_default();
                 *entry = (entry.0 + count, entry.1.plus(more));
                 *in_part.entry(part).or_default() += count;
@@ -698,7 +700,8 @@ impl<'a> FreeCapacity<'a> {
         let before = self.nodes[place].workers;
         let now = if self.is_usable(place, kind) {
             let request = &self.question.spec.groups[self.primary].request;
-            self.limit(place, self.usable(place).workers(request))
+            let host = &self.question.outlook.nodes[place].spec;
+            self.limit(place, self.usable(place).workers_on(host, request))
         } else {
             0
         };
@@ -767,11 +770,11 @@ pub(super) fn others_like(
             cpu_milli: signed(node.spec.cpu_milli),
             memory_bytes: signed(node.spec.memory_bytes),
         };
-        let workers = whole.workers(&group.request).min(capacity.wanted);
+        let workers = whole.workers_on(&node.spec, &group.request).min(capacity.wanted);
         if !is_open || workers == 0 {
             continue;
         }
-        let amount = Amount::of_workers(&group.request, capacity.limit_of_spread(workers));
+        let amount = Amount::of_workers_on(&node.spec, &group.request, capacity.limit_of_spread(workers));
         let lacks = amount.minus(outlook.idle[place]);
         if lacks.is_positive() {
             missing.insert(place as u32, lacks);

@@ -166,7 +166,7 @@ pub fn group(text: &str, workers: u32, wants: Option<AcceleratorRequest>) -> Tas
         workers_min: workers,
         command: vec!["train".into()],
         environment: BTreeMap::new(),
-        request: WorkerRequest { accelerators: wants, cpu_milli: 1_000, memory_bytes: GIB },
+        request: WorkerRequest { accelerators: wants, cpu_milli: 1_000, memory_bytes: GIB, exclusive: false },
         slice: None,
         container: None,
     }
@@ -199,5 +199,9 @@ pub fn job_draft(groups: Vec<TaskGroup>) -> JobDraft {
         capacity: None,
         affinity: Vec::new(),
         licences: muster_types::Licences::new(),
+        nice: 0,
+        front: None,
+        size: None,
+        readiness_ms: None,
     }
 }

@@ -14,8 +14,8 @@ use core::ops::{Bound, Deref};
 use muster_types::policy::Policy;
 use muster_types::tpu::PodPosition;
 use muster_types::{
-    ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NextRun, NodeId, NodeSpec,
-    PriorityTier, QueueKey, RequestId, ScheduleKey,
+    Affinity, AffinityRule, ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name,
+    NextRun, NodeId, NodeSpec, PriorityTier, QueueKey, QueueRank, RequestId, ScheduleKey,
 };
 
 use crate::free::FreeKey;
@@ -128,6 +128,8 @@ pub struct Pool {
 /// A position in the order of a tenant's pending submission groups of one tier. The smaller goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct QueuePosition {
+    /// What goes before the turn. It tells nothing about jobs of other tenants.
+    pub rank: QueueRank,
     /// Of the submission group.
     pub turn: QueueKey,
     /// The first of its pending jobs.
@@ -155,8 +157,8 @@ pub(crate) struct TenantLine {
 impl TenantLine {
     fn first(&self, class: GangClass) -> Option<QueuePosition> {
         let (least, last) = (
-            QueuePosition { turn: QueueKey::FIRST, job: JobId(0) },
-            QueuePosition { turn: QueueKey::LAST, job: JobId(u64::MAX) },
+            QueuePosition { rank: QueueRank::FIRST, turn: QueueKey::FIRST, job: JobId(0) },
+            QueuePosition { rank: QueueRank::LAST, turn: QueueKey::LAST, job: JobId(u64::MAX) },
         );
         self.lanes.range((class, least)..=(class, last)).next().map(|(_, turn)| *turn)
     }
@@ -213,6 +215,8 @@ pub(crate) struct JobIndexKeys {
     limit: Option<LogTime>,
     /// When it was placed; none unless it is being started.
     starting: Option<LogTime>,
+    /// By when its workers have to be ready; none unless it runs and some of them are not.
+    ready_by: Option<LogTime>,
     /// When it has to be over; none once it is, or is being stopped.
     deadline: Option<LogTime>,
     /// Before when it does not take what it names as a fallback; none unless it is in the queue and does not take that yet.
@@ -257,6 +261,7 @@ impl JobIndexKeys {
             stopping: matches!(row.phase, Phase::Stopping(_)),
             limit: run_limit(row, spec).filter(|_| row.phase == Phase::Running),
             starting: row.placement.as_ref().filter(|_| row.phase == Phase::Starting).map(|p| p.placed_at),
+            ready_by: ready_by(row, spec),
             deadline: spec.deadline.filter(|_| pending || runs),
             fallback: spec
                 .capacity
@@ -344,6 +349,8 @@ pub(crate) struct Indexes {
     pub(crate) killed_by: Set<(LogTime, JobId)>,
     /// Gangs that are being started, by when they were placed.
     pub(crate) starting: Set<(LogTime, JobId)>,
+    /// Gangs that run and of which some workers have yet to be ready, by when they have to be.
+    pub(crate) unready: Set<(LogTime, JobId)>,
     /// Jobs with a deadline that wait or run, by that time.
     pub(crate) deadlines: Set<(LogTime, JobId)>,
     /// Jobs in the pending queue with a fallback that they do not take yet, by the earliest time at which they might.
@@ -479,6 +486,10 @@ impl Indexes {
             before.starting.inspect(|at| _ = self.starting.remove(&(*at, id)));
             after.starting.inspect(|at| self.starting.insert((*at, id)));
         }
+        if before.ready_by != after.ready_by {
+            before.ready_by.inspect(|at| _ = self.unready.remove(&(*at, id)));
+            after.ready_by.inspect(|at| self.unready.insert((*at, id)));
+        }
         if before.deadline != after.deadline {
             before.deadline.inspect(|at| _ = self.deadlines.remove(&(*at, id)));
             after.deadline.inspect(|at| self.deadlines.insert((*at, id)));
@@ -539,21 +550,23 @@ impl Indexes {
     }
 
     fn join_line(&mut self, id: JobId, spec: &Described, group: Option<JobId>, turn: QueueKey) {
-        let own = (QueuePosition { turn, job: id }, spec.facts.class);
+        let rank = spec.rank();
+        let own = (QueuePosition { rank, turn, job: id }, spec.facts.class);
         let Some(group) = group else {
             self.change_lane(spec, None, Some(own));
             return;
         };
-        // The submission group stands in the lane of its first job.
+        // The submission group stands in the lane of its first job, and all of its jobs have one rank.
         let first = self.first_with_class(group);
         self.waiting.insert((group, id), spec.facts.class);
         if first.is_none_or(|(first, _)| id < first) {
-            self.change_lane(spec, first.map(|(job, class)| (QueuePosition { turn, job }, class)), Some(own));
+            self.change_lane(spec, first.map(|(job, class)| (QueuePosition { rank, turn, job }, class)), Some(own));
         }
     }
 
     fn leave_line(&mut self, id: JobId, spec: &Described, group: Option<JobId>, turn: QueueKey) {
-        let own = (QueuePosition { turn, job: id }, spec.facts.class);
+        let rank = spec.rank();
+        let own = (QueuePosition { rank, turn, job: id }, spec.facts.class);
         let Some(group) = group else {
             self.change_lane(spec, Some(own), None);
             return;
@@ -561,14 +574,15 @@ impl Indexes {
         let first = self.first_waiting(group);
         assert!(self.waiting.remove(&(group, id)), "a pending job is known to its submission group");
         if first == Some(id) {
-            let next = self.first_with_class(group).map(|(job, class)| (QueuePosition { turn, job }, class));
+            let next = self.first_with_class(group).map(|(job, class)| (QueuePosition { rank, turn, job }, class));
             self.change_lane(spec, Some(own), next);
         }
     }
 
     /// The submission group whose first pending job this is has another turn.
     pub(crate) fn change_turn(&mut self, first: JobId, spec: &Described, before: QueueKey, after: QueueKey) {
-        let turn = |turn| Some((QueuePosition { turn, job: first }, spec.facts.class));
+        let rank = spec.rank();
+        let turn = |turn| Some((QueuePosition { rank, turn, job: first }, spec.facts.class));
         self.change_lane(spec, turn(before), turn(after));
     }
 
@@ -825,6 +839,14 @@ fn held_milli(row: &JobRow) -> u64 {
 fn is_small(row: &JobRow, spec: &JobSpec) -> bool {
     let workers = row.placement.as_ref().map_or(0, |p| p.slots.len());
     row.phase == Phase::Running && workers < spec.worker_count() as usize
+}
+
+/// By when the workers of a gang that runs have to be ready, while some are not.
+fn ready_by(row: &JobRow, spec: &JobSpec) -> Option<LogTime> {
+    let timeout_ms = spec.readiness_ms?;
+    let placement = row.placement.as_ref().filter(|_| row.phase == Phase::Running)?;
+    let by = row.started_at?.plus_ms(timeout_ms);
+    (placement.ready.len() < placement.slots.len()).then_some(by)
 }
 
 fn run_limit(row: &JobRow, spec: &JobSpec) -> Option<LogTime> {

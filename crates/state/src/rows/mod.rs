@@ -14,6 +14,7 @@ mod spend;
 mod submission_group;
 
 use alloc::borrow::Cow;
+use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::{Estimate, Outcome, StopCause, WorkerSlot, hash};
@@ -306,6 +307,8 @@ pub struct Placement {
     pub unstarted: u32,
     /// What it is charged for while it holds its devices.
     pub charge: Charge,
+    /// Ranks that have said that they are ready, or have ended since the gang was placed. Empty where nobody asks for that.
+    pub ready: BTreeSet<u32>,
 }
 
 impl Placement {

@@ -69,6 +69,8 @@ pub struct TenantRights {
     pub bookings: Option<bool>,
     /// The only purchases of nodes that its jobs may ask for; empty where none are stated.
     pub purchases: PurchaseSet,
+    /// Whether its jobs may have negative nice values.
+    pub negative_nice: Option<bool>,
 }
 
 impl TenantRights {
@@ -79,6 +81,7 @@ impl TenantRights {
         deadlines: Some(true),
         bookings: Some(true),
         purchases: PurchaseSet::ALL,
+        negative_nice: Some(true),
     };
 }
 
@@ -304,6 +307,8 @@ pub struct Rights {
     pub bookings: bool,
     /// The purchases of nodes that its jobs may ask for.
     pub purchases: PurchaseSet,
+    /// Whether its jobs may have negative nice values.
+    pub negative_nice: bool,
 }
 
 impl Rights {
@@ -314,6 +319,7 @@ impl Rights {
         deadlines: false,
         bookings: false,
         purchases: PurchaseSet::ALL,
+        negative_nice: false,
     };
 
     /// Everything.
@@ -323,6 +329,7 @@ impl Rights {
         deadlines: true,
         bookings: true,
         purchases: PurchaseSet::ALL,
+        negative_nice: true,
     };
 }
 
@@ -409,6 +416,9 @@ impl Policy {
                 .map(|rights| rights.purchases)
                 .find(|purchases| !purchases.is_empty())
                 .unwrap_or(Rights::LEAST.purchases),
+            negative_nice: stated()
+                .find_map(|rights| rights.negative_nice)
+                .unwrap_or(Rights::LEAST.negative_nice),
         }
     }
 }

@@ -376,6 +376,7 @@ fn rights(at: &str, message: &v1::TenantRights, found: &mut Found) -> TenantRigh
         deadlines: message.deadlines,
         bookings: message.bookings,
         purchases: purchase_set(&below(at, "purchases"), message.purchases.clone(), found),
+        negative_nice: message.negative_nice,
     }
 }
 
@@ -386,6 +387,7 @@ fn rights_to_proto(rights: &TenantRights) -> Option<v1::TenantRights> {
         deadlines: rights.deadlines,
         bookings: rights.bookings,
         purchases: purchases_to_proto(rights.purchases),
+        negative_nice: rights.negative_nice,
     })
 }
 

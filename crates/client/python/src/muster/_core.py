@@ -79,8 +79,11 @@ _FEATURES = {
     "affinity": "job-affinity",
     "artifacts": "job-artifacts",
     "capacity": "job-capacity",
+    "exclusive": "job-exclusive",
     "licences": "job-licences",
+    "nice": "job-nice",
     "nodes": "job-nodes",
+    "readiness": "job-readiness",
     "ulimits": "job-ulimits",
     "workdir": "job-workdir",
 }
@@ -88,8 +91,12 @@ _FEATURES = {
 
 def required_features(jobs: Iterable[job_pb2.Job]) -> str:
     """What a replica has to know so that it leaves nothing out of these jobs; empty for most."""
-    fields = {field.name for job in jobs for field, _ in job.spec.ListFields()}
-    return ",".join(sorted(_FEATURES[name] for name in fields if name in _FEATURES))
+    asked = list(jobs)
+    fields = {field.name for job in asked for field, _ in job.spec.ListFields()}
+    required = {_FEATURES[name] for name in fields if name in _FEATURES}
+    if any(job.hold for job in asked):
+        required.add("job-hold")
+    return ",".join(sorted(required))
 
 
 def call_metadata(call: Call[Any], traceparent: str) -> tuple[tuple[str, str], ...] | None:
@@ -609,6 +616,13 @@ class Core(Generic[JobT]):
         parse = job_pb2.UpdateJobResponse.FromString
         result = lambda answer: self.job_of(answer.job)  # noqa: E731
         return Call("update job", _JOBS + "UpdateJob", request, parse, result, request_id, timeout=timeout)
+
+    def to_front(self, job_id: str, request_id: str | None, timeout: Seconds | None) -> Call[JobT]:
+        request_id = new_request_id(request_id)
+        request = job_pb2.UpdateJobRequest(request_id=request_id, job_id=job_id, move_to_front=True)
+        parse = job_pb2.UpdateJobResponse.FromString
+        result = lambda answer: self.job_of(answer.job)  # noqa: E731
+        return Call("move job", _JOBS + "UpdateJob", request, parse, result, request_id, timeout=timeout)
 
     def set_throttle(
         self, array_id: str, throttle: int | None, request_id: str | None, timeout: Seconds | None

@@ -55,7 +55,8 @@ _SPEC = (
     *("workingDirectory", "array", "topology", "nodeSelector", "nodes", "tolerations", "preemptible", "after"),
     "notBefore",
     *("deadline", "expectedRun", "datasets", "launch", "retry", "checkpoint", "notice", "spareWorkers", "preflight"),
-    *("workdir", "artifacts", "booking", "ulimits", "capacity", "affinity", "licences", "parallel", *_GROUP),
+    *("workdir", "artifacts", "booking", "ulimits", "capacity", "affinity", "licences", "nice", "exclusive"),
+    *("readiness", "parallel", *_GROUP),
 )
 _Value = TypeVar("_Value")
 
@@ -143,6 +144,8 @@ class Reader:
             booking=self.text(at.get("booking"), "spec.booking"),
             affinity=self.affinity(at.get("affinity")),
             licences=self.licences(at.get("licences")),
+            nice=self.value(at, "spec.nice", quantity.nice) or 0,
+            exclusive=bool(self.value(at, "spec.exclusive", quantity.flag)),
         )
         if array is not None:
             size, indices, throttle = array
@@ -447,6 +450,12 @@ class Reader:
         if "capacity" in at:
             spec.capacity.SetInParent()
             self.capacity(at["capacity"], spec.capacity)
+        if "readiness" in at:
+            spec.readiness.SetInParent()
+            rule = self.fields(at["readiness"], "spec.readiness", ("timeout",))
+            timeout = self.value(rule, "spec.readiness.timeout", quantity.duration_ms)
+            if timeout is not None:
+                spec.readiness.timeout.CopyFrom(duration(timeout))
 
     def capacity(self, at: Node, capacity: job_pb2.CapacityRules) -> None:
         """Reads how nodes may have been bought."""

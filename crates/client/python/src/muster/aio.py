@@ -152,6 +152,10 @@ class Client:
         """Changes these fields of a job to what they are in ``job``, such as ``labels`` and ``spec.deadline``; with an etag only if it is as it was then."""
         return await self._run(self._core.update(job_id, job, fields, etag, request_id, timeout))
 
+    async def to_front(self, job_id: str, *, request_id: str | None = None, timeout: Seconds | None = None) -> Job:
+        """Moves a waiting job before the others of its tenant and tier; jobs of other tenants wait no longer for that."""
+        return await self._run(self._core.to_front(job_id, request_id, timeout))
+
     async def set_throttle(
         self, array_id: str, throttle: int | None, *, request_id: str | None = None, timeout: Seconds | None = None
     ) -> Array:

@@ -507,6 +507,7 @@ impl<'a> Look<'a> {
                     MissingRight::Tier { .. } => "tierMax",
                     MissingRight::NonPreemptible => "nonPreemptible",
                     MissingRight::Purchases { .. } => "purchases",
+                    MissingRight::NegativeNice => "negativeNice",
                 });
             if let Some(right) = missing {
                 without_right.entry((&spec.tenant, right)).or_insert((0, &spec.name)).0 += 1;

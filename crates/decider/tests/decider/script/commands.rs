@@ -76,6 +76,7 @@ impl World {
             if let Some(min) = self.number(part, "min=") {
                 group.workers_min = min.parse().unwrap();
             }
+            group.request.exclusive = words.contains(&"exclusive");
             groups.push(group);
         }
         let mut draft = job_draft(words[0], groups);
@@ -109,6 +110,8 @@ impl World {
             draft.tenant = name(tenant);
         }
         draft.preemptible = !words.contains(&"not-preemptible");
+        draft.nice = self.number(words, "nice=").map_or(0, |nice| nice.parse().unwrap());
+        draft.readiness_ms = self.number(words, "ready-within=").map(duration_ms);
         if words.contains(&"checkpointed") {
             draft.checkpoint_directory = Some("/checkpoints".into());
         }
@@ -165,6 +168,7 @@ impl World {
                 metadata: metadata.clone(),
                 array: array.clone(),
                 named_dependencies: Vec::new(),
+                held: words.contains(&"held"),
             })
             .collect();
         let before = self.state().log_index();
@@ -303,6 +307,7 @@ impl World {
         };
         let update = match words[3] {
             "running" => RankUpdate::Running,
+            "ready" => RankUpdate::Ready,
             "exit" => RankUpdate::Exited(ExitStatus::Code(words[4].parse().unwrap())),
             "signal" => RankUpdate::Exited(ExitStatus::Signal(words[4].parse().unwrap())),
             "vanished" => RankUpdate::Exited(ExitStatus::Vanished),

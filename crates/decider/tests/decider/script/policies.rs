@@ -114,6 +114,7 @@ impl World {
                             "isolated" => tenant.queue.isolated = Some(value == "on"),
                             "deadlines" => tenant.rights.deadlines = Some(value == "on"),
                             "bookings" => tenant.rights.bookings = Some(value == "on"),
+                            "negative-nice" => tenant.rights.negative_nice = Some(value == "on"),
                             kind => tenant.quotas.push(quota(kind, value)),
                         }
                     }

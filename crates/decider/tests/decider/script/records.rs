@@ -71,6 +71,7 @@ impl World {
                 for (rank, update) in updates {
                     match update {
                         RankUpdate::Running => write!(text, " {rank}=running").unwrap(),
+                        RankUpdate::Ready => write!(text, " {rank}=ready").unwrap(),
                         RankUpdate::Exited(exit) => write!(text, " {rank}=({exit})").unwrap(),
                     }
                 }

@@ -97,7 +97,7 @@ pub(super) fn dependencies() -> impl Strategy<Value = Vec<Dependency>> {
 
 pub(super) fn request() -> impl Strategy<Value = WorkerRequest> {
     (option::of(accelerator_request()), 1..=limits::CPU_MILLI_MAX, 1..=limits::MEMORY_BYTES_MAX).prop_map(
-        |(accelerators, cpu_milli, memory_bytes)| WorkerRequest { accelerators, cpu_milli, memory_bytes },
+        |(accelerators, cpu_milli, memory_bytes)| WorkerRequest { accelerators, cpu_milli, memory_bytes, exclusive: false },
     )
 }
 
@@ -253,7 +253,8 @@ prop_compose! {
             preemptible, dependencies, not_before: times.0.map(LogTime), deadline: times.1.map(LogTime),
             expected_run_ms, datasets: datasets.into_iter().collect(),
             nodes: nodes.filter(|nodes| !nodes.is_empty()).map(Box::new), booking,
-            capacity: capacity.map(Box::new), affinity, licences,
+            capacity: capacity.map(Box::new), affinity, licences, nice: if elastic { -7 } else { 0 }, front: None,
+            size: None, readiness_ms: expected_run_ms.map(|ms| ms.clamp(1_000, 604_800_000)),
         }.check().unwrap()
     }
 }

@@ -34,6 +34,7 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
                 deadlines: (weight_milli % 2 == 0).then_some(weight_milli % 4 == 0),
                 bookings: (weight_milli % 13 == 0).then_some(weight_milli % 4 == 0),
                 purchases: if weight_milli % 3 == 0 { PurchaseSet::ALL } else { PurchaseSet::EMPTY },
+                negative_nice: (weight_milli % 5 == 0).then_some(weight_milli % 2 == 0),
             };
             let limits = TenantLimits {
                 pending_jobs: (weight_milli % 7 == 0).then_some(weight_milli),
@@ -262,6 +263,7 @@ fn every_mistake_in_a_policy_is_named_by_its_path() {
             deadlines: None,
             bookings: None,
             purchases: Vec::new(),
+            negative_nice: None,
         }),
         limits: None,
         queue: None,
