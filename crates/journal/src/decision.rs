@@ -883,4 +883,20 @@ pub enum Decision {
         /// Which.
         job: JobId,
     },
+    /// Input: an operator holds a part of the fleet or a tenant, holds it in another way than before, or releases it.
+    FleetHoldSet {
+        /// By which request.
+        request: RequestKey,
+        /// Who asked.
+        by: Requester,
+        /// What is held.
+        target: HoldTarget,
+        /// How; none releases it.
+        hold: Option<Box<FleetHold>>,
+    },
+    /// Decision: the time of a hold of a part of the fleet or of a tenant is over.
+    FleetHoldEnded {
+        /// What is held no more.
+        target: HoldTarget,
+    },
 }

@@ -151,7 +151,7 @@ impl Controls {
         let is_owned = |booked: &Booked| {
             let mut above = policy.ancestry(&spec.tenant);
             let is_named = booked.spec.jobs.is_empty() || booked.spec.jobs.contains(&spec.name);
-            is_named && above.any(|tenant| *tenant == booked.spec.tenant)
+            is_named && above.any(|tenant| booked.spec.tenant.as_ref() == Some(tenant))
         };
         for (name, booked) in self.bookings.iter().filter(|(_, booked)| booked.is_open) {
             let is_asked = booked.spec.is_shared || spec.booking.as_ref() == Some(name);
@@ -159,7 +159,8 @@ impl Controls {
                 continue;
             }
             if let Some(node) = nodes.iter().find(|node| booked.nodes.contains(node)) {
-                return Some(format!("{node} is booked by {name} for tenant {}", booked.spec.tenant));
+                let whose = booked.spec.tenant.as_ref().map_or("nobody", Name::as_str);
+                return Some(format!("{node} is booked by {name} for {whose}"));
             }
         }
         let name = spec.booking.as_ref()?;

@@ -143,6 +143,11 @@ impl World {
             Decision::ScheduleSuspensionSet { by, schedule, reason, .. } => {
                 format!(" {schedule} {} by {by}", reason.as_deref().unwrap_or("resumed"))
             }
+            Decision::FleetHoldSet { target, hold, .. } => {
+                let how = hold.as_ref().map_or("released".to_owned(), |hold| hold.reason.clone());
+                format!(" {target}: {how}")
+            }
+            Decision::FleetHoldEnded { target } => format!(" {target}"),
             Decision::SchedulePlanned { schedule, next } => format!(" {schedule} at {next}"),
             Decision::ScheduleRan { schedule, due, run, .. } => {
                 let due = due.map_or("asked for".to_owned(), |due| due.to_string());
