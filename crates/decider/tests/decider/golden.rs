@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use muster_decider::{
-    BookingOrder, BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder,
-    OverridesOrder, QuotaAnswerOrder, QuotaOrder, RepairOrder, ScheduleAction, ScheduleControl,
+    BookingOrder, BootstrapConfig, Command, ControlOrder, DrainOrder, FleetHoldOrder, JobSelection,
+    ModifyOrder, OverridesOrder, QuotaAnswerOrder, QuotaOrder, RepairOrder, ScheduleAction, ScheduleControl,
     ScheduleOrder, Speculation, ThrottleOrder, TokenOrder, handle, schedule, settle_all, tick,
 };
 use muster_journal::{Decision, FORMAT_MIN, RankUpdate, Round, StopCause, decode_round, encode_round};
@@ -25,7 +25,7 @@ use muster_types::{
     AdmissionMode, AdmissionRule, Approval, ArrayId, ArraySpec, BookingAmount, BookingClearing, BookingEnd,
     BookingShape, BookingSpec, BookingTimes, CapacityFallback, CapacityRules, CertificateSerial,
     CheckpointRules, Control, Dependency, DependencyRule, DependencyScope, DeviceSet, ExitStatus,
-    FailureClass, FieldChange, JobContract, JobId, JobMetadata, LabelTest, LaunchForm, LogIndex, LogTime,
+    FailureClass, FieldChange, FleetHold, FleetPart, HoldTarget, JobContract, JobId, JobMetadata, LabelTest, LaunchForm, LogIndex, LogTime,
     NodeAdmission, NodeBounds, NodeExpression, NodeId, NodeOverridesChange, NodeRequirements, NodeSpec,
     NoticeRules, OverlapRule, Preflight, PriorityTier, Requester, RetryRules, Revocation, Schedule,
     ScheduleKey, ScheduleTemplate, Submission, TokenGrant, TokenId, TokenRole,

@@ -292,7 +292,7 @@ fn started_cancelled(sample: &mut Sample) -> Option<()> {
 /// A booking of these nodes for a tenant that has no gang, for an hour.
 fn booking(nodes: Vec<Name>, start: LogTime) -> Decision {
     let spec = BookingSpec {
-        tenant: Name::literal("elsewhere"),
+        tenant: Some(Name::literal("elsewhere")),
         user: None,
         jobs: Vec::new(),
         is_shared: true,

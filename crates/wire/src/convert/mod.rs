@@ -19,6 +19,7 @@ mod container;
 mod contract;
 mod demand;
 mod feature;
+mod fleet_hold;
 mod health;
 mod id;
 mod job;
@@ -52,6 +53,7 @@ pub use contract::{
 };
 pub use demand::{accelerator_request_from_proto, accelerator_request_to_proto};
 pub use feature::{features_from_proto, features_to_proto};
+pub use fleet_hold::{fleet_hold_from_proto, hold_target_from_proto, hold_target_to_proto};
 pub use health::{
     health_policy_from_proto, health_policy_to_proto, health_report_from_proto, health_report_to_proto,
     repair_from_proto, restriction_to_proto, stop_after_from_proto,

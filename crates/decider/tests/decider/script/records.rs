@@ -113,7 +113,9 @@ impl World {
             Decision::QuotaGrantsEnded { ids } => ids.iter().map(|id| format!(" {id}")).collect(),
             Decision::BookingCreated { by, name, spec, nodes, .. } => {
                 let nodes: Vec<&str> = nodes.iter().map(|node| node.as_str()).collect();
-                format!(" {name} for {} on {} by {by}", spec.tenant, nodes.join(" "))
+                let whose = spec.tenant.as_ref().map_or("maintenance", |owner| owner.as_str());
+                let place = spec.part().map_or_else(|| nodes.join(" "), ToString::to_string);
+                format!(" {name} for {whose} on {place} by {by}")
             }
             Decision::BookingDeleted { by, name, .. } => format!(" {name} by {by}"),
             Decision::BookingOpened { name } => format!(" {name}"),
