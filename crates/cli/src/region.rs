@@ -158,7 +158,7 @@ async fn hold(client: &Client, console: &Console, args: &HoldArgs) -> Result<(),
     if console.is_structured() {
         return console.object(&Document::new("FleetHold", answer.freshness, view));
     }
-    let until = view.until.map_or("it is released".to_owned(), |until| until);
+    let until = view.until.unwrap_or_else(|| "it is released".to_owned());
     console.progress(&format!("{} is held until {until}: {}", named(&target), args.reason));
     Ok(())
 }
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn something_is_held_for_a_reason() {
         let parsed = |words: &[&str]| {
-            let line = Line::try_parse_from([&["region"], words].concat());
+            let line = Line::try_parse_from([&["region"][..], words].concat());
             line.map(|line| match line.command {
                 RegionCommand::Hold(args) => named(&args.target.target()),
                 RegionCommand::Release { target } => named(&target.target()),
