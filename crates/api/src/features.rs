@@ -17,10 +17,10 @@ use crate::headers::REQUIRED_FEATURES;
 /// `JobSelector`, with `after_job_id`. `job-limits`: `TenantLimits.user`, `.job` and `.tiers`. `policy-parts`: `UpdatePolicy`.
 /// `job-nodes`: `JobSpec.nodes`. `job-workdir`: `JobSpec.workdir`. `accelerator-budgets`: `accelerator_hours` of limits.
 /// `quota-grants`: `QuotaService`. `job-artifacts`: `JobSpec.artifacts`.
-/// `job-ulimits`: `JobSpec.ulimits`. `job-capacity`: `JobSpec.capacity`. `job-affinity`: `JobSpec.affinity`.
+/// `job-ulimits`: `JobSpec.ulimits`. `job-host`: `JobSpec.host`. `job-capacity`: `JobSpec.capacity`. `job-affinity`: `JobSpec.affinity`.
 /// `job-segments`: `TopologyRule.segments`. `elastic-groups`: `TaskGroup.min_workers` in jobs of several groups. `booking-rules`:
 /// `BookingSpec.rule`.
-pub(crate) const FEATURES: [&str; 14] = [
+pub(crate) const FEATURES: [&str; 15] = [
     "job-controls",
     "job-limits",
     "policy-parts",
@@ -30,6 +30,7 @@ pub(crate) const FEATURES: [&str; 14] = [
     "quota-grants",
     "job-artifacts",
     "job-ulimits",
+    "job-host",
     "job-capacity",
     "job-affinity",
     "job-segments",
@@ -96,12 +97,13 @@ mod tests {
             workdir: Some(v1::Workdir::default()),
             artifacts: Some(v1::ArtifactRules::default()),
             ulimits: Some(v1::Ulimits::default()),
+            host: Some(v1::HostRules::default()),
             capacity: Some(v1::CapacityRules::default()),
             affinity: vec![v1::JobAffinity::default()],
             ..Default::default()
         };
         let names = muster_wire::features::required_by(&[v1::Job { spec: Some(spec), ..Default::default() }]);
-        assert_eq!(names.len(), 6);
+        assert_eq!(names.len(), 7);
         assert_eq!(checked(&[&names.join(",")]), Ok(()));
     }
 

@@ -30,6 +30,7 @@ pub mod feature;
 pub mod fleet;
 pub mod former_key;
 pub mod health;
+pub mod host_rules;
 pub mod ids;
 pub mod job;
 pub mod lease;
@@ -81,6 +82,7 @@ pub use demand::{AcceleratorChoice, AcceleratorRequest, DeviceAmount};
 pub use feature::{Feature, Features};
 pub use fleet::{Accelerators, DeviceSet, ForeignLoad, HolderId, NodeDraft, NodeSpec};
 pub use ids::{ArrayId, ClusterId, JobId, Leadership, LogIndex, NodeId, ParseIdError, ReplicaId, RequestId};
+pub use host_rules::{CommandShell, CpuBinding, HostRules};
 pub use job::{
     Dependency, DependencyRule, DependencyScope, JobDraft, JobSpec, NamedDependency, PriorityTier,
     SIZES_VARIABLE, TaskGroup, WorkerRequest,

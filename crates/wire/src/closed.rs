@@ -8,7 +8,8 @@ use muster_types::policy::{
     Guarantee, NonPreemptible, NotificationBody, NotificationEvent, Order, PurchaseKind, Verb,
 };
 use muster_types::{
-    AdmissionMode, AffinityLevel, AffinityRule, BookingClearing, DependencyRule, FailureClass, LaunchForm,
+    AdmissionMode, AffinityLevel, AffinityRule, BookingClearing, CommandShell, CpuBinding, DependencyRule,
+    FailureClass, LaunchForm,
     Level, Preflight, PriorityTier, PullRule, TokenRole, Violation,
 };
 
@@ -148,6 +149,15 @@ closed_sets! {
         PullRule::Missing = Missing "missing",
         PullRule::Always = Always "always",
         PullRule::Never = Never "never",
+    }
+    CpuBinding as CpuBinding {
+        CpuBinding::None = None "none",
+        CpuBinding::Numa = Numa "numa",
+        CpuBinding::Cores = Cores "cores",
+    }
+    CommandShell as CommandShell {
+        CommandShell::None = None "none",
+        CommandShell::Login = Login "login",
     }
     Preflight as Preflight {
         Preflight::Default = Default "default",
@@ -384,6 +394,8 @@ mod tests {
         holds::<NotificationBody>(|value| value.to_string());
         holds::<LaunchForm>(|value| value.to_string());
         holds::<PullRule>(|value| value.to_string());
+        holds::<CpuBinding>(|value| value.to_string());
+        holds::<CommandShell>(|value| value.to_string());
         holds::<Preflight>(|value| value.to_string());
         holds::<FailureClass>(|value| value.to_string());
         holds::<Level>(|value| value.to_string());

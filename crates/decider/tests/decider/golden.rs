@@ -624,6 +624,11 @@ fn attempts(run: &mut Run) {
         workdir: Some(muster_types::BlobDigest::new([7; 32])),
         artifacts: Some(muster_types::ArtifactRules { paths: vec!["out/*.csv".into()], required: false }),
         ulimits: muster_types::Ulimits { open_files: Some(4_096), core_bytes: Some(0), ..Default::default() },
+        host: muster_types::HostRules {
+            binding: muster_types::CpuBinding::Cores,
+            shell: muster_types::CommandShell::Login,
+            shared_memory_bytes: 1 << 30,
+        },
         trace_parent: muster_types::TraceParent::new([1; 16], [2; 8], 1),
     };
     let request = run.next_request();

@@ -79,6 +79,7 @@ _FEATURES = {
     "affinity": "job-affinity",
     "artifacts": "job-artifacts",
     "capacity": "job-capacity",
+    "host": "job-host",
     "nodes": "job-nodes",
     "ulimits": "job-ulimits",
     "workdir": "job-workdir",

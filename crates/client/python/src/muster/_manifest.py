@@ -55,7 +55,8 @@ _SPEC = (
     *("workingDirectory", "array", "topology", "nodeSelector", "nodes", "tolerations", "preemptible", "after"),
     "notBefore",
     *("deadline", "expectedRun", "datasets", "launch", "retry", "checkpoint", "notice", "spareWorkers", "preflight"),
-    *("workdir", "artifacts", "booking", "ulimits", "capacity", "affinity", "parallel", *_GROUP),
+    *("workdir", "artifacts", "booking", "ulimits", "binding", "shell", "sharedMemory", "capacity", "affinity"),
+    *("parallel", *_GROUP),
 )
 _Value = TypeVar("_Value")
 
@@ -435,6 +436,10 @@ class Reader:
         if "ulimits" in at:
             spec.ulimits.SetInParent()
             self.ulimits(at["ulimits"], spec.ulimits)
+        if {"binding", "shell", "sharedMemory"} & at.keys():
+            spec.host.binding = self.word(at.get("binding"), "spec.binding", CPU_BINDINGS)
+            spec.host.shell = self.word(at.get("shell"), "spec.shell", COMMAND_SHELLS)
+            spec.host.shared_memory_bytes = self.value(at, "spec.sharedMemory", quantity.memory_bytes) or 0
         if "capacity" in at:
             spec.capacity.SetInParent()
             self.capacity(at["capacity"], spec.capacity)
