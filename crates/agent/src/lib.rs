@@ -99,6 +99,7 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
         node.taints.extend(taints);
         // What is so goes before what an operator says.
         node.labels.extend(isolating.facts().map(|(label, fact)| (label.to_owned(), fact.to_owned())));
+        node.labels.extend(isolating.binding_fact());
         node.labels.remove(muster_types::container::VERSION_LABEL);
         node.labels.extend(process::runtime::facts(podman.as_ref()));
         node.labels.remove(muster_types::blob::STORE_LABEL);
@@ -220,6 +221,8 @@ async fn isolate(
             process::shim::try_out(before.get(1..).unwrap_or_default(), namespaces)
         })?;
         let files = process::devices::DeviceFiles::find(&root, family, count, &workers.devices);
+        let cores = process::cores::HostCores::find(&root, family, count);
+        let isolating = isolating.with_cores(cores);
         Ok(isolating.with_devices(files, || process::cgroup::try_filter(&process::cgroup::parent(&groups)?)))
     })
     .await
