@@ -246,8 +246,8 @@ fn open_host_commands(
     spec: &NodeSpec,
 ) -> Result<Option<Arc<process::host_commands::HostCommands>>, AgentError> {
     let opened = process::host_commands::HostCommands::open(
-        &config.prolog,
-        &config.epilog,
+        (&config.prolog, &config.job_prolog),
+        (&config.epilog, &config.job_epilog),
         state.epilogs(),
         spec.name.to_string(),
         config.base_environment(),
@@ -280,7 +280,7 @@ async fn begin_health(config: &AgentConfig) -> health::Health {
 async fn run_for_cluster(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Result<(), AgentError> {
     config.check_own()?;
     config.check_alone()?;
-    for (key, command) in [("prolog", &config.prolog), ("epilog", &config.epilog)] {
+    for (key, command) in config.host_commands() {
         if command.is_set() {
             let rule = "is for the agent of a host: the scheduler of a cluster has its own".to_owned();
             return Err(ConfigError { key: key.to_owned(), rule }.into());

@@ -235,6 +235,19 @@ fn workers_of_several_groups_know_how_many_each_has() {
 }
 
 #[test]
+fn a_login_shell_executes_the_words_as_they_are() {
+    let program = ["./train", "a b", "$HOME"];
+    let mut placement = two_hosts(Form::Environment, &program);
+    placement.host.shell = muster_types::CommandShell::Login;
+    let told = text(&placement, 1, "gpu-b", "h100");
+    let words: Vec<&str> = told.lines().filter_map(|line| line.strip_prefix("$ ")).collect();
+    assert_eq!(words, ["/bin/bash", "-l", "-c", "exec \"$@\"", "muster-login", "./train", "a b", "$HOME"]);
+    // What brings a framework together is in it as well.
+    placement.form = Form::Torchrun;
+    assert!(text(&placement, 1, "gpu-b", "h100").contains("$ muster-login\n$ torchrun\n"));
+}
+
+#[test]
 fn a_worker_without_devices_is_one_process() {
     let mut cpu = two_hosts(Form::Torchrun, &["./train"]);
     cpu.workers[0].devices = DeviceSet::EMPTY;

@@ -633,6 +633,25 @@ mod tests {
         assert_eq!(Isolating::off().of(&placement("bob"), &[]), Ok(Isolation::default()));
     }
 
+    #[test]
+    fn what_a_host_cannot_do_is_refused_and_a_bound_worker_is_told_its_processors() {
+        let isolating = Isolating::off();
+        let mut placement = placement("bob");
+        placement.host.shared_memory_bytes = 1 << 30;
+        assert!(isolating.of(&placement, &[]).unwrap_err().contains("namespaces of mounts"));
+        placement.host.shared_memory_bytes = 0;
+        placement.host.binding = CpuBinding::Cores;
+        let isolation = isolating.of(&placement, &[]).unwrap();
+        let worker = placement.workers.first().unwrap();
+        let key = placement.key(worker.rank);
+        let refused = isolating.of_worker(&isolation, (key, worker), DeviceSet::EMPTY).unwrap_err();
+        assert!(refused.contains("binding cores"), "{refused}");
+        assert_eq!(isolating.binding_fact(), None);
+        let bound = Isolation { cpus: vec![0, 1, 8], ..isolation };
+        let told = bound.variables("bob", Path::new("/work"), &BTreeMap::new());
+        assert_eq!(told, [("MUSTER_CPUS".to_owned(), "0-1,8".to_owned())]);
+    }
+
     fn variables(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
     }
