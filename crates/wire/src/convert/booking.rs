@@ -246,6 +246,7 @@ mod tests {
             clearing: v1::BookingClearing::Stop.into(),
             reason: "weekly evaluation".to_owned(),
             rule: None,
+            maintenance: false,
         }
     }
 
@@ -295,6 +296,36 @@ mod tests {
         }
         let read = booking_spec_from_proto(Some(asked())).expect("it is whole");
         assert_eq!((read.clearing, read.times.windows), (BookingClearing::Stop, 4));
+    }
+
+    #[test]
+    fn maintenance_has_no_owner_and_is_of_nodes_or_of_a_place() {
+        let of_place = v1::BookingShape { region: "eu".to_owned(), ..v1::BookingShape::default() };
+        let nodes = v1::BookingShape { nodes: vec!["a".to_owned()], ..v1::BookingShape::default() };
+        let upgrade = |shape| v1::BookingSpec {
+            tenant: String::new(),
+            user: String::new(),
+            jobs: Vec::new(),
+            shape: Some(shape),
+            maintenance: true,
+            ..asked()
+        };
+        for message in [upgrade(of_place.clone()), upgrade(nodes)] {
+            let read = booking_spec_from_proto(Some(message.clone())).expect("it is whole");
+            assert_eq!(booking_spec_to_proto(&read), message);
+        }
+        let unsaid = v1::BookingSpec { clearing: 0, ..upgrade(of_place.clone()) };
+        let read = booking_spec_from_proto(Some(unsaid)).expect("it is whole");
+        assert_eq!(read.clearing, BookingClearing::Stop);
+        for wrong in [
+            v1::BookingSpec { tenant: "vision".to_owned(), ..upgrade(of_place.clone()) },
+            v1::BookingSpec { clearing: v1::BookingClearing::Finish.into(), ..upgrade(of_place.clone()) },
+            v1::BookingSpec { maintenance: false, tenant: "vision".to_owned(), ..upgrade(of_place) },
+            upgrade(v1::BookingShape { hosts: 1, ..v1::BookingShape::default() }),
+            upgrade(v1::BookingShape::default()),
+        ] {
+            assert!(booking_spec_from_proto(Some(wrong.clone())).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]
