@@ -17,6 +17,8 @@ from . import _quantity as quantity
 from ._closed import (
     AFFINITY_LEVELS,
     AFFINITY_RULES,
+    COMMAND_SHELLS,
+    CPU_BINDINGS,
     DEPENDENCY_RULES,
     FAILURE_CLASSES,
     LAUNCH_FORMS,
