@@ -57,7 +57,7 @@ pub enum WaitReason {
     RetryBackoff,
     /// No cluster that it may use has a copy of the data set that its checkpoints are in.
     CheckpointNotReadable,
-    /// Somebody holds it.
+    /// Somebody holds it, its tenant, or the place where it would fit.
     Held,
     /// It may not start before a time.
     NotBefore,
