@@ -275,7 +275,10 @@ impl World {
     /// A node that joins is as closed as those that were there.
     fn join(&mut self) {
         let (number, place) = (5 + self.random.below(4), self.random.below(2) as usize);
-        register(&mut self.speculation, &format!("n{number}-{place}"), ["eu", "us"][place]);
+        let text = format!("n{number}-{place}");
+        if self.speculation.state().node_named(&name(&text)).is_none() {
+            register(&mut self.speculation, &text, ["eu", "us"][place]);
+        }
     }
 
     /// Gangs start, end, or have stopped.
