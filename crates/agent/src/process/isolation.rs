@@ -91,8 +91,8 @@ pub struct Isolation {
 }
 
 impl Isolation {
-    /// What a worker is told of the processors that it is bound to, and one with its tenant's user of that user, apart from what its job sets itself: its home, for the agent's
-    /// would be every tenant's, and the tenant as its name. The host's list of users has no name for it, so programs that ask for
+    /// What a worker is told of the processors that it is bound to, and one with its tenant's user of that user, apart from what its
+    /// job sets itself: its home, for the agent's would be every tenant's, and the tenant as its name. The host's list of users has no name for it, so programs that ask for
     /// one would fail (Python's `getpass.getuser`, and with it the compiler of PyTorch).
     #[must_use]
     pub fn variables(
@@ -562,7 +562,8 @@ impl Isolating {
         let private_tmp = self.has_private_tmp();
         let shared_memory_bytes = placement.host.shared_memory_bytes;
         if shared_memory_bytes > 0 && self.namespaces == Namespaces::Host {
-            return Err("the job asks for shared memory of its own, and workers of this host have no namespaces of mounts".to_owned());
+            let why = "the job asks for a size of shared memory, and workers of this host have no namespaces of mounts";
+            return Err(why.to_owned());
         }
         Ok(Isolation {
             namespaces: self.namespaces,

@@ -89,8 +89,8 @@ pub(crate) fn covers(state: &State, closures: &[Closure<'_>], node: &NodeSpec) -
         .any(|closure| closure.covers(node))
 }
 
-/// Whether nobody holds a job's tenant, and it names no booking or one that is open to it. To all others nothing is open whatever is free: no place is looked
-/// for, nothing is kept for them, and nobody waits behind them.
+/// Whether nobody holds a job's tenant, and it names no booking or one that is open to it. To all others nothing is open whatever is
+/// free: no place is looked for, nothing is kept for them, and nobody waits behind them.
 pub(crate) fn is_open_to(state: &State, spec: &JobSpec) -> bool {
     if state.tenant_hold(&spec.tenant).is_some() {
         return false;
