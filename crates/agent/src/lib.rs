@@ -99,6 +99,7 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
         node.taints.extend(taints);
         // What is so goes before what an operator says.
         node.labels.extend(isolating.facts().map(|(label, fact)| (label.to_owned(), fact.to_owned())));
+        node.labels.extend(isolating.binding_fact());
         node.labels.remove(muster_types::container::VERSION_LABEL);
         node.labels.extend(process::runtime::facts(podman.as_ref()));
         node.labels.remove(muster_types::blob::STORE_LABEL);
@@ -220,6 +221,8 @@ async fn isolate(
             process::shim::try_out(before.get(1..).unwrap_or_default(), namespaces)
         })?;
         let files = process::devices::DeviceFiles::find(&root, family, count, &workers.devices);
+        let cores = process::cores::HostCores::find(&root, family, count);
+        let isolating = isolating.with_cores(cores);
         Ok(isolating.with_devices(files, || process::cgroup::try_filter(&process::cgroup::parent(&groups)?)))
     })
     .await
@@ -243,8 +246,8 @@ fn open_host_commands(
     spec: &NodeSpec,
 ) -> Result<Option<Arc<process::host_commands::HostCommands>>, AgentError> {
     let opened = process::host_commands::HostCommands::open(
-        &config.prolog,
-        &config.epilog,
+        (&config.prolog, &config.job_prolog),
+        (&config.epilog, &config.job_epilog),
         state.epilogs(),
         spec.name.to_string(),
         config.base_environment(),
@@ -277,7 +280,7 @@ async fn begin_health(config: &AgentConfig) -> health::Health {
 async fn run_for_cluster(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Result<(), AgentError> {
     config.check_own()?;
     config.check_alone()?;
-    for (key, command) in [("prolog", &config.prolog), ("epilog", &config.epilog)] {
+    for (key, command) in config.host_commands() {
         if command.is_set() {
             let rule = "is for the agent of a host: the scheduler of a cluster has its own".to_owned();
             return Err(ConfigError { key: key.to_owned(), rule }.into());

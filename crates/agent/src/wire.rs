@@ -125,6 +125,8 @@ pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderErro
     if let Some(violation) = broken_rules.first() {
         return Err(violated("ulimits", violation));
     }
+    let host = order.host.map(|asked| convert::host_rules_from_proto(&asked)).transpose();
+    let host = host.map_err(|violation| violated("host", &violation))?.unwrap_or_default();
     // No work waits for a trace: what cannot be read is none.
     let trace_parent = TraceParent::parse(&order.trace_parent).ok();
     let place = order.array_index.zip(order.array_ordinal).zip(order.array_size);
@@ -145,6 +147,7 @@ pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderErro
         artifacts,
         artifacts_bytes_max: order.artifacts_bytes_max,
         ulimits,
+        host,
         trace_parent,
         array,
         region: order.region,
@@ -567,6 +570,8 @@ pub(crate) mod tests {
         assert_eq!(refused(twice), "workdir");
         let few = v1::Ulimits { open_files: Some(3), ..Default::default() };
         assert_eq!(refused(|o| o.ulimits = Some(few)), "ulimits");
+        let unknown = v1::HostRules { binding: 99, ..Default::default() };
+        assert_eq!(refused(|o| o.host = Some(unknown)), "host");
         assert_eq!(refused(|o| o.rendezvous_port = 0), "rendezvous_port");
         let bad = |k: &str| BTreeMap::from([(k.to_owned(), String::new())]).into_iter().collect();
         assert_eq!(refused(|o| o.workers[0].environment = bad("A=B")), "workers.environment");

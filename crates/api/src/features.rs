@@ -17,12 +17,12 @@ use crate::headers::REQUIRED_FEATURES;
 /// `JobSelector`, with `after_job_id`. `job-limits`: `TenantLimits.user`, `.job` and `.tiers`. `policy-parts`: `UpdatePolicy`.
 /// `job-nodes`: `JobSpec.nodes`. `job-workdir`: `JobSpec.workdir`. `accelerator-budgets`: `accelerator_hours` of limits.
 /// `quota-grants`: `QuotaService`. `job-artifacts`: `JobSpec.artifacts`.
-/// `job-ulimits`: `JobSpec.ulimits`. `job-capacity`: `JobSpec.capacity`. `job-affinity`: `JobSpec.affinity`.
+/// `job-ulimits`: `JobSpec.ulimits`. `job-host`: `JobSpec.host`. `job-capacity`: `JobSpec.capacity`. `job-affinity`: `JobSpec.affinity`.
 /// `job-segments`: `TopologyRule.segments`. `elastic-groups`: `TaskGroup.min_workers` in jobs of several groups. `booking-rules`:
 /// `BookingSpec.rule`. `job-licences`: `JobSpec.licences`. `spend-budgets`: `spend` and `on_limit` of limits, `devices` of limits of
 /// users, `submissions_per_minute` of tiers. `tenant-queues`: `TenantPolicy.queue`. `job-hold`: `Job.hold`. `job-nice`:
 /// `JobSpec.nice`. `job-exclusive`: `JobSpec.exclusive`. `job-readiness`: `JobSpec.readiness`.
-pub(crate) const FEATURES: [&str; 21] = [
+pub(crate) const FEATURES: [&str; 22] = [
     "job-controls",
     "job-limits",
     "policy-parts",
@@ -32,6 +32,7 @@ pub(crate) const FEATURES: [&str; 21] = [
     "quota-grants",
     "job-artifacts",
     "job-ulimits",
+    "job-host",
     "job-capacity",
     "job-affinity",
     "job-segments",
@@ -105,6 +106,7 @@ mod tests {
             workdir: Some(v1::Workdir::default()),
             artifacts: Some(v1::ArtifactRules::default()),
             ulimits: Some(v1::Ulimits::default()),
+            host: Some(v1::HostRules::default()),
             capacity: Some(v1::CapacityRules::default()),
             affinity: vec![v1::JobAffinity::default()],
             licences: vec![v1::LicenceRequest::default()],
@@ -115,7 +117,7 @@ mod tests {
         };
         let job = v1::Job { spec: Some(spec), hold: true, ..Default::default() };
         let names = muster_wire::features::required_by(&[job]);
-        assert_eq!(names.len(), 11);
+        assert_eq!(names.len(), 12);
         assert_eq!(checked(&[&names.join(",")]), Ok(()));
     }
 

@@ -604,6 +604,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
         artifacts: contract.artifacts.as_ref().map(muster_wire::convert::artifacts_to_proto),
         artifacts_bytes_max: view.policy().policy.job_limits(&spec.tenant, spec.tier).artifacts_bytes_max,
         ulimits: muster_wire::convert::ulimits_to_proto(&contract.ulimits),
+        host: muster_wire::convert::host_rules_to_proto(&contract.host),
         trace_parent: contract.trace_parent.map(|parent| parent.to_string()).unwrap_or_default(),
     }
 }

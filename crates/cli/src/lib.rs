@@ -39,6 +39,7 @@ mod queue_reason;
 mod queue_text;
 mod quota;
 mod reading;
+mod region;
 mod report;
 mod run;
 mod schedule;
@@ -192,9 +193,12 @@ pub enum ClientCommand {
     /// The cluster's own certificates: make an authority, issue, rotate, look; needs no cluster
     #[command(subcommand)]
     Ca(ca::CaCommand),
-    /// Nodes that are set aside for a tenant over windows of time: book them, look, give them back
+    /// Nodes that are set aside over windows of time, for a tenant or for maintenance: book them, look, give them back
     #[command(subcommand, visible_alias = "bookings")]
     Booking(booking::BookingCommand),
+    /// Regions, clusters and tenants that are held until further notice: hold, release, list
+    #[command(subcommand, visible_alias = "regions")]
+    Region(region::RegionCommand),
     /// What there is of each type in each region, by how it was bought: what is free, prices, how often nodes are taken away
     #[command(subcommand)]
     Capacity(capacity::CapacityCommand),
@@ -324,6 +328,7 @@ async fn dispatch(
         ClientCommand::Drill(command) => muster_live_drill::run(global, console, command).await,
         ClientCommand::Ca(command) => ca::run(global, console, command).await,
         ClientCommand::Booking(command) => booking::run(global, console, command).await,
+        ClientCommand::Region(command) => region::run(global, console, command).await,
         ClientCommand::Capacity(command) => capacity::run(global, console, command).await,
         ClientCommand::Licence(command) => licence::run(global, console, command).await,
         ClientCommand::Schedule(command) => schedule::run(global, console, command).await,

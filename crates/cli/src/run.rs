@@ -25,6 +25,7 @@ Examples:
   muster run --workers 4 --accelerators h100:8 --time-limit 2h -- python train.py --epochs 3
   muster run --workdir . --store /mnt/shared/muster -- python train.py
   muster run --file train.sh --epochs 3
+  muster run --accelerators h100:1 --cpu 8 --binding cores --shell login -- python train.py
 
 The output of the workers comes to stdout and stderr as they write it; that of several with their ranks in
 front. Ctrl-C detaches and the job goes on; a second one within two seconds cancels it. The exit code is the
@@ -37,7 +38,7 @@ pub struct RunArgs {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     command: Vec<String>,
     /// A job file with one job, or a script, instead of a command; - for stdin
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["workers", "accelerators", "cpu", "memory", "time_limit", "env", "directory"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["workers", "accelerators", "cpu", "memory", "time_limit", "env", "directory", "binding", "shell", "shared_memory"])]
     file: Option<String>,
     /// Name of the job; else that of the program or file
     #[arg(long, value_name = "NAME")]
@@ -63,6 +64,15 @@ pub struct RunArgs {
     /// Memory per worker: 16Gi
     #[arg(long, value_name = "BYTES")]
     memory: Option<String>,
+    /// On which processors of its host each worker runs: none, numa or cores
+    #[arg(long, value_name = "HOW")]
+    binding: Option<String>,
+    /// The shell that runs the command: none, or login for one that reads the host's profile and environment modules
+    #[arg(long, value_name = "SHELL")]
+    shell: Option<String>,
+    /// Size of a /dev/shm that each worker has for itself: 16Gi
+    #[arg(long, value_name = "BYTES")]
+    shared_memory: Option<String>,
     /// Longest run of one attempt: 2h
     #[arg(long, value_name = "DURATION")]
     time_limit: Option<String>,
@@ -186,6 +196,9 @@ fn of_command(args: &RunArgs) -> Result<Manifest, Failure> {
         text("accelerators", &args.accelerators),
         text("cpu", &args.cpu),
         text("memory", &args.memory),
+        text("binding", &args.binding),
+        text("shell", &args.shell),
+        text("sharedMemory", &args.shared_memory),
         text("runTimeLimit", &args.time_limit),
         text("workingDirectory", &args.directory),
     ]

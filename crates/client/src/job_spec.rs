@@ -168,6 +168,11 @@ impl JobSpec {
         self.with(|spec| spec.ulimits = Some(ulimits))
     }
 
+    /// How its workers are run on their hosts: on which processors, by which shell, with how much shared memory.
+    pub fn host(self, rules: v1::HostRules) -> JobSpec {
+        self.with(|spec| spec.host = Some(rules))
+    }
+
     /// How its nodes may have been bought.
     pub fn capacity(self, capacity: v1::CapacityRules) -> JobSpec {
         self.with(|spec| spec.capacity = Some(capacity))

@@ -50,6 +50,7 @@ pub use answers::queue_front::{FrontRequest, QueueFront, queue_front, queue_fron
 pub use answers::quota_impact::{DisplacedBorrower, QuotaImpact, quota_impact};
 pub use commands::answer::Answer;
 pub use commands::booking::BookingOrder;
+pub use commands::fleet_holds::FleetHoldOrder;
 pub use commands::command::{Command, DrainOrder, QuotaAnswerOrder, QuotaOrder, RepairOrder, TokenOrder};
 pub use commands::controls::{
     ControlOrder, JobSelection, check_acts_for, check_array_control, check_control,

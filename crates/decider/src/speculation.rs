@@ -766,6 +766,8 @@ fn changes_capacity_or_demand(state: &State, decision: &Decision) -> bool {
         | Decision::BookingEnded { .. }
         | Decision::BookingMoved { .. }
         | Decision::FallbackOpened { .. }
+        | Decision::FleetHoldSet { .. }
+        | Decision::FleetHoldEnded { .. }
         | Decision::JobFinished { .. } => true,
         Decision::ClusterCreated { .. }
         | Decision::LeaderStarted

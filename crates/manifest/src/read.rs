@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use muster_types::{
-    AffinityLevel, AffinityRule, DependencyRule, LaunchForm, Level, Preflight, PriorityTier, PullRule,
+    AffinityLevel, AffinityRule, CommandShell, CpuBinding, DependencyRule, LaunchForm, Level, Preflight,
+    PriorityTier, PullRule,
 };
 use muster_wire::v1::task_group::Runtime;
 use muster_wire::{process, v1};
@@ -158,6 +159,7 @@ impl Reader<'_> {
                     .unwrap_or_default(),
             }),
             ulimits: spec.ulimits.map(|asked| self.ulimits(asked)),
+            host: self.host_rules(spec.binding, spec.shell, spec.shared_memory),
             capacity: spec.capacity.map(|asked| self.capacity(asked)),
             // A file is submitted more than once, and each time in another span.
             trace_parent: String::new(),
@@ -171,6 +173,23 @@ impl Reader<'_> {
         };
         let message = v1::Job { spec: Some(asked), ..message };
         (message, shorthand, parallel)
+    }
+
+    /// How workers are run on their hosts; none where nothing is said.
+    fn host_rules(
+        &mut self,
+        binding: Option<Text>,
+        shell: Option<Text>,
+        shared_memory: Option<Text>,
+    ) -> Option<v1::HostRules> {
+        let is_said = binding.is_some() || shell.is_some() || shared_memory.is_some();
+        let shared = self.value("spec.sharedMemory", shared_memory, quantity::memory_bytes);
+        let rules = v1::HostRules {
+            binding: self.closed::<CpuBinding>("spec.binding", binding),
+            shell: self.closed::<CommandShell>("spec.shell", shell),
+            shared_memory_bytes: shared.unwrap_or_default(),
+        };
+        is_said.then_some(rules)
     }
 
     fn ulimits(&mut self, asked: Ulimits) -> v1::Ulimits {

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 
 use muster_types::policy::PurchaseKind;
 use muster_types::{
-    AffinityLevel, AffinityRule, DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier,
+    AffinityLevel, AffinityRule, CommandShell, CpuBinding, DependencyRule, FailureClass, LaunchForm, Level,
+    Preflight, PriorityTier,
     PullRule,
 };
 use muster_wire::closed::word;
@@ -174,6 +175,11 @@ fn described(spec: &v1::JobSpec, is_short: bool) -> Fields {
         shown.put("artifacts", Some(Content::Fields(artifacts)));
     }
     shown.say_fields("ulimits", spec.ulimits.as_ref().map(ulimits).unwrap_or_default());
+    if let Some(rules) = &spec.host {
+        shown.say("binding", word::<CpuBinding>(rules.binding));
+        shown.say("shell", word::<CommandShell>(rules.shell));
+        shown.say("sharedMemory", Some(rules.shared_memory_bytes).filter(|bytes| *bytes > 0).map(show_bytes));
+    }
     shown.say_fields("capacity", spec.capacity.as_ref().map(capacity).unwrap_or_default());
     if spec.nice != 0 {
         shown.say("nice", spec.nice);

@@ -174,7 +174,8 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
         1u64 << 16..1 << 40,
     ));
     let capacity = prop::option::of((1..1_000_000_000u64, prop::option::of(1..1_000_000u32)));
-    let files = (files, artifacts, ulimits, capacity);
+    let host = prop::option::of((1..4i32, 1..3i32, 0..1u64 << 30));
+    let files = (files, artifacts, ulimits, capacity, host);
     prop::option::of((launch, retry, checkpoint, notice, preflight, 0..3u32, files)).prop_map(|said| {
         said.map(
             |(
@@ -184,12 +185,17 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
                 notice,
                 preflight,
                 spare_workers,
-                (workdir, artifacts, ulimits, capacity),
+                (workdir, artifacts, ulimits, capacity, host),
             )| {
                 v1::JobSpec {
                     workdir,
                     nice: preflight - 2,
                     readiness: Some(v1::ReadinessRule { timeout: Some(duration(60_000 + u64::from(retry.1))) }),
+                    host: host.map(|(binding, shell, shared_memory_bytes)| v1::HostRules {
+                        binding,
+                        shell,
+                        shared_memory_bytes,
+                    }),
                     capacity: capacity.map(|(after, most)| v1::CapacityRules {
                         purchases: vec![v1::Purchase::Spot.into(), v1::Purchase::Owned.into()],
                         fallback: Some(v1::CapacityFallback {

@@ -73,7 +73,11 @@ fn row_of_start(start: &ExpectedStart) -> Row {
 
 fn row_of_booking(booking: &v1::Booking) -> Option<Row> {
     let (from, to) = (unix_ms(booking.window_start_time)?, unix_ms(booking.window_end_time)?);
-    let tenant = booking.spec.as_ref().map_or("", |spec| spec.tenant.as_str());
+    let whose = |spec: &v1::BookingSpec| match spec.maintenance {
+        true => "maintenance".to_owned(),
+        false => spec.tenant.clone(),
+    };
+    let tenant = booking.spec.as_ref().map(whose).unwrap_or_default();
     Some(Row {
         what: html! { (booking.name) },
         text: html! { "booking for " (tenant) ", " (moment(from)) " to " (moment(to)) },

@@ -10,8 +10,8 @@ use core::fmt;
 use muster_state::{CapacityKey, Interruptions, PoolKey, State, fit};
 use muster_types::policy::{Policy, Window, WindowPurpose};
 use muster_types::{
-    AffinityDomain, AffinityLevel, AffinityRule, DeviceAmount, DeviceSet, JobSpec, LogTime, Name, NodeDraft,
-    NodeId, NodeSpec, WorkerRequest,
+    AffinityDomain, AffinityLevel, AffinityRule, DeviceAmount, DeviceSet, FleetPart, HoldTarget, JobSpec,
+    LogTime, Name, NodeDraft, NodeId, NodeSpec, WorkerRequest,
 };
 
 use crate::valuation::Valuation;
@@ -191,17 +191,41 @@ impl AffinityTerm<'_> {
     }
 }
 
+/// What closes nodes to a gang for some time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClosureCause<'a> {
+    /// A booking of a tenant, by its name.
+    Booking(&'a Name),
+    /// Maintenance, by the name of its booking.
+    Maintenance(&'a Name),
+    /// An operator holds this, and why.
+    Hold(&'a HoldTarget, &'a str),
+}
+
+impl<'a> ClosureCause<'a> {
+    /// The booking that brings it about.
+    #[must_use]
+    pub fn booking(self) -> Option<&'a Name> {
+        match self {
+            ClosureCause::Booking(name) | ClosureCause::Maintenance(name) => Some(name),
+            ClosureCause::Hold(..) => None,
+        }
+    }
+}
+
 /// Nodes on which a gang must not begin from one time up to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Closure<'a> {
-    /// The booking that brings it about.
-    pub booking: &'a Name,
+    /// What brings it about.
+    pub cause: ClosureCause<'a>,
     /// From when on.
     pub from: LogTime,
     /// Up to when; [`LogTime`] of `u64::MAX` for good.
     pub until: LogTime,
     /// Names of nodes, in ascending order.
     pub nodes: &'a [Name],
+    /// The part of the fleet that is closed as a whole; then no nodes are named.
+    pub part: Option<&'a FleetPart>,
     /// Whether it is all other nodes that are closed.
     pub is_outside: bool,
 }
@@ -210,7 +234,16 @@ impl Closure<'_> {
     /// Whether a node is closed while this lasts.
     #[must_use]
     pub fn covers(&self, node: &NodeDraft) -> bool {
-        self.nodes.binary_search(&node.name).is_ok() != self.is_outside
+        match self.part {
+            Some(part) => part.covers(node),
+            None => self.nodes.binary_search(&node.name).is_ok() != self.is_outside,
+        }
+    }
+
+    /// Whether it closes the nodes that it names, and no others.
+    #[must_use]
+    pub fn is_by_name(&self) -> bool {
+        !self.is_outside && self.part.is_none()
     }
 
     /// Whether it lasts at a time.
@@ -235,7 +268,7 @@ impl<'a> ClosedPlace<'a> {
     /// The nodes that are closed by it, where it names them.
     pub(crate) fn names(&self) -> Option<&'a [Name]> {
         match self {
-            ClosedPlace::Booking(closure) if !closure.is_outside => Some(closure.nodes),
+            ClosedPlace::Booking(closure) if closure.is_by_name() => Some(closure.nodes),
             ClosedPlace::Booking(_) | ClosedPlace::Window(_) | ClosedPlace::Affinity(_) => None,
         }
     }
@@ -266,13 +299,13 @@ impl<'a> ClosedPlaces<'a> {
             ClosedPlaces { asked: windows.map(ClosedPlace::Window).collect(), by_booking: Vec::new() };
         let now = terms.now;
         for closure in terms.closures.iter().filter(|closure| closure.lasts_at(now)) {
-            if terms.closures_are_indexed && !closure.is_outside {
+            if terms.closures_are_indexed && closure.is_by_name() {
                 places.by_booking.push(closure);
             } else {
                 places.asked.push(ClosedPlace::Booking(closure));
             }
         }
-        places.by_booking.sort_by(|a, b| a.booking.cmp(b.booking));
+        places.by_booking.sort_by(|a, b| a.cause.booking().cmp(&b.cause.booking()));
         places.require(terms.affinity.iter().filter(|term| term.is_required()));
         places
     }
@@ -305,8 +338,9 @@ impl<'a> ClosedPlaces<'a> {
 
     /// Whether one of the bookings that the index of nodes tells covers a node.
     fn is_booked(&self, state: &State, node: &NodeDraft) -> bool {
-        let is_listed =
-            |booking: &Name| self.by_booking.binary_search_by(|closure| closure.booking.cmp(booking)).is_ok();
+        let is_listed = |booking: &Name| {
+            self.by_booking.binary_search_by(|closure| closure.cause.booking().cmp(&Some(booking))).is_ok()
+        };
         !self.by_booking.is_empty() && state.bookings_of_node(&node.name).iter().any(is_listed)
     }
 }

@@ -212,6 +212,10 @@ impl State {
                 self.fold_schedule_ran(schedule, *due, *next, run)
             }
             Decision::FallbackOpened { job } => self.fold_fallback_opened(*job),
+            Decision::FleetHoldSet { request, by, target, hold } => {
+                self.fold_fleet_hold_set((*request, by), target, hold.as_deref())
+            }
+            Decision::FleetHoldEnded { target } => self.fold_fleet_hold_ended(target),
             // Who leads next asks the log for it.
             Decision::SessionResumed { .. } => Vec::new(),
             Decision::NotificationsDelivered { progress } => self.fold_notifications(progress),

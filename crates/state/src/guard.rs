@@ -211,6 +211,10 @@ impl State {
             Decision::BookingEnded { name, cause } => self.check_booking_ended(name, *cause),
             Decision::BookingMoved { name, nodes } => self.check_booking_moved(name, nodes),
             Decision::FallbackOpened { job } => self.check_fallback_opened(*job),
+            Decision::FleetHoldSet { request, by, target, hold } => {
+                self.check_fleet_hold_set((*request, by), target, hold.as_deref())
+            }
+            Decision::FleetHoldEnded { target } => self.check_fleet_hold_ended(target),
             Decision::ScheduleSet { request, by, acts_for: _, role: _, schedule, is_new } => {
                 self.check_schedule_set((*request, by), schedule, *is_new)
             }
@@ -353,6 +357,7 @@ impl State {
         self.check_spares(job, spec, gang, spares)?;
         self.check_checkpoints(job, gang)?;
         self.check_booked(spec, workers)?;
+        self.check_not_held(spec, workers)?;
         let mut left: BTreeMap<NodeId, Free> = BTreeMap::new();
         match &row.promise {
             // It was charged when it was promised.
@@ -475,6 +480,7 @@ impl State {
             self.check_gang(spec, &promise.workers)?;
             self.check_checkpoints(promise.job, &promise.workers)?;
             self.check_booked(spec, &promise.workers)?;
+            self.check_not_held(spec, &promise.workers)?;
             self.take_all(spec, &promise.workers, left, |node| node.offer().into_owned())?;
         }
         Ok(())

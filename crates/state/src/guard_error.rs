@@ -75,6 +75,8 @@ pub enum GuardError {
     BookingExists,
     /// Another booking has one of the nodes at the same time.
     BookingOverlaps,
+    /// An operator holds the place of a node, or the tenant of the job.
+    FleetHeld,
     /// A booking keeps the job from a node, or the one that it names is not open.
     Booked,
     /// The tenant has a schedule of this name.

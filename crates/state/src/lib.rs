@@ -23,6 +23,7 @@ mod charge;
 mod control;
 mod demand;
 mod effect;
+mod fleet_holds;
 mod fold;
 mod forecast;
 mod free;
@@ -84,7 +85,7 @@ pub use redact::Redaction;
 pub use rows::{
     AdmissionRow, ArrayFacts, ArrayLoad, ArrayRow, ArrayTemplate, BURST_GAP_MS, BudgetRow, BurstKey,
     BurstRow, CAPACITY_DAYS, CapacityDay, CapacityKey, CapacityRow, Charge, ClusterMeta, ControlRow, EndRun,
-    Failure, GangClass, HISTORY_ROWS_MAX, HealthPolicyRow, HistoryKey, HistoryLevel, HistoryRow, HoldRow,
+    Failure, FleetHoldRow, GangClass, HISTORY_ROWS_MAX, HealthPolicyRow, HistoryKey, HistoryLevel, HistoryRow, HoldRow,
     JobRow, JobTimes, MemberEnd, MemberEnds, ModificationRow, NodeFacts, NodeOverridesRow, NodeRow,
     NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase, Placement, PolicyRow, PromiseRow, QuotaAnswer,
     QuotaGrantEnd, QuotaGrantRow, QuotaGrantStatus, RUN_BUCKETS, RankArtifacts, RankState, RecoveryRow,

@@ -100,6 +100,12 @@ impl Redaction {
             self.requester(&mut booking.by);
             Ok(Some(booking))
         })?;
+        state.fleet_holds = mapped(&whole.fleet_holds, |_, row| {
+            let mut row = row.clone();
+            hide(&mut row.hold.reason);
+            self.requester(&mut row.by);
+            Ok(Some(row))
+        })?;
         state.quotas = self.quotas(&whole.quotas);
         state.schedules = mapped(&whole.schedules, |_, row| self.schedule_row(row).map(Some))?;
         state.tokens = Table::default();
@@ -502,6 +508,7 @@ impl Redaction {
             Decision::ScheduleSet { schedule, .. } => **schedule = self.schedule(schedule)?,
             Decision::ScheduleRan { run, .. } => Redaction::run(run),
             Decision::BookingCreated { spec, .. } => self.booking(spec),
+            Decision::FleetHoldSet { hold: Some(hold), .. } => hide(&mut hold.reason),
             Decision::ArtifactsKept { artifacts, .. } => self.artifacts(artifacts),
             Decision::NodeHealthChanged { health, events, .. } => {
                 self.health(health);
@@ -549,6 +556,8 @@ impl Redaction {
             | Decision::BookingEnded { .. }
             | Decision::BookingMoved { .. }
             | Decision::FallbackOpened { .. }
+            | Decision::FleetHoldSet { hold: None, .. }
+            | Decision::FleetHoldEnded { .. }
             | Decision::ScheduleDeleted { .. }
             | Decision::ScheduleSuspensionSet { reason: None, .. }
             | Decision::SchedulePlanned { .. }
@@ -581,6 +590,7 @@ impl Redaction {
             | Decision::QuotaGranted { request, by, .. }
             | Decision::BookingCreated { request, by, .. }
             | Decision::BookingDeleted { request, by, .. }
+            | Decision::FleetHoldSet { request, by, .. }
             | Decision::ScheduleSet { request, by, .. }
             | Decision::ScheduleDeleted { request, by, .. } => {
                 Redaction::request(request);

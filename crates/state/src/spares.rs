@@ -149,6 +149,7 @@ impl State {
         self.check_gang(spec, gang)?;
         self.check_spares(job, spec, gang, rest)?;
         self.check_booked(spec, &next)?;
+        self.check_not_held(spec, &next)?;
         let mut left: BTreeMap<NodeId, Free> = BTreeMap::new();
         self.give_all(job, spec, placement, &mut left)?;
         for (node, free) in &mut left {

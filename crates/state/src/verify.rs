@@ -44,6 +44,7 @@ impl State {
         self.verify_grants()?;
         self.verify_capacity()?;
         self.check_booking_rows().map_err(BrokenInvariant)?;
+        self.check_fleet_hold_rows().map_err(BrokenInvariant)?;
         self.demand.verify().map_err(BrokenInvariant)
     }
 

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::array::ArraySpec;
 use crate::artifacts::ArtifactRules;
 use crate::blob::BlobDigest;
+use crate::host_rules::HostRules;
 use crate::job::{JobSpec, NamedDependency};
 use crate::limits;
 use crate::metadata::JobMetadata;
@@ -347,6 +348,8 @@ pub struct JobContract {
     pub artifacts: Option<ArtifactRules>,
     /// What the kernel bounds of each of its processes.
     pub ulimits: Ulimits,
+    /// How its workers are run on their hosts.
+    pub host: HostRules,
     /// The span that it was submitted in, which its workers go on from; none for no trace. It decides nothing.
     pub trace_parent: Option<TraceParent>,
 }
@@ -375,6 +378,12 @@ impl JobContract {
         self.checkpoint.check(&mut found);
         self.notice.check(&mut found);
         self.ulimits.check(&mut found);
+        self.host.check(&mut found);
+        let has_image = spec.needs_container_runtime();
+        if has_image && self.host.shared_memory_bytes > 0 {
+            let text = "must be given in the container where there is one: `container.shared_memory_bytes`";
+            found.push(Violation::new("host.shared_memory_bytes", text));
+        }
         if self.spares > limits::SPARES_MAX {
             found.push(Violation::limit("spares", self.spares.into(), 0, limits::SPARES_MAX.into()));
         }

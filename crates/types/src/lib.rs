@@ -30,6 +30,7 @@ pub mod feature;
 pub mod fleet;
 pub mod former_key;
 pub mod health;
+pub mod host_rules;
 pub mod ids;
 pub mod job;
 pub mod lease;
@@ -40,6 +41,7 @@ pub mod metadata;
 pub mod name;
 pub mod node_overrides;
 pub mod node_requirements;
+pub mod place;
 pub mod policy;
 pub mod probe;
 pub mod purchase;
@@ -81,6 +83,7 @@ pub use demand::{AcceleratorChoice, AcceleratorRequest, DeviceAmount};
 pub use feature::{Feature, Features};
 pub use fleet::{Accelerators, DeviceSet, ForeignLoad, HolderId, NodeDraft, NodeSpec};
 pub use ids::{ArrayId, ClusterId, JobId, Leadership, LogIndex, NodeId, ParseIdError, ReplicaId, RequestId};
+pub use host_rules::{CommandShell, CpuBinding, HostRules};
 pub use job::{
     Dependency, DependencyRule, DependencyScope, JobDraft, JobSpec, NamedDependency, PriorityTier,
     SIZES_VARIABLE, TaskGroup, WorkerRequest,
@@ -92,6 +95,7 @@ pub use metadata::JobMetadata;
 pub use name::{NAME_RULE, Name};
 pub use node_overrides::{NodeOverrides, NodeOverridesChange};
 pub use node_requirements::{LabelTest, NodeExpression, NodeRequirements};
+pub use place::{FleetHold, FleetPart, HoldTarget};
 pub use queue::{QueueKey, QueueRank};
 pub use read::{Consistency, PastPoint, ReadFrom};
 pub use reason::{Refusal, RefusalCode, Violation};

@@ -122,6 +122,8 @@ pub const TOKEN_LIFETIME_MS_MAX: u64 = 366 * 24 * 3_600 * 1_000;
 pub const TOKEN_LIFETIME_MS_DEFAULT: u64 = 30 * 24 * 3_600 * 1_000;
 /// Bookings that are not over.
 pub const BOOKINGS_MAX: usize = 256;
+/// Most holds of parts of the fleet and of tenants.
+pub const FLEET_HOLDS_MAX: usize = 64;
 /// Bookings of one tenant that are not over.
 pub const TENANT_BOOKINGS_MAX: usize = 32;
 /// Nodes of one booking.

@@ -9,7 +9,8 @@ use muster_types::policy::{
     QueuePreemption, Verb,
 };
 use muster_types::{
-    AdmissionMode, AffinityLevel, AffinityRule, BookingClearing, DependencyRule, FailureClass, LaunchForm,
+    AdmissionMode, AffinityLevel, AffinityRule, BookingClearing, CommandShell, CpuBinding, DependencyRule,
+    FailureClass, LaunchForm,
     Level, Preflight, PriorityTier, PullRule, TokenRole, Violation,
 };
 
@@ -149,6 +150,15 @@ closed_sets! {
         PullRule::Missing = Missing "missing",
         PullRule::Always = Always "always",
         PullRule::Never = Never "never",
+    }
+    CpuBinding as CpuBinding {
+        CpuBinding::None = None "none",
+        CpuBinding::Numa = Numa "numa",
+        CpuBinding::Cores = Cores "cores",
+    }
+    CommandShell as CommandShell {
+        CommandShell::None = None "none",
+        CommandShell::Login = Login "login",
     }
     Preflight as Preflight {
         Preflight::Default = Default "default",
@@ -398,6 +408,8 @@ mod tests {
         holds::<NotificationBody>(|value| value.to_string());
         holds::<LaunchForm>(|value| value.to_string());
         holds::<PullRule>(|value| value.to_string());
+        holds::<CpuBinding>(|value| value.to_string());
+        holds::<CommandShell>(|value| value.to_string());
         holds::<Preflight>(|value| value.to_string());
         holds::<FailureClass>(|value| value.to_string());
         holds::<Level>(|value| value.to_string());

@@ -22,6 +22,7 @@ pub fn required_by<'a>(jobs: impl IntoIterator<Item = &'a v1::Job>) -> Vec<&'sta
             (spec.workdir.is_some(), "job-workdir"),
             (spec.artifacts.is_some(), "job-artifacts"),
             (spec.ulimits.is_some(), "job-ulimits"),
+            (spec.host.is_some(), "job-host"),
             (spec.capacity.is_some(), "job-capacity"),
             (!spec.affinity.is_empty(), "job-affinity"),
             (!spec.licences.is_empty(), "job-licences"),

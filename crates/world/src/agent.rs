@@ -226,6 +226,7 @@ fn placement_of(order: &StartOrder, node: NodeId) -> Placement {
         artifacts: None,
         artifacts_bytes_max: None,
         ulimits: muster_types::Ulimits::default(),
+        host: muster_types::HostRules::default(),
         trace_parent: None,
         array: spec.array,
         region: placement.region.to_string(),

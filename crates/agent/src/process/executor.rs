@@ -165,6 +165,7 @@ impl ProcessExecutor {
     }
 
     async fn tell(&self, event: ExecutorEvent) {
+        self.shared.settings.isolating.note(&event);
         // The receiver is gone only while the agent shuts down; the disk has it all.
         let _ = self.shared.events.send(event).await;
     }
@@ -221,6 +222,8 @@ impl ProcessExecutor {
             PathBuf::from(&placement.working_directory)
         };
         environment.extend(contract::submit_directory(placement, worker, &working_directory));
+        let seen = contract::seen_devices(placement, worker, &settings.node);
+        let isolation = settings.isolating.of_worker(isolation, (key, worker), seen)?;
         environment.extend(isolation.variables(&placement.tenant, &task.work(), &worker.environment));
         // With its own `/tmp` it needs none, and a directory that the job names for that is the job's.
         let has_its_own =
@@ -229,13 +232,12 @@ impl ProcessExecutor {
         if let Some(directory) = &temporary {
             environment.insert(temporary::VARIABLE.to_owned(), directory.display().to_string());
         }
-        let seen = contract::seen_devices(placement, worker, &settings.node);
         let (images, socket) = (settings.images.as_deref(), settings.agent_socket.as_deref());
         let root_of = |image| image_root::of((images, socket), placement, worker, image, &task);
         let image = image.map(root_of).transpose()?;
         Ok(TaskSpec {
             image,
-            isolation: settings.isolating.with_seen(isolation, seen),
+            isolation,
             key,
             tenant: placement.tenant.clone(),
             is_in_job: settings.is_in_job,
@@ -656,6 +658,7 @@ impl ProcessExecutor {
         if let Some(kept) = kept {
             self.shared.kept.put(key, kept);
         }
+        self.shared.settings.isolating.adopt(spec.as_ref().filter(|_| exit.is_none()));
         let (devices, device_milli, epoch) = spec.map_or(none, |s| (s.devices, s.device_milli, s.epoch));
         Ok(Some(Adopted { key, devices, device_milli, exit, epoch }))
     }

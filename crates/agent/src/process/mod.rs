@@ -2,6 +2,7 @@
 
 pub(crate) mod artifacts;
 pub mod cgroup;
+pub mod cores;
 pub mod devices;
 mod ended_workers;
 mod exec;

@@ -27,7 +27,7 @@ use crate::rules::WorkerEvent;
 use crate::rules::{Placement, WorkerKey, detail};
 use crate::settings::{ControlGroups, MemoryLimit};
 use muster_transport::{PinnedError, PinnedReader, PinnedWriter, dial};
-use muster_types::{Artifacts, DeviceSet, ExitStatus, HolderId, Ulimits};
+use muster_types::{Artifacts, DeviceSet, ExitStatus, HolderId, HostRules, Ulimits};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::io::Read;
@@ -424,6 +424,7 @@ impl Running {
         let devices = map_devices(&mut placement, within.visible(meant).as_deref());
         // The other scheduler has its own: a worker is not refused for what no configuration of this agent allows.
         placement.ulimits = Ulimits::default();
+        placement.host = HostRules { shell: placement.host.shell, ..HostRules::default() };
         if within == Within::Kubernetes {
             // Its container has the image already.
             placement.workers.iter_mut().for_each(|worker| worker.container = None);

@@ -13,6 +13,10 @@ use v1::set_node_approval_request::Approval;
 
 use super::*;
 
+mod bookings;
+
+use bookings::bookings;
+
 const WRITE: &str = "MUSTER_GOLDEN_WRITE";
 const PACKAGE: &str = "muster.v1beta1";
 const ID: &str = "00000000-0000-4000-8000-0000000000aa";
@@ -837,50 +841,6 @@ fn others() -> Vec<Stored> {
         stored("read-decisions", "HistoryService/ReadDecisions", history),
         stored("status", "ClusterService/GetStatus", v1::GetStatusRequest { read: read() }),
         stored("server-info", "ClusterService/GetServerInfo", v1::GetServerInfoRequest {}),
-    ]
-}
-
-/// Calls about bookings.
-fn bookings() -> Vec<Stored> {
-    let shape = v1::BookingShape {
-        nodes: Vec::new(),
-        hosts: 0,
-        devices: 16,
-        accelerator: "h100".to_owned(),
-        region: "eu".to_owned(),
-        cluster: "c1".to_owned(),
-        labels: [("pool".to_owned(), "research".to_owned())].into(),
-    };
-    let spec = v1::BookingSpec {
-        tenant: "lab".to_owned(),
-        user: "tenant/lab/ada".to_owned(),
-        jobs: vec!["evaluate".to_owned()],
-        shared: false,
-        shape: Some(shape),
-        start_time: Some(timestamp(4_102_444_800_000)),
-        length: Some(duration(3_600_000)),
-        every_days: 7,
-        windows: 4,
-        notice: Some(duration(7_200_000)),
-        clearing: v1::BookingClearing::Fill.into(),
-        reason: "evaluation".to_owned(),
-        rule: None,
-    };
-    let name = || "demo".to_owned();
-    let create =
-        v1::CreateBookingRequest { request_id: ID.to_owned(), name: name(), spec: Some(spec.clone()) };
-    let plan = v1::PlanBookingRequest { name: name(), spec: Some(spec), read: read() };
-    let delete = v1::DeleteBookingRequest { request_id: ID.to_owned(), name: name() };
-    vec![
-        stored("create-booking", "BookingService/CreateBooking", create),
-        stored("plan-booking", "BookingService/PlanBooking", plan),
-        stored(
-            "get-booking",
-            "BookingService/GetBooking",
-            v1::GetBookingRequest { name: name(), read: read() },
-        ),
-        stored("list-bookings", "BookingService/ListBookings", v1::ListBookingsRequest { read: read() }),
-        stored("delete-booking", "BookingService/DeleteBooking", delete),
     ]
 }
 

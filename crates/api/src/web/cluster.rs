@@ -21,6 +21,7 @@ use super::{Problem, Reader, Scene, Web, events};
 use crate::booking_service;
 use crate::cluster_service;
 use crate::explanation;
+use crate::fleet_service::holds as fleet_holds;
 use crate::measure;
 use crate::queue_service;
 use crate::render::{self, Detail};
@@ -207,6 +208,7 @@ pub(super) async fn queues(
             tiers: tiers(&scene.state),
             uncreated: scene.state.uncreated_count(),
             bookings: booking_service::list(&scene.state, scene.visibility()),
+            holds: fleet_holds::list(&scene.state, scene.visibility()),
             pager: Pager { path: "/queues", parameters: Vec::new(), page, next: listed.next_page_token },
             schedules,
             leaves_schedules_out,

@@ -23,7 +23,7 @@ use muster_console::{
     Console, Document, Exit, Failure, Format, Global, Grid, Items, Position, one_line, span,
 };
 use muster_types::policy::PurchaseKind;
-use muster_types::{AffinityLevel, AffinityRule, Control, PriorityTier};
+use muster_types::{AffinityLevel, AffinityRule, CommandShell, Control, CpuBinding, PriorityTier};
 use muster_wire::closed::word;
 use muster_wire::v1;
 use serde_json::Value;
@@ -385,6 +385,15 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
             bytes.map(|bytes| format!("{what} {}", muster_manifest::quantity::show_bytes(bytes)))
         });
         say("ulimits", files.into_iter().chain(sizes).collect::<Vec<_>>().join(", "));
+    }
+    if let Some(rules) = &spec.host {
+        let words = [("binding", word::<CpuBinding>(rules.binding)), ("shell", word::<CommandShell>(rules.shell))];
+        for (field, text) in words.into_iter().filter(|(_, text)| !text.is_empty()) {
+            say(field, text.to_owned());
+        }
+        if rules.shared_memory_bytes > 0 {
+            say("shared memory", muster_manifest::quantity::show_bytes(rules.shared_memory_bytes));
+        }
     }
     if let Some(asked) = &spec.capacity {
         say("capacity", capacity(asked));

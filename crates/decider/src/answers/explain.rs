@@ -450,6 +450,13 @@ fn known_reason(
         }
         return Some((WaitReason::NotBefore, format!("it is not to start before {time}")));
     }
+    if let Some((target, row)) = state.tenant_hold(&spec.tenant) {
+        let until = row.hold.until.map_or("until an operator releases it".to_string(), |until| {
+            format!("until {until}")
+        });
+        let text = format!("{target} is held ({}): none of its jobs starts {until}", row.hold.reason);
+        return Some((WaitReason::Held, text));
+    }
     if let Some(text) = why_it_waits(state, spec) {
         return Some((WaitReason::Booked, text));
     }

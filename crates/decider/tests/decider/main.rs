@@ -16,6 +16,7 @@ mod bounds;
 mod capacity;
 mod demand;
 mod fairness;
+mod fleet_holds;
 mod golden;
 mod guard;
 mod hostile;

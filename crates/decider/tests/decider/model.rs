@@ -348,7 +348,7 @@ impl Model {
         };
         let windows = 1 + self.random.below(3) as u16;
         let spec = BookingSpec {
-            tenant: tenant.clone(),
+            tenant: Some(tenant.clone()),
             user: None,
             jobs: Vec::new(),
             is_shared: self.random.once_in(2),

@@ -158,7 +158,7 @@ impl Leases {
                 let mut found = self.broken_by(*job, workers);
                 found.extend(self.spec(*job).into_iter().flat_map(|spec| self.against_spec(spec, workers)));
                 let hosts = workers.iter().filter_map(|slot| self.hosts.get(&slot.node));
-                let nodes = hosts.map(|host| &host.spec.name).collect();
+                let nodes = hosts.map(|host| &host.spec).collect();
                 let start = Start { job: *job, spec: self.spec(*job).map(|spec| &**spec), workers, nodes };
                 // What was promised to it was charged then, with the grants of that time.
                 let is_charged = self.gangs.get(job).is_some_and(|gang| gang.promise.is_some());

@@ -7,10 +7,12 @@ use muster_drill::judge::{LogRound, Rule};
 use muster_journal::{Decision, Estimate, NodeLostCause, RequestKey, Round, WorkerSlot, encode_round};
 use muster_types::policy::{PolicyDraft, PurchaseKind, Quota, QuotaGrant, TenantPolicy};
 use muster_types::{
-    BookingClearing, BookingShape, BookingSpec, BookingTimes, CapacityFallback, CapacityRules, DeviceSet,
-    HolderId, JobDraft, JobId, LogIndex, LogTime, Name, NodeId, OverlapRule, PurchaseSet, RequestId,
-    Requester, Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate, TokenGrant, TokenId, TokenRole,
+    BookingClearing, BookingShape, BookingSpec, BookingTimes, CapacityFallback, CapacityRules, DeviceSet, FleetHold, FleetPart,
+    HoldTarget, HolderId, JobDraft, JobId, LogIndex, LogTime, Name, NodeId, OverlapRule, PurchaseSet, RequestId, Requester,
+    Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate, TokenGrant, TokenId, TokenRole,
 };
+
+use std::collections::BTreeSet;
 
 use crate::support::{self, Sample, seen};
 
@@ -27,6 +29,8 @@ pub const BREACHES: &[(&str, Rule, Breach)] = &[
     ("a gang is placed on a node that is lost", Rule::LeaseWithoutSession, lost_node),
     ("a gang is placed beyond its tenant's quota", Rule::QuotaExceeded, over_quota),
     ("a gang is placed that its owner holds", Rule::StartedHeld, started_held),
+    ("a gang is placed in a region that is held", Rule::StartedHeld, started_in_held_region),
+    ("a gang is placed during the maintenance of a region", Rule::BookingBroken, started_in_maintenance),
     ("a gang is placed that is cancelled", Rule::StartedCancelled, started_cancelled),
     ("a gang is placed with fewer workers than it needs", Rule::SizeImpossible, too_small),
     ("a gang is placed on nodes that were not bought as it asks for", Rule::PurchaseBroken, other_purchase),
@@ -325,6 +329,42 @@ fn started_held(sample: &mut Sample) -> Option<()> {
     })
 }
 
+/// Every region that nodes of the sample are in.
+fn regions(sample: &Sample) -> Option<BTreeSet<Name>> {
+    let (_, state) = sample.past.last()?;
+    Some(state.nodes().iter().map(|(_, row)| row.spec.region.clone()).collect())
+}
+
+fn started_in_held_region(sample: &mut Sample) -> Option<()> {
+    let hold = FleetHold { reason: "a flood".to_owned(), until: None, stops_work: false };
+    let held = |(number, region): (usize, Name)| Decision::FleetHoldSet {
+        request: key(10 + number as u128),
+        by: Requester::default(),
+        target: HoldTarget::Part(FleetPart { region: Some(region), cluster: None }),
+        hold: Some(Box::new(hold.clone())),
+    };
+    let holds: Vec<Decision> = regions(sample)?.into_iter().enumerate().map(held).collect();
+    placed_behind(sample, |_| holds.clone())
+}
+
+fn started_in_maintenance(sample: &mut Sample) -> Option<()> {
+    let now = sample.past.last()?.1.log_time();
+    let opened = |(number, region): (usize, Name)| {
+        let Decision::BookingCreated { by, spec, .. } = booking(Vec::new(), now) else {
+            panic!("it makes a booking")
+        };
+        let shape = BookingShape::Part(FleetPart { region: Some(region.clone()), cluster: None });
+        let clearing = BookingClearing::Stop;
+        let spec = BookingSpec::clone(&spec);
+        let spec = Box::new(BookingSpec { tenant: None, is_shared: false, shape, clearing, ..spec });
+        let (request, nodes) = (key(10 + number as u128), Vec::new());
+        let created = Decision::BookingCreated { request, by, name: region.clone(), spec, nodes };
+        [created, Decision::BookingOpened { name: region }]
+    };
+    let all: Vec<Decision> = regions(sample)?.into_iter().enumerate().flat_map(opened).collect();
+    placed_behind(sample, |_| all.clone())
+}
+
 fn started_cancelled(sample: &mut Sample) -> Option<()> {
     placed_behind(sample, |job| {
         vec![Decision::JobCancelRequested { request: key(1), by: Requester::default(), jobs: vec![job] }]
@@ -334,7 +374,7 @@ fn started_cancelled(sample: &mut Sample) -> Option<()> {
 /// A booking of these nodes for a tenant that has no gang, for an hour.
 fn booking(nodes: Vec<Name>, start: LogTime) -> Decision {
     let spec = BookingSpec {
-        tenant: Name::literal("elsewhere"),
+        tenant: Some(Name::literal("elsewhere")),
         user: None,
         jobs: Vec::new(),
         is_shared: true,

@@ -20,9 +20,9 @@ use muster_types::{
     AffinityLevel, AffinityRule, AffinityTarget, Approval, ArrayId, ArraySpec, ArtifactFault, ArtifactRules,
     Artifacts, BlobDigest, BookingAmount, BookingClearing, BookingEnd, BookingRule, BookingShape,
     BookingSpec, BookingTimes, CapacityFallback, CapacityRules, CertificateSerial, CheckpointRules,
-    ClusterId, Container, Control, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet,
-    ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, GroupSize, HolderId, IndexRange, JobContract,
-    JobDraft, JobId, JobMetadata, JobSpec, LabelTest, LaunchForm, Level, ListedWindows, LogIndex, LogTime,
+    ClusterId, CommandShell, Container, Control, CpuBinding, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet,
+    ExitStatus, FailureClass, FencingToken, FieldChange, FleetHold, FleetPart, ForeignLoad, GroupSize, HoldTarget,
+    HolderId, HostRules, IndexRange, JobContract, JobDraft, JobId, JobMetadata, JobSpec, LabelTest, LaunchForm, Level, ListedWindows, LogIndex, LogTime,
     Mount, Name, NodeAdmission, NodeBounds, NodeDraft, NodeExpression, NodeId, NodeOverrides,
     NodeRequirements, NodeSpec, NoticeRules, OverlapRule, Parameters, Preflight, PriorityTier, PullRule,
     PurchaseSet, QueueKey, ReplicaId, RequestId, Requester, RetryRules, Revocation, Schedule, ScheduleKey,
@@ -310,7 +310,17 @@ fn contract() -> impl Strategy<Value = Arc<JobContract>> {
     let (launch, preflight) = (prop::sample::select(LaunchForm::ALL), prop::sample::select(Preflight::ALL));
     let ulimits = any::<[Option<u64>; 4]>();
     let trace = option::of(any::<([u8; 16], [u8; 8], u8)>());
-    let forms = (launch, preflight, any::<u32>(), workdir, artifacts, ulimits, trace);
+    let host = (
+        prop::sample::select(CpuBinding::ALL.to_vec()),
+        prop::sample::select(CommandShell::ALL.to_vec()),
+        any::<u64>(),
+    );
+    let host = host.prop_map(|(binding, shell, shared_memory_bytes)| HostRules {
+        binding,
+        shell,
+        shared_memory_bytes,
+    });
+    let forms = (launch, preflight, any::<u32>(), workdir, artifacts, ulimits, trace, host);
     (retry, checkpoint, notice, forms).prop_map(|(retry, checkpoint, notice, forms)| {
         Arc::new(JobContract {
             launch: forms.0,
@@ -337,6 +347,7 @@ fn contract() -> impl Strategy<Value = Arc<JobContract>> {
                 locked_bytes: forms.5[2],
                 stack_bytes: forms.5[3],
             },
+            host: forms.7,
             trace_parent: forms.6.and_then(|(trace, span, flags)| TraceParent::new(trace, span, flags)),
         })
     })

@@ -57,7 +57,7 @@ pub enum WaitReason {
     RetryBackoff,
     /// No cluster that it may use has a copy of the data set that its checkpoints are in.
     CheckpointNotReadable,
-    /// Somebody holds it.
+    /// Somebody holds it, its tenant, or the place where it would fit.
     Held,
     /// It may not start before a time.
     NotBefore,
@@ -160,6 +160,7 @@ pub(super) enum Finding {
     CheckpointNotReadable { data_set: Name },
     Window { place: (Name, Name), nodes: u32, open: Option<(Name, LogTime)> },
     Booked { place: (Name, Name), nodes: u32, booking: Name, until: Option<LogTime> },
+    PlaceHeld { place: (Name, Name), held: String, until: Option<LogTime> },
     Affinity { place: (Name, Name), text: String, excluded: u32, nodes: u32 },
     SpareHosts { place: (Name, Name), hosts: u64 },
     Purchase { place: (Name, Name), nodes: u32, asked: CapacityRules },
@@ -248,6 +249,7 @@ impl Finding {
             Finding::BehindOtherGangs { .. } => WaitReason::BehindOtherGangs,
             Finding::Window { .. } => WaitReason::Window,
             Finding::Booked { .. } => WaitReason::Booked,
+            Finding::PlaceHeld { .. } => WaitReason::Held,
             Finding::Affinity { .. } => WaitReason::Affinity,
             Finding::SpareHosts { .. } => WaitReason::SpareHosts,
             Finding::Purchase { .. } => WaitReason::Purchase,
@@ -357,6 +359,13 @@ impl fmt::Display for Finding {
                 f,
                 "it would fit in {region}/{cluster}, but it names booking {booking}, and the nodes of that do not hold it now"
             ),
+            Finding::PlaceHeld { place: (region, cluster), held, until } => {
+                write!(f, "it would fit in {region}/{cluster}, but {held}: nothing starts there ")?;
+                match until {
+                    Some(until) => write!(f, "until {until}"),
+                    None => f.write_str("until an operator releases it"),
+                }
+            }
             Finding::Affinity { place: (region, cluster), text, excluded, nodes } => write!(
                 f,
                 "it would fit in {region}/{cluster}, but has to be {text}, and that excludes {excluded} of {nodes} {} there",

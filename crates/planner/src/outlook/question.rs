@@ -202,7 +202,7 @@ impl<'a> Question<'a> {
             for place in &self.booked[number] {
                 found[*place] = true;
             }
-            if closure.is_outside {
+            if !closure.is_by_name() {
                 for (place, node) in self.outlook.nodes.iter().enumerate() {
                     found[place] |= closure.covers(&node.spec);
                 }

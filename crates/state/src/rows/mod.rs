@@ -5,6 +5,7 @@ mod array;
 mod capacity;
 mod class;
 mod control;
+mod fleet_hold;
 mod history;
 mod quota;
 mod recovery;
@@ -37,6 +38,7 @@ pub use array::{
 pub use capacity::{CAPACITY_DAYS, CapacityDay, CapacityKey, CapacityRow};
 pub use class::GangClass;
 pub use control::{ControlRow, HoldRow, ModificationRow};
+pub use fleet_hold::FleetHoldRow;
 pub use history::{
     HISTORY_ROWS_MAX, HistoryKey, HistoryLevel, HistoryRow, OBSERVATION, OBSERVATIONS_KEPT, RUN_BUCKETS,
     bucket_of,

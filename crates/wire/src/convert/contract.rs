@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use muster_types::{
-    ArtifactRules, BlobDigest, CheckpointRules, FailureClass, JobContract, NoticeRules, RetryRules,
-    TraceParent, Ulimits, Violation, fleet::checked_name,
+    ArtifactRules, BlobDigest, CheckpointRules, CommandShell, CpuBinding, FailureClass, HostRules, JobContract,
+    NoticeRules, RetryRules, TraceParent, Ulimits, Violation, fleet::checked_name,
 };
 
 use super::{Found, below, bound, one_of, span};
@@ -32,6 +32,7 @@ pub(super) fn contract(at: &str, message: &mut v1::JobSpec, found: &mut Found) -
         artifacts_from_proto(asked)
     });
     let ulimits = message.ulimits.take().map(ulimits_from_proto).unwrap_or_default();
+    let host = message.host.take().map(|asked| host_rules(&field("host"), &asked, found)).unwrap_or_default();
     let spares = message.spare_workers;
     let said = trace_parent_from_proto(&field("trace_parent"), &message.trace_parent);
     let trace_parent = found.take(said).flatten();
@@ -45,6 +46,7 @@ pub(super) fn contract(at: &str, message: &mut v1::JobSpec, found: &mut Found) -
         workdir,
         artifacts,
         ulimits,
+        host,
         trace_parent,
     }
 }
@@ -58,6 +60,36 @@ fn trace_parent_from_proto(at: &str, text: &str) -> Result<Option<TraceParent>, 
         "" => Ok(None),
         text => TraceParent::parse(text).map(Some).map_err(|rule| Violation::new(at, rule)),
     }
+}
+
+fn host_rules(at: &str, message: &v1::HostRules, found: &mut Found) -> HostRules {
+    HostRules {
+        binding: one_of(at, "binding", message.binding, found),
+        shell: one_of(at, "shell", message.shell, found),
+        shared_memory_bytes: message.shared_memory_bytes,
+    }
+}
+
+/// How workers are run on their hosts. A value that this version does not know is refused: the worker would run in another way.
+///
+/// # Errors
+/// The first field that breaks a rule.
+pub fn host_rules_from_proto(message: &v1::HostRules) -> Result<HostRules, Violation> {
+    let mut found = Found::default();
+    let rules = host_rules("", message, &mut found);
+    let mut broken = found.into_violations();
+    rules.check(&mut broken);
+    broken.into_iter().next().map_or(Ok(rules), Err)
+}
+
+/// The same as a message; none when they say nothing.
+#[must_use]
+pub fn host_rules_to_proto(rules: &HostRules) -> Option<v1::HostRules> {
+    (!rules.is_default()).then(|| v1::HostRules {
+        binding: if rules.binding == CpuBinding::None { 0 } else { number(rules.binding) },
+        shell: if rules.shell == CommandShell::None { 0 } else { number(rules.shell) },
+        shared_memory_bytes: rules.shared_memory_bytes,
+    })
 }
 
 /// The limits that a message has, not checked.
@@ -159,6 +191,7 @@ pub(super) fn contract_to_proto(contract: &JobContract) -> v1::JobSpec {
         workdir,
         artifacts,
         ulimits,
+        host,
         trace_parent,
     } = contract;
     let limits = retry
@@ -189,6 +222,7 @@ pub(super) fn contract_to_proto(contract: &JobContract) -> v1::JobSpec {
         workdir: workdir.map(workdir_to_proto),
         artifacts: artifacts.as_ref().map(artifacts_to_proto),
         ulimits: ulimits_to_proto(ulimits),
+        host: host_rules_to_proto(host),
         trace_parent: trace_parent.map(|parent| parent.to_string()).unwrap_or_default(),
         ..v1::JobSpec::default()
     }

@@ -80,6 +80,7 @@ _FEATURES = {
     "artifacts": "job-artifacts",
     "capacity": "job-capacity",
     "exclusive": "job-exclusive",
+    "host": "job-host",
     "licences": "job-licences",
     "nice": "job-nice",
     "nodes": "job-nodes",
@@ -873,6 +874,22 @@ class Core(Generic[JobT]):
         request = fleet_pb2.ListCapacityRequest(read=self.reading(read))
         answer = fleet_pb2.ListCapacityResponse
         return self._get("list capacity", _FLEET + "ListCapacity", request, answer, lambda a: list(a.capacity), timeout)
+
+    def holds(self, read: Read | None, timeout: Seconds | None) -> Call[list[fleet_pb2.FleetHold]]:
+        request = fleet_pb2.ListFleetHoldsRequest(read=self.reading(read))
+        answer = fleet_pb2.ListFleetHoldsResponse
+        return self._get("list holds", _FLEET + "ListFleetHolds", request, answer, lambda a: list(a.holds), timeout)
+
+    def set_hold(
+        self, request: fleet_pb2.SetFleetHoldRequest, request_id: str | None, timeout: Seconds | None
+    ) -> Call[fleet_pb2.FleetHold]:
+        request_id = new_request_id(request_id)
+        asked = fleet_pb2.SetFleetHoldRequest()
+        asked.CopyFrom(request)
+        asked.request_id = request_id
+        parse = fleet_pb2.SetFleetHoldResponse.FromString
+        result = lambda answer: answer.hold  # noqa: E731
+        return Call("set hold", _FLEET + "SetFleetHold", asked, parse, result, request_id, timeout=timeout)
 
     def delete_booking(self, name: str, request_id: str | None, timeout: Seconds | None) -> Call[None]:
         request_id = new_request_id(request_id)

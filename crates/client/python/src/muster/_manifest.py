@@ -17,6 +17,8 @@ from . import _quantity as quantity
 from ._closed import (
     AFFINITY_LEVELS,
     AFFINITY_RULES,
+    COMMAND_SHELLS,
+    CPU_BINDINGS,
     DEPENDENCY_RULES,
     FAILURE_CLASSES,
     LAUNCH_FORMS,
@@ -55,8 +57,8 @@ _SPEC = (
     *("workingDirectory", "array", "topology", "nodeSelector", "nodes", "tolerations", "preemptible", "after"),
     "notBefore",
     *("deadline", "expectedRun", "datasets", "launch", "retry", "checkpoint", "notice", "spareWorkers", "preflight"),
-    *("workdir", "artifacts", "booking", "ulimits", "capacity", "affinity", "licences", "nice", "exclusive"),
-    *("readiness", "parallel", *_GROUP),
+    *("workdir", "artifacts", "booking", "ulimits", "binding", "shell", "sharedMemory", "capacity", "affinity"),
+    *("licences", "nice", "exclusive", "readiness", "parallel", *_GROUP),
 )
 _Value = TypeVar("_Value")
 
@@ -447,6 +449,10 @@ class Reader:
         if "ulimits" in at:
             spec.ulimits.SetInParent()
             self.ulimits(at["ulimits"], spec.ulimits)
+        if {"binding", "shell", "sharedMemory"} & at.keys():
+            spec.host.binding = self.word(at.get("binding"), "spec.binding", CPU_BINDINGS)
+            spec.host.shell = self.word(at.get("shell"), "spec.shell", COMMAND_SHELLS)
+            spec.host.shared_memory_bytes = self.value(at, "spec.sharedMemory", quantity.memory_bytes) or 0
         if "capacity" in at:
             spec.capacity.SetInParent()
             self.capacity(at["capacity"], spec.capacity)

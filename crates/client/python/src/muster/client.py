@@ -389,6 +389,22 @@ class Client:
         """What the policy counts and no node has: how many there are, who holds them, and which job is next."""
         return self._run(self._core.licences(read, timeout))
 
+    def holds(
+        self, *, read: Read | None = None, timeout: Seconds | None = None
+    ) -> list[fleet_pb2.FleetHold]:
+        """What operators hold: regions, clusters and tenants."""
+        return self._run(self._core.holds(read, timeout))
+
+    def set_hold(
+        self,
+        request: fleet_pb2.SetFleetHoldRequest,
+        *,
+        request_id: str | None = None,
+        timeout: Seconds | None = None,
+    ) -> fleet_pb2.FleetHold:
+        """Holds a region, a cluster or a tenant, or with ``held=False`` releases it."""
+        return self._run(self._core.set_hold(request, request_id, timeout))
+
     def delete_booking(self, name: str, *, request_id: str | None = None, timeout: Seconds | None = None) -> None:
         """Gives a booking up: its nodes are open to everybody again."""
         self._run(self._core.delete_booking(name, request_id, timeout))

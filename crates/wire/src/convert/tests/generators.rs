@@ -430,7 +430,14 @@ prop_compose! {
         http in option::of((1u16.., "(/[a-z]{0,9})?")),
         spares in 0u32..9,
         preflight in proptest::sample::select(Preflight::ALL.to_vec()),
-        (workdir, trace) in (option::of(any::<[u8; 32]>()), option::of(any::<([u8; 16], [u8; 8], u8)>())),
+        (workdir, trace, host) in (
+            option::of(any::<[u8; 32]>()),
+            option::of(any::<([u8; 16], [u8; 8], u8)>()),
+            (
+                proptest::sample::select(muster_types::CpuBinding::ALL.to_vec()),
+                proptest::sample::select(muster_types::CommandShell::ALL.to_vec()),
+            ),
+        ),
         artifacts in option::of((vec("[a-z*?]{1,9}(/[a-z]{1,3})?", 1..4), any::<bool>())),
         open_files in option::of(64u64..1 << 20),
         sizes in proptest::array::uniform3(option::of(1u64 << 16..1 << 40)),
@@ -450,6 +457,7 @@ prop_compose! {
             artifacts: artifacts
                 .map(|(paths, required)| muster_types::ArtifactRules { paths, required }),
             ulimits: muster_types::Ulimits { open_files, core_bytes, locked_bytes, stack_bytes },
+            host: muster_types::HostRules { binding: host.0, shell: host.1, shared_memory_bytes: 0 },
             trace_parent: trace
                 .and_then(|(trace, span, flags)| muster_types::TraceParent::new(trace, span, flags)),
         }
