@@ -104,6 +104,7 @@ fn explained(fleet: &Fleet, how_full: &str) -> Vec<Figure> {
         closures: &[],
         closures_are_indexed: false,
         affinity: &[],
+        image: None,
         policy: &state.policy().policy,
         elastic: false,
         lanes: &[],

@@ -19,8 +19,8 @@ use crate::headers::REQUIRED_FEATURES;
 /// `quota-grants`: `QuotaService`. `job-artifacts`: `JobSpec.artifacts`.
 /// `job-ulimits`: `JobSpec.ulimits`. `job-capacity`: `JobSpec.capacity`. `job-affinity`: `JobSpec.affinity`.
 /// `job-segments`: `TopologyRule.segments`. `elastic-groups`: `TaskGroup.min_workers` in jobs of several groups. `booking-rules`:
-/// `BookingSpec.rule`.
-pub(crate) const FEATURES: [&str; 14] = [
+/// `BookingSpec.rule`. `container-credentials`: `ContainerRuntime.credentials`.
+pub(crate) const FEATURES: [&str; 15] = [
     "job-controls",
     "job-limits",
     "policy-parts",
@@ -35,6 +35,7 @@ pub(crate) const FEATURES: [&str; 14] = [
     "job-segments",
     "elastic-groups",
     "booking-rules",
+    "container-credentials",
 ];
 
 /// Bytes of all names that a request may have.

@@ -42,6 +42,7 @@ pub use answers::explain::{
     Blocker, JobExplanation, Position, QuotaReport, StartEstimate, explain_briefly, explain_job, explain_spec,
 };
 pub use answers::goodput::{CheckpointAdvice, checkpoint_advice};
+pub use answers::planned_images::{PlannedImage, planned_images};
 pub use answers::policy_warnings::{
     POLICY_WARNINGS_MAX, PolicyWarning, PolicyWarningCode, PolicyWarnings, policy_warnings,
 };
@@ -67,6 +68,7 @@ pub use passes::schedule::{Pass, schedule};
 pub use round::EncodedRound;
 pub use rules::bookings::{BookingExcess, BookingExcesses};
 pub use rules::faults::fails_more_often;
+pub use rules::images::HeldImages;
 pub use rules::network::suspects_beyond_the_bound;
 pub use rules::requested::JobPath;
 pub use settle::job::settle_all;

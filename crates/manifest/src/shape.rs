@@ -161,6 +161,7 @@ pub struct Container {
     pub pull: Option<Text>,
     pub mounts: Option<Vec<Mount>>,
     pub shared_memory: Option<Text>,
+    pub credentials: Option<Text>,
 }
 
 #[derive(Default, Deserialize)]

@@ -385,6 +385,8 @@ fn image(container: &v1::ContainerRuntime) -> Fields {
     shown.put("mounts", Some(Content::List(mounts)).filter(|_| !container.mounts.is_empty()));
     let shared = Some(container.shared_memory_bytes).filter(|bytes| *bytes > 0);
     shown.say("sharedMemory", shared.map(show_bytes));
+    let credentials = Some(&container.credentials).filter(|name| !name.is_empty());
+    shown.say("credentials", credentials.map(|name| format!("{SECRET}{name}")));
     shown
 }
 

@@ -37,6 +37,9 @@ pub struct Terms<'a> {
     pub closures_are_indexed: bool,
     /// Where the gang has to be, or rather to be, with respect to other jobs.
     pub affinity: &'a [AffinityTerm<'a>],
+    /// The hosts that hold its images already, as a wish that goes behind all others and that a better place outweighs; none where
+    /// nobody knows of such hosts, or every host is one.
+    pub image: Option<&'a AffinityTerm<'a>>,
     /// Weights, prices, data sets, spare hosts and windows.
     pub policy: &'a Policy,
     /// How much of the work of the gang's owner is in a cluster, by region and name, and how much there is of it in all:

@@ -20,12 +20,17 @@ pub fn required_by<'a>(jobs: impl IntoIterator<Item = &'a v1::Job>) -> Vec<&'sta
             (spec.ulimits.is_some(), "job-ulimits"),
             (spec.capacity.is_some(), "job-capacity"),
             (!spec.affinity.is_empty(), "job-affinity"),
+            (spec.groups.iter().any(has_credentials), "container-credentials"),
         ];
         required.extend(uses.into_iter().filter_map(|(is_used, name)| is_used.then_some(name)));
     }
     required.sort_unstable();
     required.dedup();
     required
+}
+
+fn has_credentials(group: &v1::TaskGroup) -> bool {
+    group.container().is_some_and(|container| !container.credentials.is_empty())
 }
 
 #[cfg(test)]

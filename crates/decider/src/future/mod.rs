@@ -15,6 +15,7 @@ mod quota;
 pub(crate) use lent::LaterCapacity;
 
 use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_planner::{Budget, CapacityTimeline, Hold, Holds, Plan, Start, Terms};
 use muster_policy::{expected_end, headroom, overdue_since};
@@ -24,6 +25,7 @@ use muster_types::{AcceleratorRequest, JobId, JobSpec, LogIndex, LogTime, Name, 
 
 use crate::rules::affinity;
 use crate::rules::bookings::{closures, covers, is_open_to};
+use crate::rules::images::HeldImages;
 use crate::rules::planned::planned_spec;
 use crate::rules::terms::with_terms;
 use crate::rules::windows::is_owner;
@@ -103,6 +105,8 @@ pub struct KeptReservations {
     lent: Lent,
     /// Whether a pass has left it: nothing is known of reservations before.
     is_of_a_pass: bool,
+    /// Which hosts hold which images, for explanations.
+    images: Arc<HeldImages>,
 }
 
 impl KeptReservations {
@@ -111,6 +115,23 @@ impl KeptReservations {
     #[must_use]
     pub fn is_of_a_pass(&self) -> bool {
         self.is_of_a_pass
+    }
+
+    /// Adds which hosts hold which images, so that an explanation places a gang as the leader does.
+    pub fn set_images(&mut self, images: Arc<HeldImages>) {
+        self.images = images;
+    }
+
+    pub(crate) fn images(&self) -> &HeldImages {
+        &self.images
+    }
+
+    /// The jobs that wait with a reservation, with the nodes of it, in the order of the pass.
+    pub(crate) fn reserved_nodes(&self) -> impl Iterator<Item = (JobId, impl Iterator<Item = NodeId>)> {
+        self.reservations.iter().map(|reservation| {
+            let nodes = reservation.start.nodes.iter().map(|(node, _)| *node);
+            (reservation.job, nodes)
+        })
     }
 }
 
@@ -186,7 +207,7 @@ impl Future {
 
     /// The same, if what runs ends at this pace.
     pub(crate) fn resume_at(now: LogTime, kept: KeptReservations, pace: Pace) -> Future {
-        let KeptReservations { reservations: remembered, without_start, lent, is_of_a_pass: _ } = kept;
+        let KeptReservations { reservations: remembered, without_start, lent, is_of_a_pass: _, images: _ } = kept;
         Future { remembered, without_start, lent, holds: None, ..Future::at_pace(now, pace) }
     }
 
@@ -200,7 +221,8 @@ impl Future {
         let mut reservations = self.reservations;
         reservations.append(&mut self.remembered);
         reservations.retain(|reservation| reservation.is_kept);
-        KeptReservations { reservations, without_start, lent: self.lent, is_of_a_pass: true }
+        let images = Arc::default();
+        KeptReservations { reservations, without_start, lent: self.lent, is_of_a_pass: true, images }
     }
 
     /// Gives up what is kept for gangs that may not start whatever is free: their tenant or their user has as many jobs

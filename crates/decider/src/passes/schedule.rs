@@ -260,9 +260,10 @@ impl Offer<'_> {
         let Offer { job, spec, row, quota, .. } = *self;
         let (state, valuation) = (speculation.state(), speculation.valuation());
         let holds = future.holds_for_job(state, job, spec, row);
+        let holding = speculation.images().term(state, spec);
         let mut place = |spec: &JobSpec, holds: &Holds| {
             with_terms_of(state, speculation.now(), (job, spec, row), holds, quota, |terms| {
-                let terms = Terms { valuation: Some(valuation), ..*terms };
+                let terms = Terms { valuation: Some(valuation), image: holding.as_ref(), ..*terms };
                 plan(state, spec, &terms, budget)
             })
         };

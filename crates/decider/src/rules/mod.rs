@@ -5,6 +5,7 @@ pub(crate) mod bookings;
 pub(crate) mod deadline;
 pub(crate) mod faults;
 pub(crate) mod health;
+pub(crate) mod images;
 pub(crate) mod network;
 pub(crate) mod planned;
 pub(crate) mod requested;

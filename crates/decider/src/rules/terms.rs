@@ -108,6 +108,7 @@ fn with_counted_terms<T>(
         closures: &closures,
         closures_are_indexed: true,
         affinity: &affinity.terms,
+        image: None,
         policy: &state.policy().policy,
         own_work: &own_work,
         interruptions: &interruptions,

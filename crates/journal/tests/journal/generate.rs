@@ -200,6 +200,7 @@ fn container() -> impl Strategy<Value = (Container, bool)> {
             pull,
             mounts: vec![Mount { source: "/data".to_owned(), target: "/mnt".to_owned(), read_only }],
             shared_memory_bytes: 0,
+            credentials: Name::new(&name.replace('/', "-")).filter(|_| read_only),
         };
         (container, has_shared)
     })

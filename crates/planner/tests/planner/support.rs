@@ -132,6 +132,7 @@ impl Fleet {
             closures: &[],
             closures_are_indexed: false,
             affinity: &[],
+            image: None,
             policy: &self.state.policy().policy,
             own_work: &|_, _| (0, 0),
             interruptions: &|_| muster_state::Interruptions::default(),

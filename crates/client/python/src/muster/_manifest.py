@@ -206,7 +206,8 @@ class Reader:
         if "container" not in at:
             return {"process": job_pb2.ProcessRuntime(command=command)}
         path = f"{path}.container"
-        image = self.fields(at["container"], path, ("image", "pull", "mounts", "sharedMemory"))
+        known = ("image", "pull", "mounts", "sharedMemory", "credentials")
+        image = self.fields(at["container"], path, known)
         mounts = []
         for place, node in self.items(image.get("mounts"), f"{path}.mounts"):
             mount = self.fields(node, place, ("source", "target", "readOnly"))
@@ -225,8 +226,18 @@ class Reader:
             shared_memory_bytes=self.positive(
                 image, f"{path}.sharedMemory", quantity.memory_bytes, "for that of the gang"
             ),
+            credentials=self.secret(image.get("credentials"), f"{path}.credentials"),
         )
         return {"container": container}
+
+    def secret(self, node: Node | None, path: str) -> str:
+        """The name of a secret, from a value like ``muster-secret://NAME``."""
+        value = self.text(node, path)
+        if node is not None and value and (not value.startswith(_SECRET) or value == _SECRET):
+            # What stands here may be the secret itself, and is not repeated.
+            self.problem(node, path, f"must be a reference like {_SECRET}NAME, never the credentials themselves")
+            return ""
+        return value[len(_SECRET) :]
 
     def command(self, node: Node | None, path: str) -> list[str]:
         """A list of words."""
