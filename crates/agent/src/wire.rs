@@ -378,9 +378,11 @@ pub(crate) fn order_of(message: agent::session_response::Message) -> Result<Opti
             Order::Exec(exec.relay_id, key)
         }
         Message::PreflightOrder(order) => return preflight_order(order),
-        Message::Registered(_) | Message::HeartbeatAck(_) | Message::HealthAck(_) | Message::Repair(_) => {
-            return Ok(None);
-        }
+        Message::Registered(_)
+        | Message::HeartbeatAck(_)
+        | Message::HealthAck(_)
+        | Message::Repair(_)
+        | Message::Prefetch(_) => return Ok(None),
     }))
 }
 

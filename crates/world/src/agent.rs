@@ -261,6 +261,7 @@ fn order_of(message: Outbound, node: NodeId) -> Option<node::Order> {
         | Outbound::Repair(_)
         | Outbound::ReadLogs(_)
         | Outbound::Exec(_)
+        | Outbound::Prefetch(_)
         | Outbound::Probe(_) => return None,
     })
 }
