@@ -4,6 +4,8 @@
 //! as its shim holds the lock, and has ended when there is an exit record; nothing is believed of a
 //! process id alone.
 
+mod preparing;
+
 use crate::chain::chain;
 use crate::clock::BootTime;
 use crate::contract::{self, NodeContext};
@@ -32,13 +34,14 @@ use crate::process::shim;
 use crate::process::task::{self, Blank, Exit, GangFiles, TaskDir, TaskError, TaskSpec};
 use crate::process::transcript::OutputTally;
 use crate::process::unlisted;
-use crate::process::work_files::{FilesError, Staged, WorkFiles};
+use crate::process::work_files::{Staged, WorkFiles};
 use crate::rules::{DEVICE_MILLI, HttpNotice, Launch, Placement, WorkerKey, detail};
 use crate::settings::{ControlGroups, LogLimits, MemoryLimit};
 use crate::temporary;
 use muster_metrics::{AgentMetrics, OutputFate};
-use muster_types::{DeviceSet, ExitStatus, HolderId};
+use muster_types::{DeviceSet, ExitStatus, HolderId, StartStage};
 use parking_lot::Mutex;
+use preparing::{StageClock, waits};
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -271,38 +274,6 @@ impl ProcessExecutor {
         })
     }
 
-    /// Has a worker's image prepared, where it has one. None where the worker has met its end meanwhile.
-    async fn image_of(&self, of: &Placement, worker: &Launch) -> Option<Result<Option<Prepared>, String>> {
-        let Some(container) = &worker.container else { return Some(Ok(None)) };
-        let Some(images) = &self.shared.settings.images else {
-            return Some(Err("this node has no container runtime".to_owned()));
-        };
-        tokio::select! {
-            prepared = images.prepare(&of.tenant, container) => {
-                Some(prepared.map(Some).map_err(|error| error.to_string()))
-            }
-            // Nobody waits for it any more: the next image need not wait for this one either.
-            () = self.stopped_while_waiting(of.key(worker.rank)) => None,
-        }
-    }
-
-    /// Has the files of a worker fetched, where its job has some.
-    async fn files_of(&self, placement: &Placement, spec: &TaskSpec) -> Result<Option<Staged>, String> {
-        let Some(digest) = placement.workdir else { return Ok(None) };
-        let settings = &self.shared.settings;
-        let bounds = (spec.isolation.user, spec.disk_bytes_max);
-        let fetched = match &settings.files {
-            Some(files) => files.fetch(&settings.tasks, (spec.key, &placement.tenant), digest, bounds).await,
-            None => Err(FilesError::no_store()),
-        };
-        fetched.map(Some).map_err(|error| error.to_string())
-    }
-
-    /// Whether a worker is still to be launched: it may have met its end while it waited for its image or files.
-    fn is_wanted(&self, placement: &Placement, worker: &Launch) -> bool {
-        !waits(placement, worker) || self.shared.waiting.lock().remove(&placement.key(worker.rank))
-    }
-
     /// Launches a worker whose image is prepared, if it is still wanted.
     async fn launch(&self, placement: &Placement, worker: &Launch, spec: TaskSpec, files: Arc<GangFiles>) {
         let staged = tokio::select! {
@@ -361,11 +332,6 @@ impl ProcessExecutor {
     /// Ends when a worker that has a directory was told to stop.
     async fn told_to_stop(&self, key: WorkerKey) {
         self.until_told(|| self.stop_by().contains_key(&key)).await;
-    }
-
-    /// Ends when a worker that waits for its image or files was told to stop.
-    async fn stopped_while_waiting(&self, key: WorkerKey) {
-        self.until_told(|| !self.shared.waiting.lock().contains(&key)).await;
     }
 
     /// Nothing of a worker is left, and its end is on record.
@@ -686,8 +652,9 @@ impl Executor for ProcessExecutor {
         let waiting = placement.workers.iter().filter(|worker| waits(&placement, worker));
         self.shared.waiting.lock().extend(waiting.map(|worker| placement.key(worker.rank)));
         let mut images = Vec::new();
+        let clock = StageClock::begin(&self.shared.settings, &placement);
         for (place, worker) in placement.workers.iter().enumerate() {
-            let Some(image) = self.image_of(&placement, worker).await else { continue };
+            let Some(image) = self.image_of(&placement, worker, &clock).await else { continue };
             let spec = image.and_then(|image| {
                 let spec = self.spec(&placement, worker, epoch, &isolation, image.as_ref());
                 // Nobody removes it before a shim holds it.
@@ -713,7 +680,9 @@ impl Executor for ProcessExecutor {
                 executor.launch(&placement, worker, spec, files).await;
             });
         }
+        clock.enter(StartStage::Starting, "");
         while launches.join_next().await.is_some() {}
+        drop(clock);
         drop(images);
         self.shared.pool.trim().await;
     }
@@ -884,11 +853,6 @@ impl Executor for ProcessExecutor {
             tokio::time::sleep(limits::PORT_WORKER_LOOK).await;
         }
     }
-}
-
-/// Whether a worker needs something before it can be launched that may take long.
-fn waits(placement: &Placement, worker: &Launch) -> bool {
-    worker.container.is_some() || placement.workdir.is_some()
 }
 
 /// A value that is this worker's alone and can be made again after a restart.
