@@ -122,7 +122,7 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     };
     state.open_to_workers(isolating.has_users())?;
     let (images, reports) = match runtime {
-        Some(runtime) => Some(open_images(&config, &state, runtime).await?).unzip(),
+        Some(runtime) => Some(open_images(&config, &state, runtime, found.as_ref()).await?).unzip(),
         None => (None, None),
     };
     let host_commands = open_host_commands(&config, &state, &spec)?;
@@ -242,11 +242,16 @@ async fn open_images(
     config: &AgentConfig,
     state: &StateDir,
     runtime: process::runtime::FoundRuntime,
+    accelerators: Option<&muster_types::Accelerators>,
 ) -> Result<(Arc<process::runtime::Images>, process::runtime::ImageReports), AgentError> {
     let (images, usual) = (config.images.clone(), state.root().join("images"));
-    let secrets_dir = config.secrets_dir.clone();
-    let opened =
-        offload::blocking(move || process::runtime::Images::open(&images, usual, runtime, secrets_dir));
+    let (secrets_dir, root) = (config.secrets_dir.clone(), config.host_root.clone());
+    let family = accelerators.map(|found| contract::family(found.kind.as_str()));
+    let opened = offload::blocking(move || {
+        let devices = family.and_then(|family| process::cdi::DeviceSpecification::find(&root, family));
+        let opened = process::runtime::Images::open(&images, usual, runtime, secrets_dir);
+        opened.map(|(images, reports)| (images.with_devices(devices), reports))
+    });
     let (images, reports) = opened.await.map_err(AgentError::Images)?;
     Ok((Arc::new(images), reports))
 }

@@ -47,6 +47,13 @@ pub(super) fn check(settings: &Settings, placement: &Placement) -> Result<(), St
         );
     }
     let tenant = &placement.tenant;
+    if first.container.as_ref().is_some_and(|own| own.credentials.is_some()) {
+        return Err(
+            "container.credentials are secrets of hosts: nodes of Kubernetes pull with the `imagePullSecrets` of the service account \
+             that an operator has set up"
+                .to_owned(),
+        );
+    }
     for mount in first.container.iter().flat_map(|own| &own.mounts) {
         if shown(settings, tenant, &mount.source).is_none() {
             return Err(format!(

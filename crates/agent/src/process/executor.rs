@@ -17,6 +17,7 @@ use crate::limits;
 use crate::offload::blocking;
 use crate::own_program;
 use crate::process::artifacts;
+use crate::process::cdi;
 use crate::process::cgroup::{self, Cgroup};
 use crate::process::ended_workers::{self, EndedWorkers};
 use crate::process::exec;
@@ -186,13 +187,18 @@ impl ProcessExecutor {
         image: Option<&Prepared>,
     ) -> Result<TaskSpec, String> {
         let settings = &self.shared.settings;
+        let seen = contract::seen_devices(placement, worker, &settings.node);
+        let of_images = settings.images.as_deref().filter(|_| image.is_some());
+        let edits = of_images.map(|images| images.edits(seen)).unwrap_or_default();
         let mut base = Cow::Borrowed(&settings.environment);
         let mut worker = Cow::Borrowed(worker);
         if let Some(image) = image {
             let command = image.config.command(&worker.command).map_err(|error| error.to_string())?;
             worker.to_mut().command = command;
             let variables = image.config.environment(&settings.environment);
-            base = Cow::Owned(variables.map_err(|error| error.to_string())?);
+            let mut variables = variables.map_err(|error| error.to_string())?;
+            variables.extend(edits.variables.clone());
+            base = Cow::Owned(variables);
         }
         let worker = &*worker;
         let key = placement.key(worker.rank);
@@ -215,6 +221,9 @@ impl ProcessExecutor {
         };
         let mut environment = contract::environment(placement, worker, &here);
         environment.insert(MARK_VARIABLE.to_owned(), mark(key, settings.holder));
+        if let Some(path) = cdi::library_path(environment.get(cdi::LIBRARY_PATH), &edits.libraries) {
+            environment.insert(cdi::LIBRARY_PATH.to_owned(), path);
+        }
         let working_directory = if placement.workdir.is_some() {
             task.work()
         } else if placement.working_directory.is_empty() {
@@ -232,9 +241,8 @@ impl ProcessExecutor {
         if let Some(directory) = &temporary {
             environment.insert(temporary::VARIABLE.to_owned(), directory.display().to_string());
         }
-        let seen = contract::seen_devices(placement, worker, &settings.node);
         let (images, socket) = (settings.images.as_deref(), settings.agent_socket.as_deref());
-        let root_of = |image| image_root::of((images, socket), placement, worker, image, &task);
+        let root_of = |image| image_root::of((images, socket, &edits), placement, worker, image, &task);
         let image = image.map(root_of).transpose()?;
         Ok(TaskSpec {
             image,

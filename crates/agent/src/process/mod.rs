@@ -1,6 +1,7 @@
 //! Workers as processes of this host: their directories, their shims, and what keeps them apart.
 
 pub(crate) mod artifacts;
+pub(crate) mod cdi;
 pub mod cgroup;
 pub mod devices;
 mod ended_workers;

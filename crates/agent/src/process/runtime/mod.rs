@@ -19,10 +19,11 @@ use apptainer::Apptainer;
 use credentials::Credentials;
 use podman::Podman;
 
+use crate::process::cdi::{DeviceSpecification, Edits};
 use crate::process::isolation::Namespaces;
 use muster_types::config_value::{bytes, span_ms};
 use muster_types::container::{NO_RUNTIME, RUNTIME_LABEL, VERSION_LABEL};
-use muster_types::{Container, StartStage, Violation};
+use muster_types::{Container, DeviceSet, StartStage, Violation};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -357,6 +358,8 @@ impl Runtime for FoundRuntime {
 pub struct Images {
     store: ImageStore<FoundRuntime>,
     files: Vec<PathBuf>,
+    /// What the accelerators of the host need in an image, where a specification says it.
+    devices: Option<DeviceSpecification>,
     stages: Stages,
 }
 
@@ -376,7 +379,17 @@ impl Images {
         let credentials = Credentials::new(secrets_dir, directory.clone());
         let store = ImageStore::open(runtime, credentials, directory, config.bytes_max, time)?;
         let (stages, reports) = Stages::new();
-        Ok((Images { store, files: config.files.clone(), stages }, reports))
+        Ok((Images { store, files: config.files.clone(), devices: None, stages }, reports))
+    }
+
+    /// The same with what accelerators need in an image.
+    pub(crate) fn with_devices(self, devices: Option<DeviceSpecification>) -> Images {
+        Images { devices, ..self }
+    }
+
+    /// What a worker with these devices needs of the host in its image.
+    pub(crate) fn edits(&self, devices: DeviceSet) -> Edits {
+        self.devices.as_ref().map(|specification| specification.edits(devices)).unwrap_or_default()
     }
 
     /// Has an image of a job in a directory, which is there as long as the answer is held. `reached` is told what is done for it.
