@@ -146,6 +146,7 @@ pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderErro
         artifacts_bytes_max: order.artifacts_bytes_max,
         ulimits,
         trace_parent,
+        terminal: order.terminal,
         array,
         region: order.region,
         cluster: order.cluster,

@@ -19,8 +19,9 @@ use crate::headers::REQUIRED_FEATURES;
 /// `quota-grants`: `QuotaService`. `job-artifacts`: `JobSpec.artifacts`.
 /// `job-ulimits`: `JobSpec.ulimits`. `job-capacity`: `JobSpec.capacity`. `job-affinity`: `JobSpec.affinity`.
 /// `job-segments`: `TopologyRule.segments`. `elastic-groups`: `TaskGroup.min_workers` in jobs of several groups. `booking-rules`:
-/// `BookingSpec.rule`. `container-credentials`: `ContainerRuntime.credentials`.
-pub(crate) const FEATURES: [&str; 15] = [
+/// `BookingSpec.rule`. `container-credentials`: `ContainerRuntime.credentials`. `job-terminal`: `JobSpec.terminal`,
+/// `ExecStart.attach`.
+pub(crate) const FEATURES: [&str; 16] = [
     "job-controls",
     "job-limits",
     "policy-parts",
@@ -36,6 +37,7 @@ pub(crate) const FEATURES: [&str; 15] = [
     "elastic-groups",
     "booking-rules",
     "container-credentials",
+    "job-terminal",
 ];
 
 /// Bytes of all names that a request may have.

@@ -591,6 +591,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
         artifacts_bytes_max: view.policy().policy.job_limits(&spec.tenant, spec.tier).artifacts_bytes_max,
         ulimits: muster_wire::convert::ulimits_to_proto(&contract.ulimits),
         trace_parent: contract.trace_parent.map(|parent| parent.to_string()).unwrap_or_default(),
+        terminal: contract.terminal,
     }
 }
 

@@ -162,6 +162,9 @@ impl Reader<'_> {
             // A file is submitted more than once, and each time in another span.
             trace_parent: String::new(),
             affinity: self.affinity("spec.affinity", spec.affinity.unwrap_or_default()),
+            terminal: self
+                .value("spec.terminal", spec.terminal, quantity::flag)
+                .unwrap_or_default(),
         };
         let message = v1::Job { spec: Some(asked), ..message };
         (message, shorthand, parallel)

@@ -66,6 +66,7 @@ pub struct Spec {
     pub ulimits: Option<Ulimits>,
     pub capacity: Option<Spanned<Capacity>>,
     pub affinity: Option<Vec<Spanned<Affinity>>>,
+    pub terminal: Option<Text>,
     pub parallel: Option<Spanned<Parallel>>,
     // The only group, written without a list around it. Not `flatten`: that loses places and names.
     pub workers: Option<Text>,

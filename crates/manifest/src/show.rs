@@ -212,6 +212,7 @@ fn described(spec: &v1::JobSpec, is_short: bool) -> Fields {
     say_rules(spec, &mut shown);
     shown.say("spareWorkers", count(spec.spare_workers));
     shown.say("preflight", word::<Preflight>(spec.preflight));
+    shown.say("terminal", Some(true).filter(|_| spec.terminal));
     shown.say("booking", spec.booking.as_str());
     shown
 }

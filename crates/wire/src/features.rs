@@ -21,6 +21,7 @@ pub fn required_by<'a>(jobs: impl IntoIterator<Item = &'a v1::Job>) -> Vec<&'sta
             (spec.capacity.is_some(), "job-capacity"),
             (!spec.affinity.is_empty(), "job-affinity"),
             (spec.groups.iter().any(has_credentials), "container-credentials"),
+            (spec.terminal, "job-terminal"),
         ];
         required.extend(uses.into_iter().filter_map(|(is_used, name)| is_used.then_some(name)));
     }

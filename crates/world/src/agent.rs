@@ -225,6 +225,7 @@ fn placement_of(order: &StartOrder, node: NodeId) -> Placement {
         artifacts: None,
         artifacts_bytes_max: None,
         ulimits: muster_types::Ulimits::default(),
+        terminal: false,
         trace_parent: None,
         array: spec.array,
         region: placement.region.to_string(),

@@ -43,6 +43,7 @@ fn placement(rank_map: Vec<RankPlace>, workers: Vec<Launch>) -> Placement {
         artifacts: None,
         artifacts_bytes_max: None,
         ulimits: muster_types::Ulimits::default(),
+        terminal: false,
         trace_parent: None,
         array: None,
         region: "eu-west".into(),

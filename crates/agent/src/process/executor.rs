@@ -33,6 +33,7 @@ use crate::process::runtime::{Images, Prepared};
 use crate::process::secrets;
 use crate::process::shim;
 use crate::process::task::{self, Blank, Exit, GangFiles, TaskDir, TaskError, TaskSpec};
+use crate::process::terminal;
 use crate::process::transcript::OutputTally;
 use crate::process::unlisted;
 use crate::process::work_files::{Staged, WorkFiles};
@@ -40,6 +41,7 @@ use crate::rules::{DEVICE_MILLI, HttpNotice, Launch, Placement, WorkerKey, detai
 use crate::settings::{ControlGroups, LogLimits, MemoryLimit};
 use crate::temporary;
 use muster_metrics::{AgentMetrics, OutputFate};
+use muster_types::terminal::TerminalSize;
 use muster_types::{DeviceSet, ExitStatus, HolderId, StartStage};
 use parking_lot::Mutex;
 use preparing::{StageClock, waits};
@@ -57,6 +59,9 @@ use tokio::io::{AsyncReadExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::net::unix::pipe;
 use tokio::sync::{Notify, mpsc};
+
+/// The kind of terminal that a worker finds in `TERM` where its job does not say.
+const USUAL_TERMINAL: &str = "xterm-256color";
 
 /// What the executor is made of.
 #[derive(Clone, Debug)]
@@ -224,6 +229,9 @@ impl ProcessExecutor {
         if let Some(path) = cdi::library_path(environment.get(cdi::LIBRARY_PATH), &edits.libraries) {
             environment.insert(cdi::LIBRARY_PATH.to_owned(), path);
         }
+        if placement.terminal {
+            environment.entry("TERM".to_owned()).or_insert_with(|| USUAL_TERMINAL.to_owned());
+        }
         let working_directory = if placement.workdir.is_some() {
             task.work()
         } else if placement.working_directory.is_empty() {
@@ -274,6 +282,7 @@ impl ProcessExecutor {
             disk_bytes_max: settings.isolating.disk_bytes_max(),
             artifacts: placement.artifacts.clone(),
             artifacts_bytes_max: placement.artifacts_bytes_max,
+            terminal: placement.terminal,
             notice: placement.notice.as_ref().and_then(|to| {
                 let local_rank = contract::local_rank(placement, &settings.node, worker.rank);
                 let port = contract::notice_port(to.port, local_rank)?;
@@ -837,6 +846,16 @@ impl Executor for ProcessExecutor {
         }
         let request = exec::Request { command, environment, terminal };
         exec::run(&self.shared.settings.guard_command, &task, request, inputs, &outputs).await
+    }
+
+    async fn attach(
+        &self,
+        key: WorkerKey,
+        size: TerminalSize,
+        inputs: mpsc::Receiver<ExecInput>,
+        outputs: mpsc::Sender<ExecOutput>,
+    ) -> Result<(), String> {
+        terminal::attach(&self.task(key), size, inputs, &outputs).await
     }
 
     async fn listens(&self, key: WorkerKey, port: u16) -> Result<(), String> {

@@ -24,6 +24,7 @@ pub(crate) mod shim;
 pub(crate) mod socket;
 mod speaker;
 pub mod task;
+mod terminal;
 pub mod transcript;
 mod unlisted;
 pub mod work_files;

@@ -111,6 +111,9 @@ pub struct TaskSpec {
     /// Most bytes of these; none for as many as the agent keeps.
     #[serde(default)]
     pub artifacts_bytes_max: Option<u64>,
+    /// Whether it has a terminal; without one it reads nothing.
+    #[serde(default)]
+    pub terminal: bool,
 }
 
 /// The root directory of an image.
@@ -308,6 +311,18 @@ impl TaskDir {
     #[must_use]
     pub fn control(&self) -> PathBuf {
         self.path.join("control")
+    }
+
+    /// The FIFO of what people type who attach to its terminal.
+    #[must_use]
+    pub fn terminal_input(&self) -> PathBuf {
+        self.path.join("terminal_input")
+    }
+
+    /// A link to the device file of its terminal.
+    #[must_use]
+    pub fn terminal_device(&self) -> PathBuf {
+        self.path.join("terminal")
     }
 
     /// Where the shim's own complaints go.

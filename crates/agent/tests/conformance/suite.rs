@@ -133,6 +133,7 @@ impl<'a, S: Subject> Bench<'a, S> {
             artifacts: None,
             artifacts_bytes_max: None,
             ulimits: muster_types::Ulimits::default(),
+            terminal: false,
             trace_parent: None,
             array: None,
             preflight: false,

@@ -343,6 +343,9 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
         });
         say("ulimits", files.into_iter().chain(sizes).collect::<Vec<_>>().join(", "));
     }
+    if spec.terminal {
+        say("terminal", format!("muster attach {}", job.id));
+    }
     if let Some(asked) = &spec.capacity {
         say("capacity", capacity(asked));
     }

@@ -337,6 +337,7 @@ fn contract() -> impl Strategy<Value = Arc<JobContract>> {
                 stack_bytes: forms.5[3],
             },
             trace_parent: forms.6.and_then(|(trace, span, flags)| TraceParent::new(trace, span, flags)),
+            terminal: forms.2 % 2 == 1,
         })
     })
 }

@@ -46,6 +46,7 @@ pub(super) fn contract(at: &str, message: &mut v1::JobSpec, found: &mut Found) -
         artifacts,
         ulimits,
         trace_parent,
+        terminal: message.terminal,
     }
 }
 
@@ -160,6 +161,7 @@ pub(super) fn contract_to_proto(contract: &JobContract) -> v1::JobSpec {
         artifacts,
         ulimits,
         trace_parent,
+        terminal,
     } = contract;
     let limits = retry
         .limits
@@ -190,6 +192,7 @@ pub(super) fn contract_to_proto(contract: &JobContract) -> v1::JobSpec {
         artifacts: artifacts.as_ref().map(artifacts_to_proto),
         ulimits: ulimits_to_proto(ulimits),
         trace_parent: trace_parent.map(|parent| parent.to_string()).unwrap_or_default(),
+        terminal: *terminal,
         ..v1::JobSpec::default()
     }
 }

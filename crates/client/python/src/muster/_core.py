@@ -80,6 +80,7 @@ _FEATURES = {
     "artifacts": "job-artifacts",
     "capacity": "job-capacity",
     "nodes": "job-nodes",
+    "terminal": "job-terminal",
     "ulimits": "job-ulimits",
     "workdir": "job-workdir",
 }
@@ -87,8 +88,12 @@ _FEATURES = {
 
 def required_features(jobs: Iterable[job_pb2.Job]) -> str:
     """What a replica has to know so that it leaves nothing out of these jobs; empty for most."""
+    jobs = list(jobs)
     fields = {field.name for job in jobs for field, _ in job.spec.ListFields()}
-    return ",".join(sorted(_FEATURES[name] for name in fields if name in _FEATURES))
+    features = {_FEATURES[name] for name in fields if name in _FEATURES}
+    if any(group.container.credentials for job in jobs for group in job.spec.groups):
+        features.add("container-credentials")
+    return ",".join(sorted(features))
 
 
 def call_metadata(call: Call[Any], traceparent: str) -> tuple[tuple[str, str], ...] | None:

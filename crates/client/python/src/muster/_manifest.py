@@ -55,7 +55,7 @@ _SPEC = (
     *("workingDirectory", "array", "topology", "nodeSelector", "nodes", "tolerations", "preemptible", "after"),
     "notBefore",
     *("deadline", "expectedRun", "datasets", "launch", "retry", "checkpoint", "notice", "spareWorkers", "preflight"),
-    *("workdir", "artifacts", "booking", "ulimits", "capacity", "affinity", "parallel", *_GROUP),
+    *("workdir", "artifacts", "booking", "ulimits", "capacity", "affinity", "terminal", "parallel", *_GROUP),
 )
 _Value = TypeVar("_Value")
 
@@ -140,6 +140,7 @@ class Reader:
             launch=self.word(at.get("launch"), "spec.launch", LAUNCH_FORMS),
             spare_workers=self.value(at, "spec.spareWorkers", quantity.count) or 0,
             preflight=self.word(at.get("preflight"), "spec.preflight", PREFLIGHTS),
+            terminal=self.value(at, "spec.terminal", quantity.flag) or False,
             booking=self.text(at.get("booking"), "spec.booking"),
             affinity=self.affinity(at.get("affinity")),
         )
