@@ -137,8 +137,11 @@ pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Ex
         console.line(&id)?;
         return Ok(Exit::Ok);
     }
-    console.progress(&format!("{id}; Ctrl-C detaches, a second one cancels the job"));
-    if args.terminal && runs(&client, &id).await? {
+    console.progress(&match args.terminal {
+        true => format!("{id}; Ctrl-P Ctrl-Q leaves its terminal, and muster attach {id} comes back to it"),
+        false => format!("{id}; Ctrl-C detaches, a second one cancels the job"),
+    });
+    if args.stdin && args.terminal && runs(&client, &id).await? {
         return exec::attach_to(&client, console, id, args.rank.unwrap_or(0)).await;
     }
     let ranks = args.rank.map_or(Ranks::All, Ranks::One);

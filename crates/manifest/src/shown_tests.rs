@@ -229,6 +229,7 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
                     notice: notice.map(|(http_port, http_path)| v1::NoticeRules { http_port, http_path }),
                     spare_workers,
                     preflight,
+                    terminal: spare_workers % 2 == 1,
                     ..v1::JobSpec::default()
                 }
             },

@@ -8,6 +8,7 @@
 //! | `lock` | – | locked by the shim until it ends: liveness without process ids; a second name of `spec` |
 //! | `alive` | – | a FIFO the shim holds open: its end-of-file tells the agent that the shim is gone |
 //! | `control` | agent | a FIFO: each 8 bytes are a stop with that many milliseconds of grace |
+//! | `terminal`, `terminal_input` | shim | where the worker has a terminal: a link to its device, and a FIFO for what is typed |
 //! | `stop` | agent | the same, on disk, for a shim that was not listening yet |
 //! | `notice.json` | agent | tells the worker that it has to stop, and by when |
 //! | `running` | shim | process ids and control group of the launched worker |

@@ -121,9 +121,12 @@ pub struct AttachArgs {
 pub async fn attach(global: &Global, console: &Console, args: AttachArgs) -> Result<Exit, Failure> {
     // Before anything is asked for.
     size_here()?;
+    let AttachArgs { id, rank, stdin, terminal } = args;
+    // Both are always so.
+    let _ = (stdin, terminal);
     let client = global.client().await?;
-    let job_id = find::resolve(&client, &args.id, Find::Newest).await?;
-    attach_to(&client, console, job_id, args.rank).await
+    let job_id = find::resolve(&client, &id, Find::Newest).await?;
+    attach_to(&client, console, job_id, rank).await
 }
 
 /// Attaches to the terminal of a worker until that ends, or it is left.
