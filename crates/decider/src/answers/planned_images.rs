@@ -52,7 +52,7 @@ pub fn planned_images(state: &State, kept: &KeptReservations) -> BTreeMap<NodeId
             return planned;
         }
         left -= 1;
-        plan(&mut planned, spec, nodes);
+        plan(&mut planned, spec, nodes.iter().map(|(node, _)| *node));
     }
     planned
 }

@@ -107,6 +107,8 @@ pub struct KeptReservations {
     is_of_a_pass: bool,
     /// Which hosts hold which images, for explanations.
     images: Arc<HeldImages>,
+    /// Where gangs are expected for which nothing is kept beyond the pass.
+    expected: Vec<(JobId, Vec<(NodeId, u32)>)>,
 }
 
 impl KeptReservations {
@@ -126,12 +128,11 @@ impl KeptReservations {
         &self.images
     }
 
-    /// The jobs that wait with a reservation, with the nodes of it, in the order of the pass.
-    pub(crate) fn reserved_nodes(&self) -> impl Iterator<Item = (JobId, impl Iterator<Item = NodeId>)> {
-        self.reservations.iter().map(|reservation| {
-            let nodes = reservation.start.nodes.iter().map(|(node, _)| *node);
-            (reservation.job, nodes)
-        })
+    /// The jobs that wait with a reservation, with the nodes of it, in the order of the pass; behind them those that were first among
+    /// the others that could not start.
+    pub(crate) fn reserved_nodes(&self) -> Vec<(JobId, &[(NodeId, u32)])> {
+        let kept = self.reservations.iter().map(|kept| (kept.job, kept.start.nodes.as_slice()));
+        kept.chain(self.expected.iter().map(|(job, nodes)| (*job, nodes.as_slice()))).collect()
     }
 }
 
@@ -207,7 +208,7 @@ impl Future {
 
     /// The same, if what runs ends at this pace.
     pub(crate) fn resume_at(now: LogTime, kept: KeptReservations, pace: Pace) -> Future {
-        let KeptReservations { reservations: remembered, without_start, lent, is_of_a_pass: _, images: _ } = kept;
+        let KeptReservations { reservations: remembered, without_start, lent, .. } = kept;
         Future { remembered, without_start, lent, holds: None, ..Future::at_pace(now, pace) }
     }
 
@@ -220,9 +221,11 @@ impl Future {
         }
         let mut reservations = self.reservations;
         reservations.append(&mut self.remembered);
-        reservations.retain(|reservation| reservation.is_kept);
-        let images = Arc::default();
-        KeptReservations { reservations, without_start, lent: self.lent, is_of_a_pass: true, images }
+        let (reservations, passing): (Vec<_>, Vec<_>) =
+            reservations.into_iter().partition(|reservation| reservation.is_kept);
+        let expected = passing.into_iter().map(|passing| (passing.job, passing.start.nodes)).collect();
+        let (lent, images) = (self.lent, Arc::default());
+        KeptReservations { reservations, without_start, lent, is_of_a_pass: true, images, expected }
     }
 
     /// Gives up what is kept for gangs that may not start whatever is free: their tenant or their user has as many jobs
@@ -628,6 +631,12 @@ impl Future {
         if is_first {
             self.owed.push(job);
         }
+    }
+
+    /// Whether it was put off to look where a gang could start whose hosts would fetch its images ahead.
+    pub(crate) fn owes_images(&self, state: &State) -> bool {
+        let has_image = |job: &JobId| state.spec(*job).is_some_and(|spec| spec.needs_container_runtime());
+        self.owed.iter().any(has_image)
     }
 
     /// Keeps capacity for the first of those that could not start so far, if that was put off; whether anything may be

@@ -52,7 +52,8 @@ pub fn schedule(speculation: &mut Speculation, budget: &mut Budget) -> Pass {
         return Pass::Interrupted { placed };
     }
     let state = speculation.state();
-    if state.draining().next().is_some() || state.growable().next().is_some() {
+    let asks_more = state.draining().next().is_some() || state.growable().next().is_some();
+    if asks_more || pass.future().owes_images(state) {
         pass.future().keep_what_is_owed(state, budget);
     }
     drained::move_drained(speculation, pass.future(), budget);

@@ -20,6 +20,7 @@ mod golden;
 mod guard;
 mod hostile;
 mod ids;
+mod images;
 mod limits;
 mod making_room;
 mod model;
