@@ -15,11 +15,11 @@ use muster_wire::{agent, convert};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 
-/// How often the images of the host are looked at.
+/// How often the images of the host are looked at, where nothing says that they may be others.
 const LOOK: Duration = Duration::from_secs(10);
 /// Notes on stages that wait to be told. What is beyond is not told.
 const NOTES_MAX: usize = 256;
@@ -138,6 +138,8 @@ struct Speaker {
     stages: BTreeMap<(JobId, FencingToken), agent::StartStageReport>,
     /// What is fetched, and what was fetched for as long as it is wanted.
     fetching: BTreeMap<Wanted, Fetching>,
+    /// The host may hold another image now.
+    changed: Arc<Notify>,
 }
 
 /// Speaks of images, and fetches what is wanted, for ever. Without images it does nothing.
@@ -145,7 +147,9 @@ pub(crate) async fn serve(images: Option<(Arc<Images>, ImageReports)>, lines: Im
     let Some((images, ImageReports(mut notes))) = images else { return std::future::pending().await };
     let ImageLines { mut lines, mut wanted } = lines;
     let (held, stages, fetching) = (None, BTreeMap::new(), BTreeMap::new());
-    let mut speaker = Speaker { images, line: None, held, stages, fetching };
+    let changed = Arc::new(Notify::new());
+    let mut speaker =
+        Speaker { images, line: None, held, stages, fetching, changed: Arc::clone(&changed) };
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -165,6 +169,7 @@ pub(crate) async fn serve(images: Option<(Arc<Images>, ImageReports)>, lines: Im
                 speaker.fetch(now);
             }
             Some(note) = notes.recv() => speaker.note(note),
+            () = changed.notified() => speaker.tell_held().await,
             _ = look.tick() => speaker.tell_held().await,
         }
     }
@@ -211,6 +216,9 @@ impl Speaker {
         if self.stages.len() < PLACEMENTS_MAX || self.stages.contains_key(&(job, token)) {
             self.stages.insert((job, token), report.clone());
         }
+        if stage == StartStage::Starting {
+            self.changed.notify_one();
+        }
         self.say(Request::StartStage(report));
     }
 
@@ -218,10 +226,13 @@ impl Speaker {
     fn fetch(&mut self, wanted: BTreeSet<Wanted>) {
         self.fetching.retain(|known, _| wanted.contains(known));
         for wanted in wanted {
-            let images = &self.images;
+            let (images, changed) = (&self.images, &self.changed);
             self.fetching.entry(wanted.clone()).or_insert_with(|| {
-                let images = Arc::clone(images);
-                Fetching(tokio::spawn(async move { fetch_one(&images, &wanted).await }))
+                let (images, changed) = (Arc::clone(images), Arc::clone(changed));
+                Fetching(tokio::spawn(async move {
+                    fetch_one(&images, &wanted).await;
+                    changed.notify_one();
+                }))
             });
         }
     }
