@@ -148,7 +148,7 @@ pub(crate) struct ImageStore<R> {
     fetches: AtomicU64,
     fetching: Live,
     awaited: Awaited,
-    /// Of images that are fetched ahead: one at a time, in rotation over tenants.
+    /// Of images that are fetched ahead: two at a time and one of each tenant, in rotation over tenants.
     ahead: Turns,
 }
 
@@ -178,7 +178,7 @@ impl<R: Runtime> ImageStore<R> {
             fetches: AtomicU64::new(0),
             fetching: Live::default(),
             awaited: Awaited::default(),
-            ahead: Turns::new(1),
+            ahead: Turns::new(2),
         })
     }
 
