@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(told(&placed, &stages), None, "nothing is known");
         stages.insert(NodeId(2), at(StartStage::Pulling));
         stages.insert(NodeId(3), at(StartStage::Unpacking));
-        // It has said so before its workers ran.
+        // That was before its workers ran.
         stages.insert(NodeId(1), at(StartStage::Pulling));
         let text = told(&placed, &stages);
         assert_eq!(text.as_deref(), Some("pulling registry.example.org/train:1: 2 of 4 hosts ready"));

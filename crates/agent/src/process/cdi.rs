@@ -5,7 +5,7 @@
 //! needs: mounts and variables. Which device files a worker may open is decided where it is decided for every worker. Hooks are
 //! programs that would run as root in a directory that comes from a registry; none of them is run. The two that
 //! matter are done otherwise: the names that the linker of the host has made for a library (`libcuda.so.1`) are shown as well, and
-//! the directories that a hook would add to the cache of the linker go into `LD_LIBRARY_PATH`.
+//! the directories of libraries go into `LD_LIBRARY_PATH`.
 //!
 //! **Invariant:** a worker sees of it what its own devices need, and can only read it.
 
@@ -32,7 +32,7 @@ const NAMES_MAX: usize = 65_536;
 
 /// A file or directory of the host, and where a worker sees it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Shown {
+pub(crate) struct ShownFile {
     pub(crate) source: PathBuf,
     pub(crate) target: PathBuf,
 }
@@ -40,7 +40,7 @@ pub(crate) struct Shown {
 /// What is changed for a worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Edits {
-    pub(crate) mounts: BTreeSet<Shown>,
+    pub(crate) mounts: BTreeSet<ShownFile>,
     pub(crate) variables: BTreeMap<String, String>,
     /// Directories that its linker is to look into.
     pub(crate) libraries: Vec<String>,
@@ -77,8 +77,6 @@ struct FileEdits {
     env: Option<Vec<String>>,
     #[serde(default)]
     mounts: Option<Vec<FileMount>>,
-    #[serde(default)]
-    hooks: Option<Vec<FileHook>>,
 }
 
 #[derive(Deserialize)]
@@ -86,12 +84,6 @@ struct FileEdits {
 struct FileMount {
     host_path: PathBuf,
     container_path: PathBuf,
-}
-
-#[derive(Deserialize)]
-struct FileHook {
-    #[serde(default)]
-    args: Option<Vec<String>>,
 }
 
 impl DeviceSpecification {
@@ -165,23 +157,24 @@ impl Edits {
                 edits.variables.insert(name.to_owned(), value.to_owned());
             }
         }
-        let hooks = said.hooks.unwrap_or_default();
-        for directory in hooks.iter().flat_map(|hook| folders(hook.args.as_deref().unwrap_or_default())) {
-            if !edits.libraries.contains(&directory) {
-                edits.libraries.push(directory);
-            }
-        }
         Ok(edits)
     }
 
     /// Shows a file, and a library by its other names as well.
     fn show(&mut self, mount: FileMount) {
         let FileMount { host_path, container_path } = mount;
+        let directory = container_path.parent().and_then(Path::to_str).filter(|_| is_library(&container_path));
+        // Several of them would be several directories of one variable.
+        if let Some(directory) = directory.filter(|directory| !directory.contains(':'))
+            && !self.libraries.iter().any(|known| known == directory)
+        {
+            self.libraries.push(directory.to_owned());
+        }
         for name in other_names(&host_path) {
             let target = container_path.with_file_name(name);
-            self.mounts.insert(Shown { source: host_path.clone(), target });
+            self.mounts.insert(ShownFile { source: host_path.clone(), target });
         }
-        self.mounts.insert(Shown { source: host_path, target: container_path });
+        self.mounts.insert(ShownFile { source: host_path, target: container_path });
     }
 }
 
@@ -238,16 +231,10 @@ fn is_plain(path: &Path) -> bool {
     path.is_absolute() && path.parent().is_some() && plain && path.to_str().is_some_and(|text| !text.contains('\0'))
 }
 
-/// The directories that a hook would have the linker know: `--folder DIRECTORY`.
-fn folders(arguments: &[String]) -> Vec<String> {
-    let mut found = Vec::new();
-    for (argument, next) in arguments.iter().zip(arguments.iter().skip(1)) {
-        // Several of them would be several directories of one variable.
-        if argument == "--folder" && is_plain(Path::new(next)) && !next.contains(':') {
-            found.push(next.clone());
-        }
-    }
-    found
+/// Whether a file is a library that the linker looks for: `libcuda.so.550.54`.
+fn is_library(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    name.split_once(".so").is_some_and(|(_, end)| end.is_empty() || end.starts_with('.'))
 }
 
 /// The links next to a library of the host that lead to it: programs ask for a library by such a name.
@@ -305,8 +292,8 @@ mod tests {
         let library = host.join("usr/lib/libcuda.so.550.54");
         format!(
             "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ncontainerEdits:\n  env:\n  - NVIDIA_VISIBLE_DEVICES=void\n  \
-             deviceNodes:\n  - path: /dev/nvidiactl\n  hooks:\n  - hookName: createContainer\n    path: /usr/bin/nvidia-ctk\n    \
-             args: [nvidia-ctk, hook, update-ldcache, --folder, /usr/lib]\n  mounts:\n  - hostPath: {}\n    \
+             deviceNodes:\n  - path: /dev/nvidiactl\n  hooks:\n  - hookName: createContainer\n    path: /usr/bin/nvidia-ctk\n  \
+             mounts:\n  - hostPath: {}\n    \
              containerPath: /usr/lib/libcuda.so.550.54\n    options: [ro, bind]\n  - hostPath: /dev/dri\n    containerPath: /dev/dri\n\
              devices:\n- name: \"0\"\n  containerEdits:\n    deviceNodes:\n    - path: /dev/nvidia0\n- name: \"1\"\n  \
              containerEdits:\n    env: [ONE=1]\n- name: all\n  containerEdits: {{}}\n",

@@ -1,6 +1,6 @@
 //! What a worker with an image sees of its host.
 
-use crate::process::cdi::{Edits, Shown};
+use crate::process::cdi::{Edits, ShownFile};
 use crate::process::runtime::{Images, Prepared};
 use crate::process::task::{ImageRoot, RootMount, TaskDir};
 use crate::rules::{Launch, Placement};
@@ -30,7 +30,7 @@ pub(crate) fn of(
         .chain(socket.map(|socket| own(socket, false)))
         .chain(files.map(|file| own(file, true)))
         .collect();
-    for Shown { source, target } in &edits.mounts {
+    for ShownFile { source, target } in &edits.mounts {
         // What the operator shows at that place goes before it.
         if !mounts.iter().any(|known| overlap(&known.target, target)) {
             let (source, target) = (source.clone(), target.clone());

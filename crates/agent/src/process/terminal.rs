@@ -1,7 +1,7 @@
 //! Attaching to the terminal of a worker, from the agent's side: what is typed goes into the FIFO of its shim
 //! (`shim/terminal.rs`), and what it writes is read from its output as it grows.
 //!
-//! **Invariant:** the worker goes on whoever attaches or leaves; a few pieces are in memory of each.
+//! **Invariant:** the worker goes on, no matter who attaches or leaves; a few pieces are in memory of each.
 
 use crate::executor::{ExecInput, ExecOutput, OutputRequest};
 use crate::limits;

@@ -1,6 +1,6 @@
 //! What the agent says of images, and images that it fetches before a worker asks for them.
 //!
-//! The leader is told which images the host holds, and what workers wait for. It says in turn which ones are expected here soon;
+//! The leader is told which images the host holds, and what workers wait for. It tells which ones are expected here soon;
 //! what it says last counts. Nobody waits for any of this, and nothing of it starts a worker.
 //!
 //! **Invariant:** what is fetched ahead holds up no worker that waits for an image now, and one tenant's no other's.
@@ -93,7 +93,7 @@ impl ImageLink {
         (ImageLink { line, wanted: want }, ImageLines { lines, wanted })
     }
 
-    /// A session is open whose leader takes what is said of images.
+    /// A session is open whose leader takes words about images.
     pub(crate) fn opened(&self, line: Line) {
         // The leader says again what it wants.
         self.wanted.send_replace(BTreeSet::new());
@@ -129,7 +129,7 @@ impl Drop for Fetching {
     }
 }
 
-/// The images of a host and what is said of them.
+/// The images of a host, and who tells the leader of them.
 struct Speaker {
     images: Arc<Images>,
     line: Option<Line>,

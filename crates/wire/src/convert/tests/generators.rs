@@ -452,7 +452,7 @@ prop_compose! {
             ulimits: muster_types::Ulimits { open_files, core_bytes, locked_bytes, stack_bytes },
             trace_parent: trace
                 .and_then(|(trace, span, flags)| muster_types::TraceParent::new(trace, span, flags)),
-            // Of no number of its own: another one of the job decides.
+            // By another number of the job.
             terminal: spares % 2 == 1,
         }
     }
