@@ -507,6 +507,15 @@ mod tests {
                 Some(muster_types::Container::new("registry.example.org/x:1".into()));
         });
         assert!(mixed.contains("different images"), "{mixed}");
+        let with_credentials = why(&config, |placement| {
+            for worker in &mut placement.workers {
+                worker.container = Some(muster_types::Container {
+                    credentials: Some(muster_types::Name::literal("registry")),
+                    ..muster_types::Container::new("registry.example.org/x:1".into())
+                });
+            }
+        });
+        assert!(with_credentials.contains("imagePullSecrets"), "{with_credentials}");
         assert!(why(&config, |placement| placement.workers[1].command.clear()).contains("needs a command"));
         assert!(
             why(&config, |placement| placement.workers[0].device_milli = 500)
