@@ -39,7 +39,7 @@ pub(crate) struct ImageHints {
 }
 
 impl ImageHints {
-    /// A node holds these images, those that were asked for last first.
+    /// A node holds these images.
     pub(crate) fn holds(&self, node: NodeId, references: Vec<String>) {
         let bounded = references.into_iter().take(limits::IMAGES_HELD_MAX);
         let now: BTreeSet<Arc<str>> = bounded.map(Arc::from).collect();

@@ -106,7 +106,7 @@ pub enum Inbound {
     Probe(ProbeReport),
     /// What others hold of the node.
     ForeignLoad(ForeignLoad),
-    /// Images that the host holds, those that were asked for last first.
+    /// Images that the host holds: those that were asked for last.
     Images(Vec<String>),
     /// What the workers of a placement on the node wait for.
     StartStage {

@@ -194,7 +194,10 @@ impl Speaker {
         if self.line.is_none() {
             return;
         }
-        let held = self.images.held().await;
+        let mut held = self.images.held().await;
+        // A worker that asks for one again changes nothing.
+        held.sort_unstable();
+        held.dedup();
         let is_known = self.held.as_ref().map_or(held.is_empty(), |told| *told == held);
         if !is_known && self.say(Request::Images(agent::HeldImages { references: held.clone() })) {
             self.held = Some(held);
