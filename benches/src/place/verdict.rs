@@ -133,6 +133,7 @@ fn explained(fleet: &Fleet, how_full: &str) -> Vec<Figure> {
         closures_are_indexed: false,
         affinity: &[],
         openings: &[],
+        image: None,
         policy: &state.policy().policy,
         elastic: false,
         lanes: &[],

@@ -149,6 +149,7 @@ pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderErro
         ulimits,
         host,
         trace_parent,
+        terminal: order.terminal,
         array,
         region: order.region,
         cluster: order.cluster,
@@ -382,9 +383,11 @@ pub(crate) fn order_of(message: agent::session_response::Message) -> Result<Opti
             Order::Exec(exec.relay_id, key)
         }
         Message::PreflightOrder(order) => return preflight_order(order),
-        Message::Registered(_) | Message::HeartbeatAck(_) | Message::HealthAck(_) | Message::Repair(_) => {
-            return Ok(None);
-        }
+        Message::Registered(_)
+        | Message::HeartbeatAck(_)
+        | Message::HealthAck(_)
+        | Message::Repair(_)
+        | Message::Prefetch(_) => return Ok(None),
     }))
 }
 

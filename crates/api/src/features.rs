@@ -21,8 +21,9 @@ use crate::headers::REQUIRED_FEATURES;
 /// `job-segments`: `TopologyRule.segments`. `elastic-groups`: `TaskGroup.min_workers` in jobs of several groups. `booking-rules`:
 /// `BookingSpec.rule`. `job-licences`: `JobSpec.licences`. `spend-budgets`: `spend` and `on_limit` of limits, `devices` of limits of
 /// users, `submissions_per_minute` of tiers. `tenant-queues`: `TenantPolicy.queue`. `job-hold`: `Job.hold`. `job-nice`:
-/// `JobSpec.nice`. `job-exclusive`: `JobSpec.exclusive`. `job-readiness`: `JobSpec.readiness`.
-pub(crate) const FEATURES: [&str; 22] = [
+/// `JobSpec.nice`. `job-exclusive`: `JobSpec.exclusive`. `job-readiness`: `JobSpec.readiness`. `container-credentials`:
+/// `ContainerRuntime.credentials`. `job-terminal`: `JobSpec.terminal`, `ExecStart.attach`.
+pub(crate) const FEATURES: [&str; 24] = [
     "job-controls",
     "job-limits",
     "policy-parts",
@@ -45,6 +46,8 @@ pub(crate) const FEATURES: [&str; 22] = [
     "job-nice",
     "job-exclusive",
     "job-readiness",
+    "container-credentials",
+    "job-terminal",
 ];
 
 /// Bytes of all names that a request may have.

@@ -38,6 +38,7 @@ use crate::recorded::StreamRecorder;
 use crate::render::{self, Detail};
 use crate::shares::{Account, Pool, PoolPermit, Tallies, Tally};
 use crate::spans::MadeJobs;
+use crate::starting;
 use crate::submit_stream::{self, naming_leader};
 use crate::visibility::Visibility;
 use crate::watcher::{JobTopic, Messages, Watches};
@@ -379,7 +380,18 @@ impl JobService for Jobs {
         let job = arrays::job_explained(&self.router, &view, id, caller)
             .await
             .map_err(|refusal| to_status(&refusal))?;
-        let job = job.ok_or_else(|| to_status(&no_such_job(id)))?;
+        let mut job = job.ok_or_else(|| to_status(&no_such_job(id)))?;
+        if starting::waits_for_images(&view, id) && caller.visibility().sees_job(&view, id) {
+            let onward = |channel| async move {
+                Ok(onward_client(channel).get_job(Router::onward(message, caller)).await?.into_inner())
+            };
+            if let Some(answer) = self.router.ask_leader(caller, onward).await {
+                return Ok(Response::new(answer));
+            }
+            if let Some(sentence) = starting::sentence(engine, &view, id) {
+                job.status_mut().message = sentence;
+            }
+        }
         Ok(Response::new(v1::GetJobResponse { job: Some(job), freshness: Some(freshness(engine, &view)) }))
     }
 
@@ -436,6 +448,19 @@ impl JobService for Jobs {
         let explained = self.router.in_turn(caller.account(), work).await;
         let explanation = match explained.map_err(|refusal| to_status(&refusal))? {
             Some(explained) => explanation::waiting(&view, &explained),
+            None if starting::waits_for_images(&view, id) && visibility.sees_job(&view, id) => {
+                let onward = |channel| async move {
+                    Ok(onward_client(channel).explain_job(Router::onward(message, caller)).await?.into_inner())
+                };
+                if let Some(answer) = self.router.ask_leader(caller, onward).await {
+                    return Ok(Response::new(answer));
+                }
+                let placed = explanation::placed(&view, id, row);
+                match starting::sentence(engine, &view, id) {
+                    Some(message) => v1::Explanation { message, ..placed },
+                    None => placed,
+                }
+            }
             None => explanation::placed(&view, id, row),
         };
         Ok(Response::new(v1::ExplainJobResponse {

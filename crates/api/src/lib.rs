@@ -84,6 +84,7 @@ mod server;
 mod shared;
 mod shares;
 mod spans;
+mod starting;
 mod submit_stream;
 #[cfg(test)]
 mod tests;

@@ -606,6 +606,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
         ulimits: muster_wire::convert::ulimits_to_proto(&contract.ulimits),
         host: muster_wire::convert::host_rules_to_proto(&contract.host),
         trace_parent: contract.trace_parent.map(|parent| parent.to_string()).unwrap_or_default(),
+        terminal: contract.terminal,
     }
 }
 

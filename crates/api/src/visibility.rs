@@ -75,7 +75,7 @@ impl Visibility {
     }
 
     /// Whether it sees a job whole. Of one that is not kept any more nobody knows whose it was.
-    fn sees_job(self, view: &State, job: JobId) -> bool {
+    pub(crate) fn sees_job(self, view: &State, job: JobId) -> bool {
         self == Visibility::All || view.tenant_of(job).is_some_and(|tenant| self.sees(view, tenant))
     }
 

@@ -122,6 +122,8 @@ pub enum ClientCommand {
     Logs(job::logs::LogsArgs),
     /// Run a command next to a worker that runs, with what the worker has
     Exec(job::exec::ExecArgs),
+    /// Type to a worker that has a terminal, and see what it writes
+    Attach(job::exec::AttachArgs),
     /// Reach a port of a worker from this machine: TensorBoard, a notebook, a dashboard
     PortForward(job::port_forward::PortForwardArgs),
     /// Files that workers have left: list them, fetch them
@@ -346,6 +348,7 @@ async fn dispatch(
         ClientCommand::Ctl(command) => ctl::run(global, console, command),
         ClientCommand::Logs(args) => job::logs::run(global, console, args).await,
         ClientCommand::Exec(args) => job::exec::run(global, console, args).await,
+        ClientCommand::Attach(args) => job::exec::attach(global, console, args).await,
         ClientCommand::PortForward(args) => job::port_forward::run(global, console, args).await,
         ClientCommand::Artifacts(command) => artifacts::run(global, console, command).await,
         ClientCommand::Cancel(args) => job::run(global, console, job::JobCommand::Cancel(args)).await,
@@ -393,7 +396,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("sacct", "muster job list --all"),
     ("sacctmgr", "muster policy show|set, muster quota request TENANT TYPE:COUNT"),
     ("salloc", "muster run --detach -- sleep 8h, and then muster exec ID -it -- bash"),
-    ("sattach", "muster logs ID -f"),
+    ("sattach", "muster attach ID, muster logs ID -f"),
     ("scrontab", "muster schedule create NAME -f FILE --cron TEXT, muster schedule list"),
     ("sdiag", "muster cluster status"),
     ("sprio", "muster explain ID, muster queue list -o wide"),
@@ -401,7 +404,6 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("sshare", "muster queue list -o wide"),
     ("strigger", "muster notification list"),
     ("sview", "muster top"),
-    ("attach", "muster logs ID -f"),
     ("tail", "muster logs ID -f"),
     ("watch", "muster job watch ID, muster node watch, muster queue watch, muster cluster watch"),
     ("wait", "muster job wait ID"),

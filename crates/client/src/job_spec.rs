@@ -173,6 +173,11 @@ impl JobSpec {
         self.with(|spec| spec.host = Some(rules))
     }
 
+    /// Gives each worker a terminal, which people attach to.
+    pub fn terminal(self) -> JobSpec {
+        self.with(|spec| spec.terminal = true)
+    }
+
     /// How its nodes may have been bought.
     pub fn capacity(self, capacity: v1::CapacityRules) -> JobSpec {
         self.with(|spec| spec.capacity = Some(capacity))

@@ -43,6 +43,7 @@ pub use answers::explain::{
 };
 pub use answers::goodput::{CheckpointAdvice, checkpoint_advice};
 pub use answers::licences::first_for_licences;
+pub use answers::planned_images::{PlannedImage, planned_images};
 pub use answers::policy_warnings::{
     POLICY_WARNINGS_MAX, PolicyWarning, PolicyWarningCode, PolicyWarnings, policy_warnings,
 };
@@ -69,6 +70,7 @@ pub use passes::schedule::{Pass, schedule};
 pub use round::EncodedRound;
 pub use rules::bookings::{BookingExcess, BookingExcesses};
 pub use rules::faults::fails_more_often;
+pub use rules::images::HeldImages;
 pub use rules::network::suspects_beyond_the_bound;
 pub use rules::requested::JobPath;
 pub use settle::job::settle_all;

@@ -22,6 +22,7 @@ use crate::memory::searches::{Searches, have_lapsed};
 use crate::memory::starts::Starts;
 use crate::memory::sweep::Sweep;
 use crate::round::{EncodedRound, sealed};
+use crate::rules::images::HeldImages;
 use crate::rules::planned::Unheard;
 
 /// What a leader brings along that is not in the log: what the first one of a new cluster writes, and what
@@ -130,6 +131,8 @@ pub struct Speculation {
     /// How far jobs whose time has come have been looked at.
     starts: Starts,
     unheard: Unheard,
+    /// Which hosts hold which images, as their agents say.
+    images: Arc<HeldImages>,
     /// How long log time has been steady; none where log time is the only clock.
     steady: Option<Steady>,
     /// Nodes of which a record of this leadership says that they opened a session.
@@ -185,6 +188,7 @@ impl Speculation {
             booking_looks: BookingLooks::default(),
             starts: Starts::default(),
             unheard: Unheard::default(),
+            images: Arc::default(),
             steady: None,
             heard: BTreeSet::new(),
             requests: Requests::default(),
@@ -469,6 +473,15 @@ impl Speculation {
     /// itself.
     pub fn set_lapsed(&mut self, nodes: impl IntoIterator<Item = NodeId>) {
         self.unheard.lapsed = Arc::new(nodes.into_iter().collect());
+    }
+
+    /// Says which hosts hold which images. A hint that is in no record, as that of silent nodes.
+    pub fn set_images(&mut self, images: Arc<HeldImages>) {
+        self.images = images;
+    }
+
+    pub(crate) fn images(&self) -> &HeldImages {
+        &self.images
     }
 
     pub(crate) fn unheard(&self) -> &Unheard {

@@ -60,6 +60,7 @@ pub use services::watching::Subscription;
 pub use sessions::execs::{
     CallerSide, ExecInput, ExecOrder, ExecOutput, ForwardedContent, ForwardedPiece, NodeSide,
 };
+pub use sessions::images::NodeStage;
 pub use sessions::liveness::Liveness;
 pub use sessions::logs::{Attempt, LogChunk, LogRequest};
 pub use sessions::messages::{Inbound, Opening, Outbound, ProbeOrder, ProbeReport, WorkerReport};

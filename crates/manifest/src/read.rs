@@ -170,6 +170,9 @@ impl Reader<'_> {
             readiness: spec
                 .readiness
                 .map(|rule| v1::ReadinessRule { timeout: self.span("spec.readiness.timeout", rule.timeout) }),
+            terminal: self
+                .value("spec.terminal", spec.terminal, quantity::flag)
+                .unwrap_or_default(),
         };
         let message = v1::Job { spec: Some(asked), ..message };
         (message, shorthand, parallel)
@@ -341,7 +344,23 @@ impl Reader<'_> {
                 quantity::memory_bytes,
                 "leave it out for that of the gang",
             ),
+            credentials: self.secret(&path("credentials"), container.credentials),
             ..Default::default()
+        }
+    }
+
+    /// The name of a secret, from a value like `muster-secret://NAME`.
+    fn secret(&mut self, field: &str, text: Option<Text>) -> String {
+        let Some(text) = text else { return String::new() };
+        self.place(field, text.referenced);
+        match text.value.strip_prefix(SECRET).filter(|name| !name.is_empty()) {
+            Some(name) => name.to_owned(),
+            None => {
+                // What stands here may be the secret itself, and is not repeated.
+                let rule = format!("must be a reference like {SECRET}NAME, never the credentials themselves");
+                self.problem(Some(text.referenced), field, rule);
+                String::new()
+            }
         }
     }
 

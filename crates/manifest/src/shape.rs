@@ -73,6 +73,7 @@ pub struct Spec {
     pub nice: Option<Text>,
     pub exclusive: Option<Text>,
     pub readiness: Option<Readiness>,
+    pub terminal: Option<Text>,
     pub parallel: Option<Spanned<Parallel>>,
     // The only group, written without a list around it. Not `flatten`: that loses places and names.
     pub workers: Option<Text>,
@@ -174,6 +175,7 @@ pub struct Container {
     pub pull: Option<Text>,
     pub mounts: Option<Vec<Mount>>,
     pub shared_memory: Option<Text>,
+    pub credentials: Option<Text>,
 }
 
 #[derive(Default, Deserialize)]

@@ -231,6 +231,7 @@ fn described(spec: &v1::JobSpec, is_short: bool) -> Fields {
     say_rules(spec, &mut shown);
     shown.say("spareWorkers", count(spec.spare_workers));
     shown.say("preflight", word::<Preflight>(spec.preflight));
+    shown.say("terminal", Some(true).filter(|_| spec.terminal));
     shown.say("booking", spec.booking.as_str());
     shown
 }
@@ -404,6 +405,8 @@ fn image(container: &v1::ContainerRuntime) -> Fields {
     shown.put("mounts", Some(Content::List(mounts)).filter(|_| !container.mounts.is_empty()));
     let shared = Some(container.shared_memory_bytes).filter(|bytes| *bytes > 0);
     shown.say("sharedMemory", shared.map(show_bytes));
+    let credentials = Some(&container.credentials).filter(|name| !name.is_empty());
+    shown.say("credentials", credentials.map(|name| format!("{SECRET}{name}")));
     shown
 }
 

@@ -75,11 +75,19 @@ fn variable() -> impl Strategy<Value = v1::env_var::Source> {
 fn container() -> impl Strategy<Value = v1::ContainerRuntime> {
     let mount = ("/[a-cé]{1,8}", "/[a-c]{1,8}", any::<bool>());
     let image = "[a-z]{1,5}[.][a-z]{1,5}/[a-z]{1,5}:[0-9]";
-    (image, 0..4i32, vec(mount, 0..3), 0..1_000_000_000u64).prop_map(
-        |(image, pull, mounts, shared_memory_bytes)| {
+    let credentials = prop_oneof![Just(String::new()), name()];
+    (image, 0..4i32, vec(mount, 0..3), 0..1_000_000_000u64, credentials).prop_map(
+        |(image, pull, mounts, shared_memory_bytes, credentials)| {
             let mount = |(source, target, read_only)| v1::ContainerMount { source, target, read_only };
             let mounts = mounts.into_iter().map(mount).collect();
-            v1::ContainerRuntime { image, pull, mounts, shared_memory_bytes, ..Default::default() }
+            v1::ContainerRuntime {
+                image,
+                pull,
+                mounts,
+                shared_memory_bytes,
+                credentials,
+                ..Default::default()
+            }
         },
     )
 }
@@ -229,6 +237,7 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
                     notice: notice.map(|(http_port, http_path)| v1::NoticeRules { http_port, http_path }),
                     spare_workers,
                     preflight,
+                    terminal: spare_workers % 2 == 1,
                     ..v1::JobSpec::default()
                 }
             },

@@ -743,7 +743,7 @@ fn unknown_fields_are_named_with_line_and_neighbour() {
         ["line 5: comand: unknown field; did you mean command? (known here: tier, regions, groups, \
           runTimeLimit, stopGrace, workingDirectory, array, topology, \
           nodeSelector, nodes, tolerations, preemptible, after, notBefore, deadline, expectedRun, datasets, launch, \
-          retry, checkpoint, notice, spareWorkers, preflight, workdir, booking, artifacts, ulimits, binding, shell, sharedMemory, capacity, affinity, licences, nice, exclusive, readiness, parallel, workers, minWorkers, slice, command, environment, \
+          retry, checkpoint, notice, spareWorkers, preflight, workdir, booking, artifacts, ulimits, binding, shell, sharedMemory, capacity, affinity, licences, nice, exclusive, readiness, terminal, parallel, workers, minWorkers, slice, command, environment, \
           accelerators, cpu, memory, container)"]
     );
     assert!(
@@ -778,7 +778,7 @@ fn every_mistake_is_listed_with_its_line() {
 #[test]
 fn an_image_is_read_and_its_mistakes_have_their_lines() {
     let manifest = one(&job(
-        "  container:\n    image: localhost/train:1\n    pull: always\n    sharedMemory: 64Mi\n    mounts:\n    - {source: /data, target: /mnt, readOnly: true}\n",
+        "  container:\n    image: localhost/train:1\n    pull: always\n    sharedMemory: 64Mi\n    credentials: muster-secret://registry\n    mounts:\n    - {source: /data, target: /mnt, readOnly: true}\n",
     ));
     manifest.check().unwrap();
     let expected = v1::ContainerRuntime {
@@ -786,6 +786,7 @@ fn an_image_is_read_and_its_mistakes_have_their_lines() {
         pull: v1::PullRule::Always.into(),
         mounts: vec![v1::ContainerMount { source: "/data".into(), target: "/mnt".into(), read_only: true }],
         shared_memory_bytes: 64 << 20,
+        credentials: "registry".into(),
         ..Default::default()
     };
     assert_eq!(manifest.message.spec().groups[0].container(), Some(&expected));
@@ -812,6 +813,10 @@ fn an_image_is_read_and_its_mistakes_have_their_lines() {
     for (found, begin) in found.iter().zip(begins) {
         assert!(found.starts_with(begin), "{found}");
     }
+    let bare = "  container: {image: localhost/train:1, credentials: 'user:hunter2'}\n";
+    let found = problems(&job(bare));
+    assert!(found[0].contains("spec.container.credentials: must be a reference like muster-secret://NAME"));
+    assert!(!found[0].contains("hunter2"), "{found:?}");
     let both = "  container: {image: localhost/train:1}\n  groups:\n  - {command: [a]}\n";
     assert!(problems(&job(both))[0].contains("spec.container: belongs into each of spec.groups"));
 }

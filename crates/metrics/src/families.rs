@@ -129,6 +129,7 @@ families! {
     AGENT_STARTS = "muster_agent_worker_starts" Counter ["outcome"] "Workers that were ordered and were launched, could not be, or were stopped before";
     AGENT_ENDS = "muster_agent_worker_ends" Counter ["cause"] "Workers that ended, and those that were never launched";
     AGENT_LAUNCH_SECONDS = "muster_agent_launch_duration_seconds" Histogram [] "From the arrival of a start order until the program of a worker runs";
+    AGENT_STAGE_SECONDS = "muster_agent_start_stage_duration_seconds" Histogram ["stage"] "Time that workers with images waited in each stage of their start";
     AGENT_DEVICES = "muster_agent_accelerators" Gauge ["type", "health"] "Accelerators by what the agent observes; foreign ones are in use by others than Muster";
     AGENT_OUTPUT = "muster_agent_output_bytes" Counter ["fate"] "Output of workers that was kept, or dropped since it could not be written; of a host, at their end";
     AGENT_UPLOADS = "muster_agent_uploads_pending" Gauge [] "Outputs of workers that are being sent to readers";

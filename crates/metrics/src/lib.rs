@@ -15,7 +15,7 @@ mod registry;
 mod rows;
 
 pub use agent::{
-    AgentFacts, AgentMetrics, DeviceFacts, DeviceHealth, EndCause, OutputFate, SessionOutcome, StartOutcome,
+    AgentFacts, AgentMetrics, DeviceFacts, DeviceHealth, EndCause, LaunchStage, OutputFate, SessionOutcome, StartOutcome,
     WorkerPhase,
 };
 pub use calls::{CallLabels, CallSeries, RefusalLabels};

@@ -345,6 +345,14 @@ const DASHBOARDS: &[Dashboard] = &[
                 ],
             ),
             Panel(
+                "Stages of starts from images, p90",
+                "s",
+                &[(
+                    "{{stage}}",
+                    "histogram_quantile(0.9, sum by (le, stage) (rate(muster_agent_start_stage_duration_seconds_bucket[5m])))",
+                )],
+            ),
+            Panel(
                 "Ends of workers per hour",
                 "short",
                 &[("{{cause}}", "sum by (cause) (increase(muster_agent_worker_ends_total[1h]))")],

@@ -40,6 +40,9 @@ pub struct Terms<'a> {
     /// When domains are expected to be open again that the gang has to be out of, in ascending order; one that is not here stays
     /// closed. Asked for a start in the future.
     pub openings: &'a [Opening<'a>],
+    /// The hosts that hold its images already, as a wish that goes behind all others and that a better place outweighs; none where
+    /// nobody knows of such hosts, or every host is one.
+    pub image: Option<&'a AffinityTerm<'a>>,
     /// Weights, prices, data sets, spare hosts and windows.
     pub policy: &'a Policy,
     /// How much of the work of the gang's owner is in a cluster, by region and name, and how much there is of it in all:

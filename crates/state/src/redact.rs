@@ -230,6 +230,7 @@ impl Redaction {
             if let Some(container) = &mut group.container {
                 container.image = IMAGE.to_string();
                 container.mounts.clear();
+                container.credentials = None;
             }
         }
         // No job has a label any more, so that nothing would be where such an entry is about.

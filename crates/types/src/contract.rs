@@ -352,6 +352,8 @@ pub struct JobContract {
     pub host: HostRules,
     /// The span that it was submitted in, which its workers go on from; none for no trace. It decides nothing.
     pub trace_parent: Option<TraceParent>,
+    /// Whether each worker has a terminal, which people attach to; otherwise it reads nothing.
+    pub terminal: bool,
 }
 
 impl JobContract {

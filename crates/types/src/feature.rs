@@ -22,11 +22,13 @@ pub enum Feature {
     PortForward,
     /// Workers that say that they are ready.
     Readiness,
+    /// Images that the host holds, how far the images of workers are, and images to fetch ahead.
+    Images,
 }
 
 impl Feature {
     /// Every one.
-    pub const ALL: [Feature; 7] = [
+    pub const ALL: [Feature; 8] = [
         Feature::Health,
         Feature::Notes,
         Feature::Preflight,
@@ -34,6 +36,7 @@ impl Feature {
         Feature::Exec,
         Feature::PortForward,
         Feature::Readiness,
+        Feature::Images,
     ];
 }
 

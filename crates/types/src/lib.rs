@@ -72,7 +72,7 @@ pub use booking::{
 };
 pub use booking_rule::{BookingRule, ListedWindows, Weekdays};
 pub use capacity::{CapacityFallback, CapacityRules, PurchaseSet};
-pub use container::{Container, Mount, PullRule};
+pub use container::{Container, Mount, PullRule, StartStage};
 pub use contract::{
     CheckpointRules, FailureClass, JobContract, LaunchForm, NoticeRules, Preflight, RetryRules, Submission,
     Ulimits,

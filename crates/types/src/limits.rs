@@ -44,6 +44,10 @@ pub const COMMAND_WORDS_MAX: usize = 256;
 pub const TEXT_BYTES_MAX: usize = 4_096;
 /// Bytes of a reference to an image.
 pub const IMAGE_BYTES_MAX: usize = 512;
+/// Images that a node says to hold: those that were asked for last.
+pub const IMAGES_HELD_MAX: usize = 128;
+/// Images that a node is asked to fetch ahead at a time.
+pub const IMAGES_AHEAD_MAX: usize = 8;
 /// Bytes of a /dev/shm that a worker with an image has for itself, at least: 1 MiB.
 pub const SHARED_MEMORY_BYTES_MIN: u64 = 1 << 20;
 /// What the workers of one task group see of their hosts in addition to their image.

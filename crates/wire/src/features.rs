@@ -26,12 +26,18 @@ pub fn required_by<'a>(jobs: impl IntoIterator<Item = &'a v1::Job>) -> Vec<&'sta
             (spec.capacity.is_some(), "job-capacity"),
             (!spec.affinity.is_empty(), "job-affinity"),
             (!spec.licences.is_empty(), "job-licences"),
+            (spec.groups.iter().any(has_credentials), "container-credentials"),
+            (spec.terminal, "job-terminal"),
         ];
         required.extend(uses.into_iter().filter_map(|(is_used, name)| is_used.then_some(name)));
     }
     required.sort_unstable();
     required.dedup();
     required
+}
+
+fn has_credentials(group: &v1::TaskGroup) -> bool {
+    group.container().is_some_and(|container| !container.credentials.is_empty())
 }
 
 #[cfg(test)]

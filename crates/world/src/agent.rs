@@ -227,6 +227,7 @@ fn placement_of(order: &StartOrder, node: NodeId) -> Placement {
         artifacts_bytes_max: None,
         ulimits: muster_types::Ulimits::default(),
         host: muster_types::HostRules::default(),
+        terminal: false,
         trace_parent: None,
         array: spec.array,
         region: placement.region.to_string(),
@@ -263,6 +264,7 @@ fn order_of(message: Outbound, node: NodeId) -> Option<node::Order> {
         | Outbound::Repair(_)
         | Outbound::ReadLogs(_)
         | Outbound::Exec(_)
+        | Outbound::Prefetch(_)
         | Outbound::Probe(_) => return None,
     })
 }

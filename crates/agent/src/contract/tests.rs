@@ -44,6 +44,7 @@ fn placement(rank_map: Vec<RankPlace>, workers: Vec<Launch>) -> Placement {
         artifacts_bytes_max: None,
         ulimits: muster_types::Ulimits::default(),
         host: muster_types::HostRules::default(),
+        terminal: false,
         trace_parent: None,
         array: None,
         region: "eu-west".into(),

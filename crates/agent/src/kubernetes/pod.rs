@@ -47,6 +47,13 @@ pub(super) fn check(settings: &Settings, placement: &Placement) -> Result<(), St
         );
     }
     let tenant = &placement.tenant;
+    if first.container.as_ref().is_some_and(|own| own.credentials.is_some()) {
+        return Err(
+            "container.credentials are secrets of hosts: nodes of Kubernetes pull with the `imagePullSecrets` of the service account \
+             that an operator has set up"
+                .to_owned(),
+        );
+    }
     for mount in first.container.iter().flat_map(|own| &own.mounts) {
         if shown(settings, tenant, &mount.source).is_none() {
             return Err(format!(
@@ -500,6 +507,15 @@ mod tests {
                 Some(muster_types::Container::new("registry.example.org/x:1".into()));
         });
         assert!(mixed.contains("different images"), "{mixed}");
+        let with_credentials = why(&config, |placement| {
+            for worker in &mut placement.workers {
+                worker.container = Some(muster_types::Container {
+                    credentials: Some(muster_types::Name::literal("registry")),
+                    ..muster_types::Container::new("registry.example.org/x:1".into())
+                });
+            }
+        });
+        assert!(with_credentials.contains("imagePullSecrets"), "{with_credentials}");
         assert!(why(&config, |placement| placement.workers[1].command.clear()).contains("needs a command"));
         assert!(
             why(&config, |placement| placement.workers[0].device_milli = 500)

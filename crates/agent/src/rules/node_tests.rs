@@ -69,6 +69,7 @@ fn placement(job: JobId, token: FencingToken, devices: &[DeviceSet], preflight: 
         artifacts_bytes_max: None,
         ulimits: muster_types::Ulimits::default(),
         host: muster_types::HostRules::default(),
+        terminal: false,
         trace_parent: None,
         array: None,
         region: "eu".to_owned(),

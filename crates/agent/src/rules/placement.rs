@@ -121,6 +121,9 @@ pub struct Placement {
     /// The span that the job was submitted in; none for no trace.
     #[serde(default)]
     pub trace_parent: Option<TraceParent>,
+    /// Whether each worker has a terminal.
+    #[serde(default)]
+    pub terminal: bool,
     /// For a job of an array.
     pub array: Option<ArrayMember>,
     /// Where the gang runs.

@@ -433,6 +433,7 @@ fn jobs() -> Vec<Stored> {
         command: vec!["sh".to_owned(), "-c".to_owned(), "env".to_owned()],
         environment: [("LEVEL".to_owned(), "debug".to_owned())].into(),
         terminal: Some(v1::ExecTerminal { rows: 24, columns: 80 }),
+        attach: false,
     };
     let exec = v1::ExecWorkerRequest { message: Some(v1::exec_worker_request::Message::Start(start)) };
     let start = v1::ForwardPortStart { job_id: job_id(), rank: 3, token, port: 6_006 };

@@ -395,6 +395,9 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
             say("shared memory", muster_manifest::quantity::show_bytes(rules.shared_memory_bytes));
         }
     }
+    if spec.terminal {
+        say("terminal", format!("muster attach {}", job.id));
+    }
     if let Some(asked) = &spec.capacity {
         say("capacity", capacity(asked));
     }

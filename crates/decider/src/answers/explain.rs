@@ -10,7 +10,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use muster_journal::Estimate;
-use muster_planner::{Budget, Checkpoints, Holds, Plan, Verdict, WaitReason, plan};
+use muster_planner::{Budget, Checkpoints, Holds, Plan, Terms, Verdict, WaitReason, plan};
 use muster_policy::{Line, blocked_by, estimate, headroom};
 use muster_state::quota::QuotaBlock;
 use muster_state::{
@@ -219,10 +219,15 @@ fn explain(
     let holds = ahead.future.holds_for_job(state, job.unwrap_or(NOT_SUBMITTED), spec, row);
     let mut budget = Budget::new(VISITS);
     let asker = (job.unwrap_or(NOT_SUBMITTED), spec, row);
+    let holding = kept.images().term(state, spec);
     let places = with_terms(state, now, asker, &holds, |terms| {
-        muster_planner::explain(state, spec, terms, checkpoints.as_ref())
+        let terms = Terms { image: holding.as_ref(), ..*terms };
+        muster_planner::explain(state, spec, &terms, checkpoints.as_ref())
     });
-    let verdict = with_terms(state, now, asker, &holds, |terms| plan(state, spec, terms, &mut budget));
+    let verdict = with_terms(state, now, asker, &holds, |terms| {
+        let terms = Terms { image: holding.as_ref(), ..*terms };
+        plan(state, spec, &terms, &mut budget)
+    });
     let found = match verdict {
         Verdict::Fits(plan) => Some(plan),
         Verdict::Waits | Verdict::OutOfBudget => None,

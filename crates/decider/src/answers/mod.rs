@@ -5,6 +5,7 @@ pub(crate) mod borrowers;
 pub(crate) mod explain;
 pub(crate) mod goodput;
 pub(crate) mod licences;
+pub(crate) mod planned_images;
 pub(crate) mod policy_warnings;
 pub(crate) mod queue_front;
 pub(crate) mod quota_impact;

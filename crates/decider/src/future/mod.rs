@@ -15,6 +15,7 @@ mod quota;
 pub(crate) use lent::LaterCapacity;
 
 use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_planner::{Budget, CapacityTimeline, Hold, Holds, Plan, Start, Terms};
 use muster_policy::{expected_end, headroom, overdue_since};
@@ -25,6 +26,7 @@ use muster_types::{AcceleratorRequest, JobId, JobSpec, LogIndex, LogTime, Name, 
 use crate::rules::affinity::{self, STOPPED_LATE_MS};
 use crate::rules::bookings::{closures, covers, is_open_to};
 use crate::rules::counted::lacks;
+use crate::rules::images::HeldImages;
 use crate::rules::planned::planned_spec;
 use crate::rules::terms::with_terms;
 use crate::rules::windows::is_owner;
@@ -102,6 +104,10 @@ pub struct KeptReservations {
     lent: Lent,
     /// Whether a pass has left it: nothing is known of reservations before.
     is_of_a_pass: bool,
+    /// Which hosts hold which images, for explanations.
+    images: Arc<HeldImages>,
+    /// Where gangs are expected for which nothing is kept beyond the pass.
+    expected: Vec<(JobId, Vec<(NodeId, u32)>)>,
 }
 
 impl KeptReservations {
@@ -110,6 +116,22 @@ impl KeptReservations {
     #[must_use]
     pub fn is_of_a_pass(&self) -> bool {
         self.is_of_a_pass
+    }
+
+    /// Adds which hosts hold which images, so that an explanation places a gang as the leader does.
+    pub fn set_images(&mut self, images: Arc<HeldImages>) {
+        self.images = images;
+    }
+
+    pub(crate) fn images(&self) -> &HeldImages {
+        &self.images
+    }
+
+    /// The jobs that wait with a reservation, with the nodes of it, in the order of the pass; behind them those that were first among
+    /// the others that could not start.
+    pub(crate) fn reserved_nodes(&self) -> Vec<(JobId, &[(NodeId, u32)])> {
+        let kept = self.reservations.iter().map(|kept| (kept.job, kept.start.nodes.as_slice()));
+        kept.chain(self.expected.iter().map(|(job, nodes)| (*job, nodes.as_slice()))).collect()
     }
 }
 
@@ -185,7 +207,7 @@ impl Future {
 
     /// The same, if what runs ends at this pace.
     pub(crate) fn resume_at(now: LogTime, kept: KeptReservations, pace: Pace) -> Future {
-        let KeptReservations { reservations: remembered, without_start, lent, is_of_a_pass: _ } = kept;
+        let KeptReservations { reservations: remembered, without_start, lent, .. } = kept;
         Future { remembered, without_start, lent, holds: None, ..Future::at_pace(now, pace) }
     }
 
@@ -198,8 +220,11 @@ impl Future {
         }
         let mut reservations = self.reservations;
         reservations.append(&mut self.remembered);
-        reservations.retain(|reservation| reservation.is_kept);
-        KeptReservations { reservations, without_start, lent: self.lent, is_of_a_pass: true }
+        let (reservations, passing): (Vec<_>, Vec<_>) =
+            reservations.into_iter().partition(|reservation| reservation.is_kept);
+        let expected = passing.into_iter().map(|passing| (passing.job, passing.start.nodes)).collect();
+        let (lent, images) = (self.lent, Arc::default());
+        KeptReservations { reservations, without_start, lent, is_of_a_pass: true, images, expected }
     }
 
     /// Gives up what is kept for gangs that may not start whatever is free: their tenant or their user has as many jobs
@@ -620,6 +645,12 @@ impl Future {
         if is_first {
             self.owed.push(job);
         }
+    }
+
+    /// Whether it was put off to look where a gang could start whose hosts would fetch its images ahead.
+    pub(crate) fn owes_images(&self, state: &State) -> bool {
+        let has_image = |job: &JobId| state.spec(*job).is_some_and(|spec| spec.needs_container_runtime());
+        self.owed.iter().any(has_image)
     }
 
     /// Keeps capacity for the first of those that could not start so far, if that was put off; whether anything may be

@@ -53,7 +53,8 @@ pub fn schedule(speculation: &mut Speculation, budget: &mut Budget) -> Pass {
         return Pass::Interrupted { placed };
     }
     let state = speculation.state();
-    if state.draining().next().is_some() || state.growable().next().is_some() {
+    let asks_more = state.draining().next().is_some() || state.growable().next().is_some();
+    if asks_more || pass.future().owes_images(state) {
         pass.future().keep_what_is_owed(state, budget);
     }
     drained::move_drained(speculation, pass.future(), budget);
@@ -304,9 +305,10 @@ impl Offer<'_> {
         let Offer { job, spec, row, quota, .. } = *self;
         let (state, valuation) = (speculation.state(), speculation.valuation());
         let holds = future.holds_for_job(state, job, spec, row);
+        let holding = speculation.images().term(state, spec);
         let mut place = |spec: &JobSpec, holds: &Holds| {
             with_terms_of(state, speculation.now(), (job, spec, row), holds, quota, |terms| {
-                let terms = Terms { valuation: Some(valuation), ..*terms };
+                let terms = Terms { valuation: Some(valuation), image: holding.as_ref(), ..*terms };
                 plan(state, spec, &terms, budget)
             })
         };

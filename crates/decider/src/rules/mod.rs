@@ -7,6 +7,7 @@ pub(crate) mod counted;
 pub(crate) mod deadline;
 pub(crate) mod faults;
 pub(crate) mod health;
+pub(crate) mod images;
 pub(crate) mod network;
 pub(crate) mod planned;
 pub(crate) mod requested;

@@ -111,6 +111,7 @@ fn with_counted_terms<T>(
         closures_are_indexed: true,
         affinity: &affinity.terms,
         openings: &[],
+        image: None,
         policy: &state.policy().policy,
         own_work: &own_work,
         interruptions: &interruptions,

@@ -635,6 +635,7 @@ fn attempts(run: &mut Run) {
             shared_memory_bytes: 1 << 30,
         },
         trace_parent: muster_types::TraceParent::new([1; 16], [2; 8], 1),
+        terminal: true,
     };
     let request = run.next_request();
     let jobs = [Submission::new(draft.check().unwrap(), contract)].into();

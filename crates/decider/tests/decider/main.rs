@@ -21,6 +21,7 @@ mod golden;
 mod guard;
 mod hostile;
 mod ids;
+mod images;
 mod licences;
 mod limits;
 mod limits_met;

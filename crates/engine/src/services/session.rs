@@ -7,7 +7,7 @@ use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use muster_consensus::{Consensus, Environment, NotLeader};
-use muster_decider::{Answer, Command};
+use muster_decider::{Answer, Command, PlannedImage};
 use muster_journal::RankUpdate;
 use muster_planted::{Rule, breaks};
 use muster_state::{Phase, RankState, State};
@@ -230,11 +230,15 @@ impl<G: Environment> Work<G> {
     async fn serve(&self, notify: &Notify, inbound: &mut mpsc::Receiver<Inbound>) {
         let mut sent = BTreeSet::new();
         let mut repairing = None;
+        let mut ahead = Arc::default();
         let mut waiting: FuturesUnordered<Confirmation> = FuturesUnordered::new();
         let mut steps = FuturesUnordered::new();
         loop {
             let sent_all = self.send_orders(&mut sent).await.is_some();
             if !sent_all || self.send_repair(&mut repairing).await.is_none() {
+                return;
+            }
+            if self.send_prefetch(&mut ahead).await.is_none() {
                 return;
             }
             tokio::select! {
@@ -271,6 +275,13 @@ impl<G: Environment> Work<G> {
                     Some(Inbound::Probe(report)) => self.engine.probe_reported(self.node, report),
                     // Only the newest counts.
                     Some(Inbound::ForeignLoad(load)) => drop(self.foreign.send_replace(Some(load))),
+                    Some(Inbound::Images(references)) => {
+                        self.engine.inner.sessions.images.holds(self.node, references);
+                    }
+                    Some(Inbound::StartStage { job, token, stage }) => {
+                        let (view, images) = (self.engine.view(), &self.engine.inner.sessions.images);
+                        images.reached(&view, self.node, (job, token), stage);
+                    }
                     Some(Inbound::Report { sequence, workers }) => {
                         if !self.pass_on(AgentReport::Workers(Some(sequence), workers)) {
                             return;
@@ -297,7 +308,9 @@ impl<G: Environment> Work<G> {
             | Inbound::Ready { .. }
             | Inbound::Step { .. }
             | Inbound::Probe(_)
-            | Inbound::ForeignLoad(_) => true,
+            | Inbound::ForeignLoad(_)
+            | Inbound::Images(_)
+            | Inbound::StartStage { .. } => true,
         };
         if shows {
             self.engine.inner.sessions.show(self.node, self.session);
@@ -325,6 +338,17 @@ impl<G: Environment> Work<G> {
             self.out.send(Outbound::Repair(repair)).await?;
         }
         Some(())
+    }
+
+    /// Sends what the node is to fetch ahead, where that has changed. It waits for no change: a heartbeat comes soon.
+    async fn send_prefetch(&self, sent: &mut Arc<Vec<PlannedImage>>) -> Option<()> {
+        let sessions = &self.engine.inner.sessions;
+        let planned = sessions.images.planned_of(self.node);
+        if planned == *sent || !sessions.takes(self.node).has(Feature::Images) {
+            return Some(());
+        }
+        sent.clone_from(&planned);
+        self.out.send(Outbound::Prefetch(planned)).await
     }
 
     /// Squares what the agent has with the state.

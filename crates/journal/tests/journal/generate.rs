@@ -202,6 +202,7 @@ fn container() -> impl Strategy<Value = (Container, bool)> {
             pull,
             mounts: vec![Mount { source: "/data".to_owned(), target: "/mnt".to_owned(), read_only }],
             shared_memory_bytes: 0,
+            credentials: Name::new(&name.replace('/', "-")).filter(|_| read_only),
         };
         (container, has_shared)
     })
@@ -349,6 +350,7 @@ fn contract() -> impl Strategy<Value = Arc<JobContract>> {
             },
             host: forms.7,
             trace_parent: forms.6.and_then(|(trace, span, flags)| TraceParent::new(trace, span, flags)),
+            terminal: forms.2 % 2 == 1,
         })
     })
 }

@@ -133,6 +133,7 @@ impl Fleet {
             closures_are_indexed: false,
             affinity: &[],
             openings: &[],
+            image: None,
             policy: &self.state.policy().policy,
             own_work: &|_, _| (0, 0),
             interruptions: &|_| muster_state::Interruptions::default(),

@@ -48,6 +48,7 @@ pub(super) fn contract(at: &str, message: &mut v1::JobSpec, found: &mut Found) -
         ulimits,
         host,
         trace_parent,
+        terminal: message.terminal,
     }
 }
 
@@ -193,6 +194,7 @@ pub(super) fn contract_to_proto(contract: &JobContract) -> v1::JobSpec {
         ulimits,
         host,
         trace_parent,
+        terminal,
     } = contract;
     let limits = retry
         .limits
@@ -224,6 +226,7 @@ pub(super) fn contract_to_proto(contract: &JobContract) -> v1::JobSpec {
         ulimits: ulimits_to_proto(ulimits),
         host: host_rules_to_proto(host),
         trace_parent: trace_parent.map(|parent| parent.to_string()).unwrap_or_default(),
+        terminal: *terminal,
         ..v1::JobSpec::default()
     }
 }

@@ -85,6 +85,7 @@ _FEATURES = {
     "nice": "job-nice",
     "nodes": "job-nodes",
     "readiness": "job-readiness",
+    "terminal": "job-terminal",
     "ulimits": "job-ulimits",
     "workdir": "job-workdir",
 }
@@ -97,6 +98,8 @@ def required_features(jobs: Iterable[job_pb2.Job]) -> str:
     required = {_FEATURES[name] for name in fields if name in _FEATURES}
     if any(job.hold for job in asked):
         required.add("job-hold")
+    if any(group.container.credentials for job in asked for group in job.spec.groups):
+        required.add("container-credentials")
     return ",".join(sorted(required))
 
 

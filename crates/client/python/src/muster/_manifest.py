@@ -58,7 +58,7 @@ _SPEC = (
     "notBefore",
     *("deadline", "expectedRun", "datasets", "launch", "retry", "checkpoint", "notice", "spareWorkers", "preflight"),
     *("workdir", "artifacts", "booking", "ulimits", "binding", "shell", "sharedMemory", "capacity", "affinity"),
-    *("licences", "nice", "exclusive", "readiness", "parallel", *_GROUP),
+    *("licences", "nice", "exclusive", "readiness", "terminal", "parallel", *_GROUP),
 )
 _Value = TypeVar("_Value")
 
@@ -143,6 +143,7 @@ class Reader:
             launch=self.word(at.get("launch"), "spec.launch", LAUNCH_FORMS),
             spare_workers=self.value(at, "spec.spareWorkers", quantity.count) or 0,
             preflight=self.word(at.get("preflight"), "spec.preflight", PREFLIGHTS),
+            terminal=self.value(at, "spec.terminal", quantity.flag) or False,
             booking=self.text(at.get("booking"), "spec.booking"),
             affinity=self.affinity(at.get("affinity")),
             licences=self.licences(at.get("licences")),
@@ -212,7 +213,8 @@ class Reader:
         if "container" not in at:
             return {"process": job_pb2.ProcessRuntime(command=command)}
         path = f"{path}.container"
-        image = self.fields(at["container"], path, ("image", "pull", "mounts", "sharedMemory"))
+        known = ("image", "pull", "mounts", "sharedMemory", "credentials")
+        image = self.fields(at["container"], path, known)
         mounts = []
         for place, node in self.items(image.get("mounts"), f"{path}.mounts"):
             mount = self.fields(node, place, ("source", "target", "readOnly"))
@@ -231,8 +233,18 @@ class Reader:
             shared_memory_bytes=self.positive(
                 image, f"{path}.sharedMemory", quantity.memory_bytes, "for that of the gang"
             ),
+            credentials=self.secret(image.get("credentials"), f"{path}.credentials"),
         )
         return {"container": container}
+
+    def secret(self, node: Node | None, path: str) -> str:
+        """The name of a secret, from a value like ``muster-secret://NAME``."""
+        value = self.text(node, path)
+        if node is not None and value and (not value.startswith(_SECRET) or value == _SECRET):
+            # What stands here may be the secret itself, and is not repeated.
+            self.problem(node, path, f"must be a reference like {_SECRET}NAME, never the credentials themselves")
+            return ""
+        return value[len(_SECRET) :]
 
     def command(self, node: Node | None, path: str) -> list[str]:
         """A list of words."""

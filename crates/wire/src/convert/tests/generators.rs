@@ -126,9 +126,11 @@ fn container() -> impl Strategy<Value = Container> {
     let pull = proptest::sample::select(PullRule::ALL.to_vec());
     let mounts = vec(("/[a-c]{1,3}", any::<bool>()), 0..4);
     let shared = prop_oneof![Just(0u64), Just(limits::SHARED_MEMORY_BYTES_MIN)];
-    ("[a-z]{1,5}\\.[a-z]{1,5}/[a-z0-9]{1,9}:[a-z0-9]{1,5}", pull, mounts, shared).prop_map(
-        |(image, pull, mounts, shared_memory_bytes)| Container {
+    let credentials = proptest::option::of("[a-z]{1,5}");
+    ("[a-z]{1,5}\\.[a-z]{1,5}/[a-z0-9]{1,9}:[a-z0-9]{1,5}", pull, mounts, shared, credentials).prop_map(
+        |(image, pull, mounts, shared_memory_bytes, credentials)| Container {
             shared_memory_bytes,
+            credentials: credentials.and_then(|name| Name::new(&name)),
             image,
             pull,
             mounts: mounts
@@ -460,6 +462,8 @@ prop_compose! {
             host: muster_types::HostRules { binding: host.0, shell: host.1, shared_memory_bytes: 0 },
             trace_parent: trace
                 .and_then(|(trace, span, flags)| muster_types::TraceParent::new(trace, span, flags)),
+            // By another number of the job.
+            terminal: spares % 2 == 1,
         }
     }
 }
