@@ -282,9 +282,9 @@ impl Bucket {
                     one?;
                 }
             }
-            Ok(found)
+            Ok::<Expired, object_store::Error>(found)
         })?;
-        done.map_err(|error: object_store::Error| BlobError::Unreachable(said(&error)))
+        done.map_err(|error| BlobError::Unreachable(said(&error)))
     }
 }
 

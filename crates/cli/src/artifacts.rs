@@ -2,7 +2,7 @@
 
 use clap::Subcommand;
 use clap_complete::engine::ArgValueCompleter;
-use muster_blobs::{BlobDirectory, UnpackError, Unpacking, unpack};
+use muster_blobs::{Store, UnpackError, Unpacking, unpack};
 use muster_client::Client;
 use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items};
 use muster_types::{BlobDigest, limits};
@@ -46,8 +46,8 @@ A directory that exists is left alone. Nothing is written outside of it, whateve
         /// The directory that is made; without it `artifacts-` and the job's id
         #[arg(short = 'd', long = "directory", value_name = "DIR")]
         directory: Option<PathBuf>,
-        /// The directory of the store of files, which nodes have as files.store
-        #[arg(long, env = "MUSTER_STORE", value_name = "DIR")]
+        /// The store of files, which nodes have as files.store: a directory, or s3://BUCKET/PREFIX
+        #[arg(long, env = "MUSTER_STORE", value_name = "STORE")]
         store: Option<PathBuf>,
     },
 }
@@ -63,11 +63,12 @@ pub async fn run(global: &Global, console: &Console, command: ArtifactsCommand) 
             };
             let store = store.ok_or_else(|| {
                 Failure::usage("the files are in a store, and none is named").with_next(
-                    "name the directory that nodes have as files.store: --store DIR, MUSTER_STORE, or `store = \"DIR\"` next to \
+                    "name what nodes have as files.store: --store STORE, MUSTER_STORE, or `store = \"STORE\"` next to \
                      `endpoints` in $XDG_CONFIG_HOME/muster/config.toml (~/.config/muster/config.toml)",
                 )
             })?;
-            get(&client, console, (&id, rank), directory, store).await
+            let store = Store::at(store, &global.bucket()?);
+            get(&client, console, (&id, rank), directory, &store).await
         }
     }
 }
@@ -139,7 +140,7 @@ async fn get(
     console: &Console,
     (id, rank): (&str, Option<u32>),
     directory: Option<PathBuf>,
-    store: PathBuf,
+    store: &Store,
 ) -> Result<Exit, Failure> {
     let (job, _) = known(client, id).await?;
     let wanted: Vec<_> = kept_of(&job)
@@ -160,13 +161,12 @@ async fn get(
     if rank.is_none() {
         std::fs::create_dir(&directory)?;
     }
-    let store = BlobDirectory::at(store);
     for (kept, digest) in wanted.iter().zip(lists) {
         let into = match rank {
             Some(_) => directory.clone(),
             None => directory.join(format!("rank-{}", kept.rank)),
         };
-        fetch(&store, digest, &into, kept.bytes).inspect_err(|_| {
+        fetch(store, digest, &into, kept.bytes).inspect_err(|_| {
             // It stays where others of its workers' files are in it, and goes where the first ones could not be had.
             if rank.is_none() {
                 let _ = std::fs::remove_dir(&directory);
@@ -183,7 +183,7 @@ async fn get(
 }
 
 /// Makes the directory with all files of one worker, or leaves nothing of it.
-fn fetch(store: &BlobDirectory, digest: BlobDigest, into: &Path, bytes_max: u64) -> Result<(), Failure> {
+fn fetch(store: &Store, digest: BlobDigest, into: &Path, bytes_max: u64) -> Result<(), Failure> {
     let asked = Unpacking { digest, into, bytes_max, owner: None, is_given_up: &|| false };
     unpack(store, &asked).map_err(|error| {
         // It was made here.
@@ -193,7 +193,7 @@ fn fetch(store: &BlobDirectory, digest: BlobDigest, into: &Path, bytes_max: u64)
             _ => Exit::Failed,
         };
         Failure::new(exit, format!("{}: {error}", into.display()))
-            .with_next("name the store that the job's nodes have as files.store with --store, where this machine has it mounted")
+            .with_next("name the store that the job's nodes have as files.store with --store: a directory where this machine has it mounted, or the bucket")
     })
 }
 

@@ -103,6 +103,11 @@ impl Global {
         }
     }
 
+    /// How a store is reached that is a bucket, as the configuration file says.
+    pub fn bucket(&self) -> Result<BucketConfig, Failure> {
+        config::bucket()
+    }
+
     /// The replicas, with what the caller shows them: a token or a certificate that is named, else what `muster login` has kept for
     /// these replicas, else what the configuration file says.
     async fn endpoints(&self) -> Result<Endpoints, Failure> {
