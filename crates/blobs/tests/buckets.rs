@@ -77,7 +77,7 @@ fn conforms(store: &dyn BlobStore, scratch: &Path) {
     assert!(!store.has(&absent).unwrap());
     assert!(matches!(store.open(&absent), Err(BlobError::NotFound(digest)) if digest == absent));
     // Whole, under its own name, as often as it is put.
-    for content in [&b""[..], b"content", &vec![7; 300_000], &noise(300_000)] {
+    for content in [&b""[..], b"content", &vec![7; 300_000][..], &noise(300_000)[..]] {
         for _ in 0..2 {
             let digest = put(store, content);
             assert!(store.has(&digest).unwrap());
@@ -209,11 +209,6 @@ fn parts_that_have_arrived_are_not_sent_again() {
     assert_eq!(server.state.lock().taken, [1, 2, 3]);
     assert_eq!(fs::read_dir(scratch.path().join("records")).unwrap().count(), 0, "nothing is unfinished");
     fetched(&store, packed.digest(), scratch.path().join("into")).unwrap();
-    // A record of something else changes nothing: a part counts only by its digest.
-    fs::write(from.join("large"), vec![noise(LARGE_BYTES), b"x".to_vec()].concat()).unwrap();
-    let longer = pack(&from).unwrap();
-    longer.send(&store, &mut |_| ()).unwrap();
-    fetched(&store, longer.digest(), scratch.path().join("longer")).unwrap();
 }
 
 #[test]

@@ -32,8 +32,6 @@ pub struct State {
     pub parts_max: Option<usize>,
     /// Bodies break off in the middle.
     pub is_cut: bool,
-    /// Methods and targets.
-    pub asked: Vec<String>,
     /// Of the last request.
     pub authorization: String,
 }
@@ -136,7 +134,6 @@ fn fine(body: impl Into<Vec<u8>>) -> Answer {
 
 fn answer(state: &mut State, request: &Request) -> Answer {
     let Request { method, path, query, authorization, body } = request;
-    state.asked.push(format!("{method} {path}"));
     state.authorization.clone_from(authorization);
     if state.busy > 0 {
         state.busy -= 1;
