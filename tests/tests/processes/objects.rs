@@ -79,17 +79,17 @@ async fn files_and_artifacts_travel_through_a_bucket() {
     std::fs::write(directory.join("large"), large).expect("a file");
     std::fs::write(directory.join("train.sh"), "wc -c < large; mkdir out; echo 0.9 > out/score").expect("a file");
     let job = directory.join("job.yaml");
-    let file = "apiVersion: muster.dev/v1\nkind: Job\nmetadata: {name: shipped}\nspec:\n  command: [sh, train.sh]\n  \
-                resources: {cpu: 100m, memory: 16Mi}\n  artifacts: {paths: [out], required: true}\n";
+    let file = "apiVersion: muster.dev/v1\nkind: Job\nmetadata: {name: shipped, tenant: research}\nspec:\n  command: [sh, train.sh]\n  \
+                cpu: 100m\n  memory: 16Mi\n  artifacts: {paths: [out], required: true}\n";
     std::fs::write(&job, file).expect("a file");
     let (at, file) = (directory.to_str().expect("text"), job.to_str().expect("text"));
 
-    let sent = run(&home, &endpoint, &["submit", file, "--workdir", at, "-o", "name"]).await;
+    let sent = run(&home, &endpoint, &["submit", file, "--workdir", at]).await;
     assert_eq!(sent.code, Some(0), "{sent:#?}");
     let id = sent.out.trim().rsplit('/').next().unwrap_or_default().to_owned();
     let ended = wait_for_job(&client, &id, is_finished).await;
     assert_eq!(ended.phase(), JobPhase::Succeeded, "{ended:#?}");
-    let again = run(&home, &endpoint, &["submit", file, "--workdir", at, "-o", "name"]).await;
+    let again = run(&home, &endpoint, &["submit", file, "--workdir", at]).await;
     assert!(again.err.contains("the store has all of them"), "{again:#?}");
 
     let back = scratch.join("back");
