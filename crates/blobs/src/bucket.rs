@@ -35,7 +35,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::runtime::{Builder, Runtime};
 
-/// Between two signs of life of the server, and for one part to be taken.
+/// Between two pieces of an answer, and for one part to be taken.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// How often and how long one request is made again. Who uses the store tries again as well.
 const ATTEMPTS_MAX: usize = 4;

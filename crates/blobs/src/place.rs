@@ -24,7 +24,7 @@ fn bucket_at(place: &Path) -> Option<Result<BucketName, &'static str>> {
     Some(BucketName::parse(text))
 }
 
-/// The rule that a place or what is said of its bucket breaks, with the key of the bucket.
+/// The rule that a place or the configuration of its bucket breaks, with the key of the latter.
 #[must_use]
 pub fn place_violation(place: &Path, config: &BucketConfig) -> Option<(Option<&'static str>, String)> {
     match bucket_at(place) {

@@ -74,7 +74,7 @@ pub struct BucketConfig {
     /// Whether the bucket is the first part of the path, which most servers other than AWS need. Else it is a part of the host's name.
     pub path_style: bool,
     /// A file with `aws_access_key_id = …` and `aws_secret_access_key = …`, and `aws_session_token = …` where there is one. It is read
-    /// anew when it was replaced. When absent, the environment has `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`.
+    /// again when it was replaced. When absent, the environment has `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`.
     pub credentials_file: Option<String>,
     /// Authorities of the server's certificate, in PEM; those of the system when absent.
     pub ca_file: Option<String>,

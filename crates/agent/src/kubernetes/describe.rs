@@ -191,7 +191,7 @@ pub(super) fn foreign(settings: &Settings, node: Option<&NodeObject>, taken: Opt
     let taken = taken.unwrap_or(&none);
     let devices = offered(settings, node).map(|own| {
         let of_others = taken.extended.get(&own.resource).copied().unwrap_or(0);
-        // Which of them cannot be had is not said: so that many are not free.
+        // Kubernetes does not name the failed ones, so their number counts as held.
         of_others.saturating_add(node.unhealthy(&own.resource))
     });
     Foreign {
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn instances_of_devices_are_types_of_their_own_profiles() {
+    fn instances_of_devices_are_types_by_their_profiles() {
         let mut config = good();
         let kind = |config: &super::super::config::KubernetesConfig, node: &NodeObject| {
             offered(&config.check().unwrap(), node).map(|own| (own.resource, own.kind, own.count))

@@ -1,7 +1,7 @@
 //! Where the hosts of GKE's TPU slices are, from the labels of their nodes.
 //!
 //! A node pool of several hosts is one slice: its nodes have the label `cloud.google.com/gke-tpu-topology` with the shape of the whole
-//! slice, and jobs use it as a whole. Which host is at which place in it is not said, and need not be: a container's `TPU_WORKER_ID`
+//! slice, and jobs use it as a whole. No label names the place of a host in it, and none has to: a container's `TPU_WORKER_ID`
 //! names its host, as with any workload of GKE. So the hosts are given the places of the shape in the order of their names. Of one host
 //! alone, each is a slice by itself, however many the pool has.
 //!

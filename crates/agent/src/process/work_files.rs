@@ -108,7 +108,7 @@ impl FilesConfig {
         None
     }
 
-    /// What of it a runner is told, whose store is its agent: the bounds, and not where the store is.
+    /// The part for a runner, whose store is its agent: the bounds, and not where the store is.
     pub(crate) fn bounds(&self) -> FilesConfig {
         FilesConfig { store: None, s3: BucketConfig::default(), ..self.clone() }
     }

@@ -38,7 +38,7 @@ impl Keys {
         Keys { file: file.map(PathBuf::from), known: Mutex::new(None) }
     }
 
-    /// Those of this moment. A file that was replaced is read anew.
+    /// The present ones. A file that was replaced is read again.
     pub(super) fn read(&self) -> Result<Arc<AwsCredential>, String> {
         let changed = match &self.file {
             Some(path) => {
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_read_from_a_file_and_anew_when_it_was_replaced() {
+    fn keys_are_read_from_a_file_and_again_when_it_was_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("keys");
         let keys = Keys::of(path.to_str());

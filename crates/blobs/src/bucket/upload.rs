@@ -129,7 +129,7 @@ impl<'a> Upload<'a> {
         }
     }
 
-    /// The server does not go on with this object: the next attempt begins anew.
+    /// The server does not go on with this object: the next attempt starts from nothing.
     fn refused(&mut self, error: &object_store::Error) -> BlobError {
         if matches!(error, object_store::Error::NotFound { .. }) {
             self.bucket.forget(&self.digest);

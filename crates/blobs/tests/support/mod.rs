@@ -26,7 +26,7 @@ pub struct State {
     /// The numbers of the parts that came.
     pub taken: Vec<usize>,
     uploads: usize,
-    /// So many requests are answered by 503.
+    /// The number of requests that are answered by 503.
     pub busy: usize,
     /// No part above this is taken.
     pub parts_max: Option<usize>,
