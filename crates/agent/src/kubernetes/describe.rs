@@ -3,8 +3,9 @@
 //! **Invariant:** a node is closed unless everything says that a pod would start there.
 
 use super::config::Settings;
+use super::names::place_name;
 use super::objects::{Amount, NodeObject};
-use super::tpu::{SliceLabels, TOPOLOGY, TPU_RESOURCE};
+use super::tpu::{GKE_TPU, SliceLabels, TOPOLOGY, TPU_RESOURCE};
 use crate::discovery::nvidia_type;
 use crate::executor::Foreign;
 use muster_types::container::{RUNTIME_LABEL, VERSION_LABEL};
@@ -15,7 +16,6 @@ use std::collections::BTreeMap;
 /// Labels that say of what type the accelerators of a node are.
 const NVIDIA_PRODUCT: &str = "nvidia.com/gpu.product";
 const GKE_ACCELERATOR: &str = "cloud.google.com/gke-accelerator";
-pub(super) const GKE_TPU: &str = "cloud.google.com/gke-tpu-accelerator";
 /// The resource of whole devices of NVIDIA's, and what those of their instances (MIG) begin with.
 const NVIDIA_GPU: &str = "nvidia.com/gpu";
 const NVIDIA_MIG: &str = "nvidia.com/mig-";
@@ -155,17 +155,6 @@ pub(super) fn describe(
         Some(first) => format!("{}: {}", first.field, first.description),
         None => "breaks a rule".to_owned(),
     })
-}
-
-/// The value of a label as a name: in small letters, with `-` for what no name has, and its end where it is too long, because
-/// the beginnings of such values are alike.
-pub(super) fn place_name(text: &str) -> Option<Name> {
-    let plain = |c: char| {
-        if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c.to_ascii_lowercase() } else { '-' }
-    };
-    let text: String = text.chars().map(plain).collect();
-    let start = text.len().saturating_sub(63);
-    Name::new(text[start..].trim_matches(|c: char| !c.is_ascii_alphanumeric()))
 }
 
 /// Whether nothing can be started on a node for now, and why.

@@ -8,13 +8,15 @@
 //! **Invariant:** only a pool of which every host is known has places. Two hosts have the same place at no time.
 
 use super::config::Settings;
-use super::describe::{GKE_TPU, place_name};
+use super::names::place_name;
 use super::objects::NodeObject;
 use muster_types::tpu::{CUBE_EDGE, Generation, PodPosition, SliceShape, host_offsets};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The resource that is chips.
 pub(super) const TPU_RESOURCE: &str = "google.com/tpu";
+/// The generation of a node's chips.
+pub(super) const GKE_TPU: &str = "cloud.google.com/gke-tpu-accelerator";
 /// The shape of the slice that a node is part of.
 pub(super) const TOPOLOGY: &str = "cloud.google.com/gke-tpu-topology";
 /// The pool that a node is in.
