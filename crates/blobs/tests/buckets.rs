@@ -212,6 +212,27 @@ fn parts_that_have_arrived_are_not_sent_again() {
 }
 
 #[test]
+fn a_server_that_has_forgotten_the_parts_gets_all_of_them_in_the_end() {
+    let (scratch, server) = (tempfile::tempdir().unwrap(), Server::start());
+    let from = scratch.path().join("from");
+    fs::create_dir(&from).unwrap();
+    // Two parts are alike: their digests do not tell them apart.
+    let half = noise(LARGE_BYTES / 2);
+    fs::write(from.join("large"), [&half[..], &half[..]].concat()).unwrap();
+    let packed = pack(&from).unwrap();
+    let store = bucket(&server.endpoint, scratch.path());
+    server.state.lock().parts_max = Some(1);
+    assert!(packed.send(&store, &mut |_| ()).is_err());
+    {
+        let mut state = server.state.lock();
+        (state.parts_max, state.forgotten) = (None, 1);
+    }
+    let attempts = (0..9).take_while(|_| packed.send(&store, &mut |_| ()).is_err()).count();
+    assert!(attempts > 0 && attempts < 9, "{attempts}");
+    fetched(&store, packed.digest(), scratch.path().join("into")).unwrap();
+}
+
+#[test]
 fn what_is_old_is_written_again_when_it_is_used_and_goes_when_it_is_not() {
     let (scratch, server) = (tempfile::tempdir().unwrap(), Server::start());
     let store = bucket(&server.endpoint, scratch.path());

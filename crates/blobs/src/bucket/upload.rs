@@ -20,6 +20,8 @@ use std::sync::mpsc::Receiver;
 /// Bytes of one part. A server takes no smaller one than 5 MiB, but for the last, and no more than 10,000.
 pub(super) const PART_BYTES: usize = 8 << 20;
 const PARTS_MAX: usize = 10_000;
+/// After so many attempts that add nothing the object is begun again: the server may have forgotten what it had.
+const VAIN_MAX: u8 = 3;
 /// Bytes of the file about one unfinished object.
 const RECORD_BYTES_MAX: u64 = 4 << 20;
 
@@ -30,6 +32,8 @@ pub(super) struct Unfinished {
     id: String,
     /// What has arrived, from the first part on without a gap.
     parts: Vec<Part>,
+    /// Attempts in succession that added nothing.
+    vain: u8,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,6 +62,10 @@ pub(super) struct Upload<'a> {
     /// How many parts are complete, the one on its way among them.
     count: usize,
     on_its_way: Option<Sent>,
+    /// Whether a part of this attempt has arrived.
+    has_added: bool,
+    /// A part is missing, so no later one may follow: what is written to this may be written to once more when it is dropped.
+    is_broken: bool,
 }
 
 impl<'a> Upload<'a> {
@@ -72,6 +80,8 @@ impl<'a> Upload<'a> {
             unfinished: None,
             count: 0,
             on_its_way: None,
+            has_added: false,
+            is_broken: false,
         }
     }
 
@@ -85,9 +95,7 @@ impl<'a> Upload<'a> {
             return opened.wait(put)?.map(|_| ()).map_err(|error| failure(&self.digest, &error));
         }
         let finished = self.finish_parts();
-        if finished.is_ok() {
-            self.bucket.forget(&self.digest);
-        } else {
+        if finished.is_err() {
             self.remember();
         }
         finished
@@ -98,10 +106,12 @@ impl<'a> Upload<'a> {
             self.part()?;
         }
         self.arrived()?;
-        let Some(unfinished) = &self.unfinished else { return Ok(()) };
+        // Whatever becomes of it: what the server does not accept as the parts of an object must not be offered again.
+        let Some(unfinished) = self.unfinished.take() else { return Ok(()) };
+        self.bucket.forget(&self.digest);
         let named = unfinished.parts.iter().take(self.count);
         let parts: Vec<PartId> = named.map(|part| PartId { content_id: part.tag.clone() }).collect();
-        let (store, path, id) = (self.opened.store.clone(), self.path.clone(), unfinished.id.clone());
+        let (store, path, id) = (self.opened.store.clone(), self.path.clone(), unfinished.id);
         let completed =
             self.opened.wait(async move { store.complete_multipart(&path, &id, parts).await })?;
         completed.map(|_| ()).map_err(|error| self.refused(&error))
@@ -109,9 +119,9 @@ impl<'a> Upload<'a> {
 
     /// It does not become an object. What has arrived is kept where another attempt may be made.
     pub(super) fn give_up(mut self, is_to_go_on: bool) {
+        // What arrives while this is given up counts as well.
+        let _ = self.arrived();
         if is_to_go_on {
-            // What arrives while this is given up counts as well.
-            let _ = self.arrived();
             self.remember();
             return;
         }
@@ -123,8 +133,13 @@ impl<'a> Upload<'a> {
         }
     }
 
-    fn remember(&self) {
-        if let Some(unfinished) = &self.unfinished {
+    /// Keeps what has arrived for the next attempt.
+    fn remember(&mut self) {
+        let Some(mut unfinished) = self.unfinished.take() else { return };
+        unfinished.vain = if self.has_added { 0 } else { unfinished.vain.saturating_add(1) };
+        if unfinished.vain >= VAIN_MAX {
+            self.bucket.forget(&self.digest);
+        } else {
             self.bucket.remember(&self.digest, unfinished);
         }
     }
@@ -143,12 +158,14 @@ impl<'a> Upload<'a> {
     /// Waits for the part that is on its way.
     fn arrived(&mut self) -> Result<(), BlobError> {
         let Some(Sent { digest, answer }) = self.on_its_way.take() else { return Ok(()) };
+        self.is_broken = true;
         let answered = answer.recv().map_err(|_| Opened::gone())?;
         let tag = answered.map_err(|error| self.refused(&error))?.content_id;
+        (self.is_broken, self.has_added) = (false, true);
         if let Some(unfinished) = &mut self.unfinished {
             unfinished.parts.push(Part { digest, tag });
+            self.bucket.record(&self.digest, unfinished);
         }
-        self.remember();
         Ok(())
     }
 
@@ -158,10 +175,13 @@ impl<'a> Upload<'a> {
             let max = (PART_BYTES as u64).saturating_mul(PARTS_MAX as u64);
             return Err(BlobError::TooLarge { digest: self.digest, max });
         }
+        if self.is_broken {
+            return Err(BlobError::Unreachable("a part of the object did not arrive".to_owned()));
+        }
         self.arrived()?;
         let unfinished = match self.unfinished.take() {
             Some(unfinished) => unfinished,
-            None => self.started()?,
+            None => self.started().inspect_err(|_| self.is_broken = true)?,
         };
         let unfinished = self.unfinished.insert(unfinished);
         let bytes = std::mem::take(&mut self.waiting);
@@ -186,7 +206,7 @@ impl<'a> Upload<'a> {
         let (store, path) = (self.opened.store.clone(), self.path.clone());
         let started = self.opened.wait(async move { store.create_multipart(&path).await })?;
         let id = started.map_err(|error| failure(&self.digest, &error))?;
-        Ok(Unfinished { id, parts: Vec::new() })
+        Ok(Unfinished { id, parts: Vec::new(), vain: 0 })
     }
 }
 
@@ -216,10 +236,10 @@ fn record_of(bucket: &Bucket, digest: &BlobDigest) -> Option<PathBuf> {
 }
 
 impl Bucket {
-    /// What is known of an object that was not finished.
+    /// What is known of an object that was not finished. Of several attempts at the same time one goes on with it.
     fn remembered(&self, digest: &BlobDigest) -> Option<Unfinished> {
-        if let Some(known) = self.shared.unfinished.lock().get(digest) {
-            return Some(known.clone());
+        if let Some(known) = self.shared.unfinished.lock().remove(digest) {
+            return Some(known);
         }
         let file = std::fs::File::open(record_of(self, digest)?).ok()?;
         let mut text = Vec::new();
@@ -227,14 +247,18 @@ impl Bucket {
         serde_json::from_slice(&text).ok()
     }
 
-    /// Without the record an attempt after this process sends all of it: so an error is none.
-    fn remember(&self, digest: &BlobDigest, unfinished: &Unfinished) {
+    /// Keeps it for the next attempt of this process, and on record for one of another.
+    fn remember(&self, digest: &BlobDigest, unfinished: Unfinished) {
+        self.record(digest, &unfinished);
         let mut all = self.shared.unfinished.lock();
         if all.len() >= UNFINISHED_MAX && !all.contains_key(digest) {
             all.pop_first();
         }
-        all.insert(*digest, unfinished.clone());
-        drop(all);
+        all.insert(*digest, unfinished);
+    }
+
+    /// Without the record an attempt after this process sends all of it: so an error is none.
+    fn record(&self, digest: &BlobDigest, unfinished: &Unfinished) {
         let Some(path) = record_of(self, digest) else { return };
         let Ok(text) = serde_json::to_vec(unfinished) else { return };
         if let Some(directory) = path.parent() {

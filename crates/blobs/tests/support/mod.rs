@@ -28,6 +28,8 @@ pub struct State {
     uploads: usize,
     /// The number of requests that are answered by 503.
     pub busy: usize,
+    /// It answers for parts of uploads up to this one as if it had failed.
+    pub forgotten: usize,
     /// No part above this is taken.
     pub parts_max: Option<usize>,
     /// Bodies break off in the middle.
@@ -145,6 +147,10 @@ fn answer(state: &mut State, request: &Request) -> Answer {
     let number = query.get("partNumber").and_then(|text| text.parse::<usize>().ok());
     match (method.as_str(), upload, number) {
         ("PUT", Some(id), Some(number)) => {
+            let own = id.trim_start_matches("upload-").parse::<usize>().unwrap_or(0);
+            if own <= state.forgotten {
+                return failed(400, "NoSuchThing");
+            }
             if state.parts_max.is_some_and(|max| number > max) {
                 return failed(403, "AccessDenied");
             }
