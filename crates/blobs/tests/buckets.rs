@@ -216,9 +216,7 @@ fn a_server_that_has_forgotten_the_parts_gets_all_of_them_in_the_end() {
     let (scratch, server) = (tempfile::tempdir().unwrap(), Server::start());
     let from = scratch.path().join("from");
     fs::create_dir(&from).unwrap();
-    // Two parts are alike: their digests do not tell them apart.
-    let half = noise(LARGE_BYTES / 2);
-    fs::write(from.join("large"), [&half[..], &half[..]].concat()).unwrap();
+    fs::write(from.join("large"), noise(LARGE_BYTES)).unwrap();
     let packed = pack(&from).unwrap();
     let store = bucket(&server.endpoint, scratch.path());
     server.state.lock().parts_max = Some(1);
