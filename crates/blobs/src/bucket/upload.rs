@@ -20,7 +20,7 @@ use std::sync::mpsc::Receiver;
 /// Bytes of one part. A server takes no smaller one than 5 MiB, but for the last, and no more than 10,000.
 pub(super) const PART_BYTES: usize = 8 << 20;
 const PARTS_MAX: usize = 10_000;
-/// After so many attempts that add nothing the object is begun again: the server may have forgotten what it had.
+/// After this number of attempts that add nothing the object is begun again: the server may have forgotten what it had.
 const VAIN_MAX: u8 = 3;
 /// Bytes of the file about one unfinished object.
 const RECORD_BYTES_MAX: u64 = 4 << 20;
