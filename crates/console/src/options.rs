@@ -7,6 +7,7 @@ use clap::Args;
 use muster_client::{Client, Endpoints, Options};
 use muster_manifest::quantity;
 use muster_types::TraceParent;
+use muster_types::bucket::BucketConfig;
 
 use super::config;
 use super::console::{Console, Format};
