@@ -164,7 +164,10 @@ impl Shared {
         let BucketConfig { endpoint, region, path_style, .. } = &self.config;
         let base = endpoint.clone().unwrap_or_else(|| format!("https://s3.{region}.amazonaws.com"));
         let (scheme, host) = base.split_once("://").unwrap_or(("https", base.as_str()));
-        let host = host.trim_end_matches('/');
+        // As it is signed: a header of another form would be none that the signature is of.
+        let host = host.trim_end_matches('/').to_ascii_lowercase();
+        let usual_port = if scheme == "https" { ":443" } else { ":80" };
+        let host = host.strip_suffix(usual_port).unwrap_or(&host);
         let authority = if *path_style { host.to_owned() } else { format!("{}.{host}", self.name.bucket) };
         let parsed: http::uri::Authority =
             authority.parse().map_err(|_| "endpoint must be https://HOST[:PORT]".to_owned())?;
@@ -385,6 +388,9 @@ mod tests {
         assert_eq!(endpoint(usual.clone()), of_region);
         let named = text("https://files.s3.us-east-1.amazonaws.com", "files.s3.us-east-1.amazonaws.com");
         assert_eq!(endpoint(BucketConfig { path_style: false, ..usual.clone() }), named);
+        let usual_port = Some("https://MinIO.example:443".to_owned());
+        let named = text("https://minio.example", "minio.example");
+        assert_eq!(endpoint(BucketConfig { endpoint: usual_port, ..usual.clone() }), named);
         let own = Some("https://[::1]:9000/".to_owned());
         assert_eq!(endpoint(BucketConfig { endpoint: own, ..usual }), text("https://[::1]:9000", "::1"));
     }

@@ -89,7 +89,7 @@ fn of_file(path: &Path) -> Result<AwsCredential, String> {
     let opened = File::open(path).map_err(|error| unread(path, &error))?;
     opened.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(|error| unread(path, &error))?;
     in_text(&text).ok_or_else(|| {
-        format!("{} has no lines aws_access_key_id = … and aws_secret_access_key = …", path.display())
+        format!("{} has no lines aws_access_key_id = … and aws_secret_access_key = … of plain characters", path.display())
     })
 }
 
@@ -105,7 +105,13 @@ fn in_text(text: &str) -> Option<AwsCredential> {
 }
 
 fn made(key_id: Option<String>, secret_key: Option<String>, token: Option<String>) -> Option<AwsCredential> {
-    Some(AwsCredential { key_id: key_id?, secret_key: secret_key?, token })
+    // The client puts them into headers as they are.
+    let is_plain = |text: &String| text.bytes().all(|byte| byte.is_ascii_graphic());
+    let (key_id, secret_key) = (key_id.filter(is_plain)?, secret_key.filter(is_plain)?);
+    if token.as_ref().is_some_and(|token| !is_plain(token)) {
+        return None;
+    }
+    Some(AwsCredential { key_id, secret_key, token })
 }
 
 #[cfg(test)]
@@ -128,6 +134,8 @@ mod tests {
         let second = keys.read().unwrap();
         assert_eq!((second.key_id.as_str(), second.token.as_deref()), ("two", Some("three")));
         assert!(!format!("{keys:?} {second:?}").contains("hunter2"));
+        let odd = "aws_access_key_id = a\naws_secret_access_key = b\naws_session_token = c\u{1}d\n";
+        assert!(in_text(odd).is_none(), "no header can have that");
         std::fs::write(&path, "aws_access_key_id = hunter3\n").unwrap();
         File::options().write(true).open(&path).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
         let why = keys.read().unwrap_err();
