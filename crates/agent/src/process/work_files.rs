@@ -214,7 +214,7 @@ pub(crate) struct ArtifactSource {
     pub(crate) owner: u32,
 }
 
-/// Where objects are: a directory of this host, or the store of an agent on another one.
+/// Where objects are: a directory of this host, a bucket, or the store of an agent on another one.
 pub(crate) trait SharedStore: fmt::Debug + Send + Sync {
     /// It as a store.
     fn get(&self) -> &dyn BlobStore;
