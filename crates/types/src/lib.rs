@@ -18,6 +18,7 @@ pub mod artifacts;
 pub mod blob;
 pub mod booking;
 pub mod booking_rule;
+pub mod bucket;
 pub mod capacity;
 pub mod config_value;
 pub mod container;
