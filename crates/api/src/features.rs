@@ -18,9 +18,10 @@ use crate::headers::REQUIRED_FEATURES;
 /// `job-nodes`: `JobSpec.nodes`. `job-workdir`: `JobSpec.workdir`. `accelerator-budgets`: `accelerator_hours` of limits.
 /// `quota-grants`: `QuotaService`. `job-artifacts`: `JobSpec.artifacts`.
 /// `job-ulimits`: `JobSpec.ulimits`. `job-capacity`: `JobSpec.capacity`. `job-affinity`: `JobSpec.affinity`.
+/// `job-notify`: `JobSpec.notify`, and receivers with `for_jobs`.
 /// `job-segments`: `TopologyRule.segments`. `elastic-groups`: `TaskGroup.min_workers` in jobs of several groups. `booking-rules`:
 /// `BookingSpec.rule`.
-pub(crate) const FEATURES: [&str; 14] = [
+pub(crate) const FEATURES: [&str; 15] = [
     "job-controls",
     "job-limits",
     "policy-parts",
@@ -35,6 +36,7 @@ pub(crate) const FEATURES: [&str; 14] = [
     "job-segments",
     "elastic-groups",
     "booking-rules",
+    "job-notify",
 ];
 
 /// Bytes of all names that a request may have.
@@ -98,10 +100,11 @@ mod tests {
             ulimits: Some(v1::Ulimits::default()),
             capacity: Some(v1::CapacityRules::default()),
             affinity: vec![v1::JobAffinity::default()],
+            notify: vec![v1::JobNotification::default()],
             ..Default::default()
         };
         let names = muster_wire::features::required_by(&[v1::Job { spec: Some(spec), ..Default::default() }]);
-        assert_eq!(names.len(), 6);
+        assert_eq!(names.len(), 7);
         assert_eq!(checked(&[&names.join(",")]), Ok(()));
     }
 

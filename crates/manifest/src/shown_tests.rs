@@ -174,7 +174,8 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
         1u64 << 16..1 << 40,
     ));
     let capacity = prop::option::of((1..1_000_000_000u64, prop::option::of(1..1_000_000u32)));
-    let files = (files, artifacts, ulimits, capacity);
+    let notify = vec((name(), vec(1..8i32, 1..3)), 0..3);
+    let files = (files, artifacts, ulimits, capacity, notify);
     prop::option::of((launch, retry, checkpoint, notice, preflight, 0..3u32, files)).prop_map(|said| {
         said.map(
             |(
@@ -184,10 +185,14 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
                 notice,
                 preflight,
                 spare_workers,
-                (workdir, artifacts, ulimits, capacity),
+                (workdir, artifacts, ulimits, capacity, notify),
             )| {
                 v1::JobSpec {
                     workdir,
+                    notify: notify
+                        .into_iter()
+                        .map(|(receiver, events)| v1::JobNotification { receiver, events })
+                        .collect(),
                     capacity: capacity.map(|(after, most)| v1::CapacityRules {
                         purchases: vec![v1::Purchase::Spot.into(), v1::Purchase::Owned.into()],
                         fallback: Some(v1::CapacityFallback {

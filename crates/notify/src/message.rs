@@ -15,15 +15,16 @@ pub(crate) struct Message {
     pub(crate) body: Vec<u8>,
 }
 
-/// The tenant of the job that an event happened to; none for one of a node.
+/// The tenant of the job or schedule that an event happened to; none for one of a node.
 pub(crate) fn tenant(event: &Event) -> Option<&Name> {
     match &event.change {
         Change::Job { spec, .. } => Some(&spec.tenant),
+        Change::ScheduleSuspended { schedule, .. } => Some(&schedule.tenant),
         _ => None,
     }
 }
 
-/// The message of an event; none for changes that are no event of a job or node.
+/// The message of an event; none for changes that are no event of a job, schedule or node.
 pub(crate) fn message(
     state: &State,
     receiver: &Receiver,
@@ -60,6 +61,17 @@ pub(crate) fn message(
                 "detail": detail,
             });
             (("node", node), line)
+        }
+        Change::ScheduleSuspended { schedule, by, reason } => {
+            let line = format!("schedule {} of tenant {}: {reason}", schedule.name, schedule.tenant);
+            let by = Some(by.name.as_str()).filter(|name| !name.is_empty());
+            let row = json!({
+                "name": schedule.name.as_str(),
+                "tenant": schedule.tenant.as_str(),
+                "by": by,
+                "detail": &**reason,
+            });
+            (("schedule", row), line)
         }
         Change::JobForgotten(_) | Change::NodeForgotten { .. } | Change::Queues(_) => return None,
     };
@@ -136,6 +148,7 @@ mod tests {
             position: WatchPosition { log_index: LogIndex(42), ordinal: 3 },
             change: Change::Job { id: JobId(7), row: Arc::new(row), spec, metadata: None, before: None },
             occurrence: Some(NotificationEvent::JobFailed),
+            named: Arc::default(),
         }
     }
 
@@ -146,6 +159,7 @@ mod tests {
             tenant: None,
             events: BTreeSet::from([NotificationEvent::JobFailed]),
             body,
+            for_jobs: false,
         }
     }
 

@@ -15,6 +15,7 @@ use crate::array::ArraySpec;
 use crate::artifacts::ArtifactRules;
 use crate::blob::BlobDigest;
 use crate::job::{JobSpec, NamedDependency};
+use crate::job_notification::JobNotification;
 use crate::limits;
 use crate::metadata::JobMetadata;
 use crate::name::Name;
@@ -349,6 +350,9 @@ pub struct JobContract {
     pub ulimits: Ulimits,
     /// The span that it was submitted in, which its workers go on from; none for no trace. It decides nothing.
     pub trace_parent: Option<TraceParent>,
+    /// Receivers of the policy that are told of what happens to it, in addition to those that are told of all jobs of its tenant; at
+    /// most [`limits::JOB_NOTIFICATIONS_MAX`].
+    pub notify: Vec<JobNotification>,
 }
 
 impl JobContract {
@@ -375,6 +379,7 @@ impl JobContract {
         self.checkpoint.check(&mut found);
         self.notice.check(&mut found);
         self.ulimits.check(&mut found);
+        JobNotification::check(&self.notify, &mut found);
         if self.spares > limits::SPARES_MAX {
             found.push(Violation::limit("spares", self.spares.into(), 0, limits::SPARES_MAX.into()));
         }

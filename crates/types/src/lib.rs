@@ -32,6 +32,7 @@ pub mod former_key;
 pub mod health;
 pub mod ids;
 pub mod job;
+mod job_notification;
 pub mod lease;
 pub mod limits;
 pub mod log_format;
@@ -84,6 +85,7 @@ pub use job::{
     Dependency, DependencyRule, DependencyScope, JobDraft, JobSpec, NamedDependency, PriorityTier,
     SIZES_VARIABLE, TaskGroup, WorkerRequest,
 };
+pub use job_notification::JobNotification;
 pub use lease::{ExitStatus, FencingToken, Parameters};
 pub use log_format::LogFormat;
 pub use metadata::JobMetadata;

@@ -20,6 +20,7 @@ pub fn required_by<'a>(jobs: impl IntoIterator<Item = &'a v1::Job>) -> Vec<&'sta
             (spec.ulimits.is_some(), "job-ulimits"),
             (spec.capacity.is_some(), "job-capacity"),
             (!spec.affinity.is_empty(), "job-affinity"),
+            (!spec.notify.is_empty(), "job-notify"),
         ];
         required.extend(uses.into_iter().filter_map(|(is_used, name)| is_used.then_some(name)));
     }

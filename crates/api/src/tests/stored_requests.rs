@@ -696,6 +696,7 @@ fn policy() -> v1::Policy {
             tenant: text("lab"),
             events: vec![v1::NotificationEvent::JobFailed.into()],
             body: v1::NotificationBody::Generic.into(),
+            for_jobs: None,
         }],
         roles: Default::default(),
         interruption_rates: Vec::new(),

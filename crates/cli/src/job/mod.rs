@@ -334,6 +334,10 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
     for entry in &spec.affinity {
         say("affinity", affinity(entry));
     }
+    for entry in &spec.notify {
+        let events: Vec<&str> = entry.events.iter().map(|event| word::<NotificationEvent>(*event)).collect();
+        say("notifies", format!("{} of {}", entry.receiver, events.join(", ")));
+    }
     if let Some(asked) = &spec.ulimits {
         let files = asked.open_files.map(|count| format!("{count} open files"));
         let sizes =

@@ -164,6 +164,7 @@ const LISTS: [List; 15] = [
             ("TENANT", "{tenant}", "all"),
             ("EVENTS", "{events}", ""),
             ("BODY", "{body}", ""),
+            ("JOBS MAY NAME IT", "{forJobs}", "false"),
             ("URL", "{url}", "in a file"),
         ],
     ),

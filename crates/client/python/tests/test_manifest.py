@@ -83,6 +83,8 @@ WRONG = [
     "affinity: [{to: job-1, level: host, rule: near, required: true}]",
     "affinity: [{to: job-1, level: host, rule: apart, weight: 0}]",
     "affinity: [{job: job-1}]",
+    "notify: [{receiver: chat, events: [job_lost]}]",
+    "notify: [{name: chat}]",
     "cpu: 1\n  cpu: 2",
     "groups: [{command: [x]}]",
     "cpu: [1]",
@@ -144,6 +146,7 @@ RIGHT = [
     "affinity: [{to: array-1, level: rack, rule: apart, weight: 100}]",
     "affinity: [{jobs: 'app=cache,stage in (a,b)', level: region, rule: apart, required: true}]",
     "affinity: []",
+    "notify: [{receiver: chat, events: [job_failed, job_evicted]}]",
     "expectedRun: 90m\n  retry: {maxFailures: 0}",
     "workers: 8\n  minWorkers: 2",
 ]
@@ -240,6 +243,7 @@ def world(draw: random.Random) -> dict[str, Any]:
         "notice": {"httpPort": draw.randrange(1, 65536)},
         "ulimits": {"openFiles": draw.randrange(64, 9000), "stackSize": "64Mi"},
         "affinity": [{"jobs": "app=cache", "level": draw.choice(["host", "region"]), "rule": "apart", "weight": 7}],
+        "notify": [{"receiver": "chat", "events": draw.choice([["job_failed"], ["job_started", "job_retried"]])}],
         "preflight": draw.choice(["on", "off", "default"]),
     }
     spec = {name: value for name, value in fields.items() if draw.random() < 0.4}

@@ -172,6 +172,7 @@ fn receiver() -> Receiver {
         tenant: None,
         events: BTreeSet::from([NotificationEvent::JobFailed, NotificationEvent::NodeDown]),
         body: NotificationBody::Slack,
+        for_jobs: true,
     }
 }
 
@@ -625,6 +626,10 @@ fn attempts(run: &mut Run) {
         artifacts: Some(muster_types::ArtifactRules { paths: vec!["out/*.csv".into()], required: false }),
         ulimits: muster_types::Ulimits { open_files: Some(4_096), core_bytes: Some(0), ..Default::default() },
         trace_parent: muster_types::TraceParent::new([1; 16], [2; 8], 1),
+        notify: vec![muster_types::JobNotification {
+            receiver: name("ops"),
+            events: BTreeSet::from([NotificationEvent::JobFailed]),
+        }],
     };
     let request = run.next_request();
     let jobs = [Submission::new(draft.check().unwrap(), contract)].into();

@@ -308,7 +308,9 @@ fn contract() -> impl Strategy<Value = Arc<JobContract>> {
     let (launch, preflight) = (prop::sample::select(LaunchForm::ALL), prop::sample::select(Preflight::ALL));
     let ulimits = any::<[Option<u64>; 4]>();
     let trace = option::of(any::<([u8; 16], [u8; 8], u8)>());
-    let forms = (launch, preflight, any::<u32>(), workdir, artifacts, ulimits, trace);
+    let told = prop::sample::select(NotificationEvent::ALL.to_vec());
+    let notify = vec((name(), prop::collection::btree_set(told, 1..4)), 0..3);
+    let forms = (launch, preflight, any::<u32>(), workdir, artifacts, ulimits, trace, notify);
     (retry, checkpoint, notice, forms).prop_map(|(retry, checkpoint, notice, forms)| {
         Arc::new(JobContract {
             launch: forms.0,
@@ -336,6 +338,11 @@ fn contract() -> impl Strategy<Value = Arc<JobContract>> {
                 stack_bytes: forms.5[3],
             },
             trace_parent: forms.6.and_then(|(trace, span, flags)| TraceParent::new(trace, span, flags)),
+            notify: forms
+                .7
+                .into_iter()
+                .map(|(receiver, events)| JobNotification { receiver, events })
+                .collect(),
         })
     })
 }
@@ -516,8 +523,10 @@ fn receivers() -> impl Strategy<Value = Vec<Receiver>> {
     let events = prop::collection::btree_set(event, 1..5);
     let body = prop_oneof![Just(NotificationBody::Generic), Just(NotificationBody::Slack)];
     let url = prop_oneof![Just(String::new()), Just("https://hooks.example:8443/a?b=c".to_owned())];
-    btree_map(name(), (url, events, body), 0..3).prop_map(|receivers| {
-        let receiver = |(name, (url, events, body))| Receiver { name, url, tenant: None, events, body };
+    btree_map(name(), (url, events, body, any::<bool>()), 0..3).prop_map(|receivers| {
+        let receiver = |(name, (url, events, body, for_jobs))| {
+            Receiver { name, url, tenant: None, events, body, for_jobs }
+        };
         receivers.into_iter().map(receiver).collect()
     })
 }

@@ -1,10 +1,11 @@
 //! What jobs ask of the node that runs them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use muster_types::policy::NotificationEvent;
 use muster_types::{
-    ArtifactRules, BlobDigest, CheckpointRules, FailureClass, JobContract, NoticeRules, RetryRules,
-    TraceParent, Ulimits, Violation, fleet::checked_name,
+    ArtifactRules, BlobDigest, CheckpointRules, FailureClass, JobContract, JobNotification, NoticeRules,
+    RetryRules, TraceParent, Ulimits, Violation, fleet::checked_name,
 };
 
 use super::{Found, below, bound, one_of, span};
@@ -35,6 +36,7 @@ pub(super) fn contract(at: &str, message: &mut v1::JobSpec, found: &mut Found) -
     let spares = message.spare_workers;
     let said = trace_parent_from_proto(&field("trace_parent"), &message.trace_parent);
     let trace_parent = found.take(said).flatten();
+    let notify = notifications(&field("notify"), std::mem::take(&mut message.notify), found);
     JobContract {
         launch,
         retry,
@@ -46,6 +48,7 @@ pub(super) fn contract(at: &str, message: &mut v1::JobSpec, found: &mut Found) -
         artifacts,
         ulimits,
         trace_parent,
+        notify,
     }
 }
 
@@ -58,6 +61,37 @@ fn trace_parent_from_proto(at: &str, text: &str) -> Result<Option<TraceParent>, 
         "" => Ok(None),
         text => TraceParent::parse(text).map(Some).map_err(|rule| Violation::new(at, rule)),
     }
+}
+
+/// Receivers that a job names.
+fn notifications(
+    at: &str,
+    mut messages: Vec<v1::JobNotification>,
+    found: &mut Found,
+) -> Vec<JobNotification> {
+    bound(at, &mut messages, muster_types::limits::JOB_NOTIFICATIONS_MAX, found);
+    let mut entries = Vec::with_capacity(messages.len());
+    for (index, message) in messages.into_iter().enumerate() {
+        let at = format!("{at}[{index}]");
+        let receiver = found.take(checked_name(&below(&at, "receiver"), &message.receiver));
+        let events = notification_events(&below(&at, "events"), message.events, found);
+        entries.extend(receiver.map(|receiver| JobNotification { receiver, events }));
+    }
+    entries
+}
+
+/// Events of notifications, each once.
+pub(super) fn notification_events(
+    at: &str,
+    mut numbers: Vec<i32>,
+    found: &mut Found,
+) -> BTreeSet<NotificationEvent> {
+    bound(at, &mut numbers, NotificationEvent::ALL.len(), found);
+    let mut events = BTreeSet::new();
+    for (index, number) in numbers.iter().enumerate() {
+        events.extend(found.take(given_from_proto::<NotificationEvent>(&format!("{at}[{index}]"), *number)));
+    }
+    events
 }
 
 /// The limits that a message has, not checked.
@@ -160,6 +194,7 @@ pub(super) fn contract_to_proto(contract: &JobContract) -> v1::JobSpec {
         artifacts,
         ulimits,
         trace_parent,
+        notify,
     } = contract;
     let limits = retry
         .limits
@@ -190,7 +225,15 @@ pub(super) fn contract_to_proto(contract: &JobContract) -> v1::JobSpec {
         artifacts: artifacts.as_ref().map(artifacts_to_proto),
         ulimits: ulimits_to_proto(ulimits),
         trace_parent: trace_parent.map(|parent| parent.to_string()).unwrap_or_default(),
+        notify: notify.iter().map(notification_to_proto).collect(),
         ..v1::JobSpec::default()
+    }
+}
+
+fn notification_to_proto(entry: &JobNotification) -> v1::JobNotification {
+    v1::JobNotification {
+        receiver: entry.receiver.to_string(),
+        events: entry.events.iter().map(|event| number(*event)).collect(),
     }
 }
 

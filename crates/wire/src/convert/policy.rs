@@ -173,19 +173,11 @@ fn receivers(at: &str, mut messages: Vec<v1::NotificationReceiver>, found: &mut 
         let name = found.take(checked_name(&below(&at, "name"), &message.name));
         let name = name.or_else(|| Name::new(&format!("invalid-{index}")));
         let tenant = optional_name(&below(&at, "tenant"), &message.tenant, found);
-        let field = below(&at, "events");
-        let mut numbers = message.events;
-        bound(&field, &mut numbers, NotificationEvent::ALL.len(), found);
-        let events: BTreeSet<NotificationEvent> = numbers
-            .iter()
-            .enumerate()
-            .filter_map(|(index, number)| {
-                found.take(given_from_proto::<NotificationEvent>(&format!("{field}[{index}]"), *number))
-            })
-            .collect();
+        let events = notification_events(&below(&at, "events"), message.events, found);
+        let for_jobs = message.for_jobs.unwrap_or_default();
         let body = found.take(value_from_proto::<NotificationBody>(&below(&at, "body"), message.body));
         let body = body.flatten().unwrap_or_default();
-        receivers.extend(name.map(|name| Receiver { name, url: message.url, tenant, events, body }));
+        receivers.extend(name.map(|name| Receiver { name, url: message.url, tenant, events, body, for_jobs }));
     }
     receivers
 }
@@ -615,6 +607,7 @@ fn receiver_to_proto(receiver: &Receiver) -> v1::NotificationReceiver {
         tenant: text(&receiver.tenant),
         events: receiver.events.iter().map(|event| number(*event)).collect(),
         body: number(receiver.body),
+        for_jobs: receiver.for_jobs.then_some(true),
     }
 }
 

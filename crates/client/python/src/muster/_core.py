@@ -80,6 +80,7 @@ _FEATURES = {
     "artifacts": "job-artifacts",
     "capacity": "job-capacity",
     "nodes": "job-nodes",
+    "notify": "job-notify",
     "ulimits": "job-ulimits",
     "workdir": "job-workdir",
 }

@@ -21,6 +21,7 @@ from ._closed import (
     FAILURE_CLASSES,
     LAUNCH_FORMS,
     LEVELS,
+    NOTIFICATION_EVENTS,
     PREFLIGHTS,
     PULL_RULES,
     PURCHASES,
@@ -55,7 +56,7 @@ _SPEC = (
     *("workingDirectory", "array", "topology", "nodeSelector", "nodes", "tolerations", "preemptible", "after"),
     "notBefore",
     *("deadline", "expectedRun", "datasets", "launch", "retry", "checkpoint", "notice", "spareWorkers", "preflight"),
-    *("workdir", "artifacts", "booking", "ulimits", "capacity", "affinity", "parallel", *_GROUP),
+    *("workdir", "artifacts", "booking", "ulimits", "capacity", "affinity", "notify", "parallel", *_GROUP),
 )
 _Value = TypeVar("_Value")
 
@@ -142,6 +143,7 @@ class Reader:
             preflight=self.word(at.get("preflight"), "spec.preflight", PREFLIGHTS),
             booking=self.text(at.get("booking"), "spec.booking"),
             affinity=self.affinity(at.get("affinity")),
+            notify=self.notify(at.get("notify")),
         )
         if array is not None:
             size, indices, throttle = array
@@ -383,6 +385,17 @@ class Reader:
             )
             setattr(message, field, to)
             found.append(message)
+        return found
+
+    def notify(self, node: Node | None) -> list[job_pb2.JobNotification]:
+        """Receivers of the policy that are told of what happens to the job."""
+        found = []
+        for path, entry in self.items(node, "spec.notify"):
+            at = self.fields(entry, path, ("receiver", "events"))
+            listed = self.items(at.get("events"), f"{path}.events")
+            events = [self.word(event, field, NOTIFICATION_EVENTS) for field, event in listed]
+            receiver = self.text(at.get("receiver"), f"{path}.receiver")
+            found.append(job_pb2.JobNotification(receiver=receiver, events=events))
         return found
 
     def rules(self, at: Mapping[str, Node], spec: job_pb2.JobSpec) -> None:

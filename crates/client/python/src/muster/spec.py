@@ -197,11 +197,12 @@ def job(
     ulimits: Mapping[str, Any] | None = None,
     capacity: str | Mapping[str, Any] | None = None,
     affinity: Sequence[Mapping[str, Any]] = (),
+    notify: Sequence[Mapping[str, Any]] = (),
 ) -> JobSpec:
     """A job of one group of workers, in the words of job files.
 
     ``accelerators`` is a type and a count per worker (``h100:8``, ``h100|a100:1``, ``any:0.25``), ``memory`` bytes
-    or ``4Gi``. A variable whose value is ``muster-secret://NAME`` has the content of a file on its host. ``container`` (``{"image": "registry.example.org/train:1"}``) runs the command in the root directory of an image; an empty command is then the image's own. ``workdir`` is the digest of a directory that `muster submit --workdir` has sent to the store of nodes; select these with ``node_selector={"files.store": "yes"}``. ``artifacts`` are paths of files that `muster artifacts get` brings back. ``nodes`` has ``only``, ``exclude`` and ``expressions`` like ``{"key": "zone", "in": ["a", "b"]}``. ``ulimits`` (``{"openFiles": 65536, "coreSize": 0, "lockedMemory": "8Gi", "stackSize": "64Mi"}``) bounds each process of its workers. ``capacity`` says how its nodes may have been bought: ``"spot"``, or ``{"purchases": ["spot"], "fallback": {"purchases": ["on_demand"], "after": "30m"}, "maxInterruptionsPerDay": 0.5}``. ``affinity`` has up to 8 entries like ``{"jobs": "app=cache", "level": "rack", "rule": "together", "required": True}`` or ``{"to": "job-3f0", "level": "host", "rule": "apart", "weight": 50}``: where the workers lie with respect to those of other jobs. ``booking`` names the booking on whose nodes alone it runs. ``labels`` are for selecting jobs, ``annotations`` for other programs. ``not_before`` and ``deadline`` are times with a zone, or lengths of time from now.
+    or ``4Gi``. A variable whose value is ``muster-secret://NAME`` has the content of a file on its host. ``container`` (``{"image": "registry.example.org/train:1"}``) runs the command in the root directory of an image; an empty command is then the image's own. ``workdir`` is the digest of a directory that `muster submit --workdir` has sent to the store of nodes; select these with ``node_selector={"files.store": "yes"}``. ``artifacts`` are paths of files that `muster artifacts get` brings back. ``nodes`` has ``only``, ``exclude`` and ``expressions`` like ``{"key": "zone", "in": ["a", "b"]}``. ``ulimits`` (``{"openFiles": 65536, "coreSize": 0, "lockedMemory": "8Gi", "stackSize": "64Mi"}``) bounds each process of its workers. ``capacity`` says how its nodes may have been bought: ``"spot"``, or ``{"purchases": ["spot"], "fallback": {"purchases": ["on_demand"], "after": "30m"}, "maxInterruptionsPerDay": 0.5}``. ``affinity`` has up to 8 entries like ``{"jobs": "app=cache", "level": "rack", "rule": "together", "required": True}`` or ``{"to": "job-3f0", "level": "host", "rule": "apart", "weight": 50}``: where the workers lie with respect to those of other jobs. ``notify`` has up to 8 entries like ``{"receiver": "vision-chat", "events": ["job_failed"]}``: receivers of the policy that are told of it. ``booking`` names the booking on whose nodes alone it runs. ``labels`` are for selecting jobs, ``annotations`` for other programs. ``not_before`` and ``deadline`` are times with a zone, or lengths of time from now.
     """
     if isinstance(command, str):
         raise ConfigurationError("command must be a list of words; no shell reads it")
@@ -241,6 +242,7 @@ def job(
         "ulimits": ulimits,
         "capacity": capacity,
         "affinity": list(affinity),
+        "notify": list(notify),
     }
     spec = {field: value for field, value in given.items() if value is not None and value != "" and value != []}
     metadata = {"name": name, "tenant": tenant, "labels": labels, "annotations": annotations}

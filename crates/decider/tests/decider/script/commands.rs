@@ -346,7 +346,7 @@ impl World {
     }
 
     /// What jobs ask of the system that runs them: `on=CLASS:N`, `backoff=D`, `backoff-max=D`, `avoid=D`, `place=NAME`,
-    /// `save=D`, `interval=D`, `spares=N`, `artifacts=PATH,PATH`.
+    /// `save=D`, `interval=D`, `spares=N`, `artifacts=PATH,PATH`, `notify=RECEIVER:EVENT`.
     pub(super) fn contract(&self, words: &[&str]) -> JobContract {
         let mut contract = JobContract::default();
         for limit in words.iter().filter_map(|word| word.strip_prefix("on=")) {
@@ -366,6 +366,12 @@ impl World {
             paths: paths.split(',').map(str::to_owned).collect(),
             required: false,
         });
+        for entry in words.iter().filter_map(|word| word.strip_prefix("notify=")) {
+            let (receiver, event) = entry.split_once(':').expect("RECEIVER:EVENT");
+            let event = NotificationEvent::ALL.into_iter().find(|known| known.as_str() == event);
+            let events = BTreeSet::from([event.expect("an event")]);
+            contract.notify.push(muster_types::JobNotification { receiver: name(receiver), events });
+        }
         contract
     }
 

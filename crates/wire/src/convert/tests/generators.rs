@@ -430,6 +430,7 @@ prop_compose! {
         preflight in proptest::sample::select(Preflight::ALL.to_vec()),
         (workdir, trace) in (option::of(any::<[u8; 32]>()), option::of(any::<([u8; 16], [u8; 8], u8)>())),
         artifacts in option::of((vec("[a-z*?]{1,9}(/[a-z]{1,3})?", 1..4), any::<bool>())),
+        notify in btree_map(name(), proptest::collection::btree_set(0..7usize, 1..4), 0..3),
         open_files in option::of(64u64..1 << 20),
         sizes in proptest::array::uniform3(option::of(1u64 << 16..1 << 40)),
     ) -> JobContract {
@@ -450,8 +451,16 @@ prop_compose! {
             ulimits: muster_types::Ulimits { open_files, core_bytes, locked_bytes, stack_bytes },
             trace_parent: trace
                 .and_then(|(trace, span, flags)| muster_types::TraceParent::new(trace, span, flags)),
+            notify: notify.into_iter().map(notification).collect(),
         }
     }
+}
+
+/// The first events of the list are those of jobs.
+fn notification((receiver, events): (Name, BTreeSet<usize>)) -> muster_types::JobNotification {
+    let all = muster_types::policy::NotificationEvent::ALL;
+    let events = events.into_iter().map(|index| all[index]).collect();
+    muster_types::JobNotification { receiver, events }
 }
 
 pub(super) fn legal_slice() -> impl Strategy<Value = (Generation, SliceShape)> {
