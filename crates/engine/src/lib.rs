@@ -40,7 +40,7 @@ pub use apply::replicated::{
 pub use apply::traced::{Stages, TracedSubmission};
 pub use background::{NotDone, in_background};
 pub use engine::{
-    Delivery, Engine, EngineConfig, InboxDepth, LEADERSHIPS_COUNTED_FOR, LocalFacts, ReplicaInfo,
+    DELIVERIES_KEPT, Delivered, Delivery, DeliveryResult, Engine, EngineConfig, InboxDepth, LEADERSHIPS_COUNTED_FOR, LocalFacts, ReplicaInfo,
     submission_kib,
 };
 pub use history::follower::{LogBatch, LogFollower, LogPosition};

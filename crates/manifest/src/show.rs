@@ -4,8 +4,7 @@ mod text;
 
 use std::collections::BTreeMap;
 
-use muster_types::policy::PurchaseKind;
-use muster_types::policy::NotificationEvent;
+use muster_types::policy::{NotificationEvent, PurchaseKind};
 use muster_types::{
     AffinityLevel, AffinityRule, DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier,
     PullRule,

@@ -174,7 +174,7 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
         1u64 << 16..1 << 40,
     ));
     let capacity = prop::option::of((1..1_000_000_000u64, prop::option::of(1..1_000_000u32)));
-    let notify = vec((name(), vec(1..8i32, 1..3)), 0..3);
+    let notify = btree_map(name(), prop::collection::btree_set(1..8i32, 1..3), 0..3);
     let files = (files, artifacts, ulimits, capacity, notify);
     prop::option::of((launch, retry, checkpoint, notice, preflight, 0..3u32, files)).prop_map(|said| {
         said.map(
@@ -191,7 +191,10 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
                     workdir,
                     notify: notify
                         .into_iter()
-                        .map(|(receiver, events)| v1::JobNotification { receiver, events })
+                        .map(|(receiver, events)| v1::JobNotification {
+                            receiver,
+                            events: events.into_iter().collect(),
+                        })
                         .collect(),
                     capacity: capacity.map(|(after, most)| v1::CapacityRules {
                         purchases: vec![v1::Purchase::Spot.into(), v1::Purchase::Owned.into()],

@@ -129,6 +129,28 @@ mod tests {
     }
 
     #[test]
+    fn one_event_is_one_entry_and_the_oldest_are_forgotten() {
+        use muster_engine::{DELIVERIES_KEPT, Delivered, Delivery, DeliveryResult};
+        let delivered = |number: usize, result| Delivered {
+            id: format!("{number}-1-r"),
+            event: NotificationEvent::JobFailed,
+            subject: "job-1".to_owned(),
+            result,
+            attempts: 1,
+            at_ms: 0,
+            error: None,
+        };
+        let mut delivery = Delivery::default();
+        for number in 0..DELIVERIES_KEPT + 3 {
+            delivery.note(delivered(number, DeliveryResult::Retrying));
+            delivery.note(delivered(number, DeliveryResult::Taken));
+        }
+        let numbers: Vec<&str> = delivery.recent.iter().map(|delivered| delivered.id.as_str()).collect();
+        assert_eq!((numbers.len(), numbers[0]), (DELIVERIES_KEPT, "3-1-r"));
+        assert!(delivery.recent.iter().all(|delivered| delivered.result == DeliveryResult::Taken));
+    }
+
+    #[test]
     fn pauses_double_up_to_a_bound_and_differ() {
         let bounds = |failures| (pause(failures, 0).as_millis(), pause(failures, u64::MAX).as_millis());
         for (failures, whole) in

@@ -133,8 +133,14 @@ async fn set_policy(cluster: &Cluster, text: &str) {
 
 /// Submits a job that nothing runs, and cancels it: an event of a job.
 async fn end_a_job(cluster: &Cluster, name: &str) {
+    end(cluster, job(name, &["true"])).await;
+}
+
+/// The same of a job that says more.
+async fn end(cluster: &Cluster, job: v1::Job) {
+    let name = job.name.clone();
     let client = cluster.client();
-    let request = v1::SubmitJobRequest { job: Some(job(name, &["true"])), ..Default::default() };
+    let request = v1::SubmitJobRequest { job: Some(job), ..Default::default() };
     let submitted = client.submit_job(request).await;
     let job_id = submitted.unwrap_or_else(|error| panic!("submitting {name}: {error:?}")).job_ids.remove(0);
     let request = v1::CancelJobRequest { job_id, ..Default::default() };
@@ -239,5 +245,34 @@ async fn a_receiver_that_is_silent_or_refused_delays_no_other() {
     })
     .await;
     assert!(quick.delivered().iter().all(|one| one.headers["muster-delivery"].ends_with("-quick")));
+    cluster.assert_digests_agree().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_names_who_is_told_of_it_and_the_delivery_is_shown() {
+    let receiver = Receiver::start(false).await;
+    let cluster = start(&["chat"]).await;
+    let mut text = policy(&[]);
+    text.push_str(&format!(
+        "    - {{name: chat, url: \"http://127.0.0.1:{}/hook\", forJobs: true}}\n",
+        receiver.port
+    ));
+    set_policy(&cluster, &text).await;
+    end_a_job(&cluster, "silent").await;
+    let mut named = job("named", &["true"]);
+    let events = vec![v1::NotificationEvent::JobCancelled.into()];
+    named.spec_mut().notify = vec![v1::JobNotification { receiver: "chat".to_owned(), events }];
+    end(&cluster, named).await;
+    eventually("the receiver was not told", || async {
+        (receiver.told("job_cancelled") == BTreeSet::from(["named".to_owned()])).then_some(())
+    })
+    .await;
+    eventually("the delivery is not shown", || async {
+        let shown = cluster.operated(&["notification", "log", "chat", "-o", "json"]).await;
+        let shown: Value = serde_json::from_str(&shown).expect("it is JSON");
+        let last = &shown["items"][0];
+        (last["event"] == "job_cancelled" && last["result"] == "taken").then_some(())
+    })
+    .await;
     cluster.assert_digests_agree().await;
 }

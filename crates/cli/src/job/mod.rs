@@ -21,7 +21,7 @@ use muster_client::Client;
 use muster_console::{
     Console, Document, Exit, Failure, Format, Global, Grid, Items, Position, one_line, span,
 };
-use muster_types::policy::PurchaseKind;
+use muster_types::policy::{NotificationEvent, PurchaseKind};
 use muster_types::{AffinityLevel, AffinityRule, Control, PriorityTier};
 use muster_wire::closed::word;
 use muster_wire::v1;

@@ -4,7 +4,7 @@
 //! camelCase, as in job files; times are RFC 3339 in UTC; words (phases, states) are lower-case; what is
 //! not there is left out. Kinds: `Submission`, `Job`, `JobList`, `JobEvent`, `Node`, `NodeList`,
 //! `NodeEvent`, `QueueList`, `QueueEvent`, `ClusterStatus`, `ClusterMembers`, `ClusterLeader`, `ClusterFormat`,
-//! `ControlledJobs`, `NotificationList`, `Backup`, `Version`, `Explanation`, `Probe`, and `Policy` in the form of a policy file.
+//! `ControlledJobs`, `NotificationList`, `NotificationDeliveryList`, `Backup`, `Version`, `Explanation`, `Probe`, and `Policy` in the form of a policy file.
 
 pub mod controls;
 pub mod recovery;

@@ -160,6 +160,13 @@ mod tests {
                 drain: None,
             },
             Decision::NotificationsDelivered { progress: Vec::new() },
+            // There is no such schedule.
+            Decision::ScheduleSuspensionSet {
+                request: None,
+                by: Requester::default(),
+                schedule: ScheduleKey { tenant: Name::literal("lab"), name: Name::literal("nightly") },
+                reason: Some("its owner's token was revoked".to_owned()),
+            },
         ];
         for decision in none {
             assert_eq!(Happening::before(&state, &decision), None, "{}", decision.name());

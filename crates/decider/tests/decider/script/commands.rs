@@ -1,12 +1,12 @@
 //! Commands about nodes and jobs, in words.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use muster_decider::{Answer, Command, OverridesOrder, handle};
 use muster_journal::RankUpdate;
 use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
-use muster_types::policy::{Guarantee, PurchaseKind};
+use muster_types::policy::{Guarantee, NotificationEvent, PurchaseKind};
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, Affinity, AffinityLevel, AffinityRule,
     AffinityTarget, ArrayId, ArraySpec, CapacityFallback, CapacityRules, DependencyRule, DeviceAmount,

@@ -429,8 +429,10 @@ prop_compose! {
         spares in 0u32..9,
         preflight in proptest::sample::select(Preflight::ALL.to_vec()),
         (workdir, trace) in (option::of(any::<[u8; 32]>()), option::of(any::<([u8; 16], [u8; 8], u8)>())),
-        artifacts in option::of((vec("[a-z*?]{1,9}(/[a-z]{1,3})?", 1..4), any::<bool>())),
-        notify in btree_map(name(), proptest::collection::btree_set(0..7usize, 1..4), 0..3),
+        (artifacts, notify) in (
+            option::of((vec("[a-z*?]{1,9}(/[a-z]{1,3})?", 1..4), any::<bool>())),
+            btree_map(name(), proptest::collection::btree_set(0..7usize, 1..4), 0..3),
+        ),
         open_files in option::of(64u64..1 << 20),
         sizes in proptest::array::uniform3(option::of(1u64 << 16..1 << 40)),
     ) -> JobContract {
