@@ -485,7 +485,14 @@ impl JobService for Jobs {
             Detail::Basic => size.saturating_mul(ROW_BYTES),
             Detail::Full => FULL_PAGE_BYTES,
         };
-        let make = move || list(&engine, &view, &message.page_token, filter, (size, detail, visibility));
+        let make = move || {
+            let shown = (size, detail, visibility);
+            let mut listed = list(&engine, &view, &message.page_token, filter, shown)?;
+            if message.expected_starts {
+                starts::add(&engine, &view, &mut listed);
+            }
+            Ok(listed)
+        };
         self.router.page(account, bytes, make).await
     }
 
@@ -779,5 +786,6 @@ pub(crate) fn list(
         None => JobTopic::new(filter, false, (detail, visibility)).resume_behind(view, oldest)?,
     };
     let freshness = Some(freshness(engine, view));
-    Ok(v1::ListJobsResponse { jobs, next_page_token: next.unwrap_or_default(), freshness, resume_token })
+    let next_page_token = next.unwrap_or_default();
+    Ok(v1::ListJobsResponse { jobs, next_page_token, freshness, resume_token, forecast: None })
 }

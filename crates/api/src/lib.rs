@@ -83,6 +83,7 @@ mod server;
 mod shared;
 mod shares;
 mod spans;
+mod starts;
 mod submit_stream;
 #[cfg(test)]
 mod tests;

@@ -39,7 +39,7 @@ pub use overview::{ErrorBudget, NextJob, Overview, PoolUse, QueueShown, overview
 pub use pager::Pager;
 pub use plan::{PlanQuery, PlannedCost, PlannedJob, plan};
 pub use queues::{Queues, TierQueue, queues};
-pub use starts::ExpectedStart;
+pub use starts::{ExpectedStart, StartsShown};
 pub use text::brief;
 pub use timeline::{Bar, EndKind, RowKind, Timeline, TimelineQuery, TimelineRow, timeline};
 pub use travel::{TimeTravel, moment_ms};

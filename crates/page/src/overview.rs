@@ -9,6 +9,7 @@ use muster_wire::v1;
 use crate::event::{self, Event};
 use crate::filters::{ACTIVE, FINISHED};
 use crate::frame::{Frame, Section, document};
+use crate::starts::ExpectedStart;
 use crate::text;
 use crate::text::Column::{Number, Text};
 use crate::text::JobCells;
@@ -62,6 +63,8 @@ pub struct NextJob {
     pub reason: String,
     /// The same as a sentence.
     pub message: String,
+    /// When it is expected to start; none where that was not computed or is not known.
+    pub start: Option<ExpectedStart>,
 }
 
 /// The front of the pending queue.
@@ -279,8 +282,12 @@ fn pending(shown: &Overview) -> Markup {
 
 /// The front of the queue as a table.
 pub(crate) fn next_table(next: &QueueShown) -> Markup {
-    let columns =
-        [Text("Job"), Text("Tenant"), Text("Tier"), Number("Devices"), Text("Quota"), Text("Waits because")];
+    let has_starts = next.jobs.iter().any(|job| job.start.is_some());
+    let mut columns =
+        vec![Text("Job"), Text("Tenant"), Text("Tier"), Number("Devices"), Text("Quota"), Text("Waits because")];
+    if has_starts {
+        columns.push(Text("Expected start (UTC)"));
+    }
     let rows = html! {
         @for job in &next.jobs {
             tr {
@@ -297,6 +304,7 @@ pub(crate) fn next_table(next: &QueueShown) -> Markup {
                     @if !job.reason.is_empty() { code { (job.reason) } " " }
                     (text::of_people(&job.message))
                 }
+                @if has_starts { td { (job.start.as_ref().map_or_else(|| html! { "–" }, ExpectedStart::range)) } }
             }
         }
     };

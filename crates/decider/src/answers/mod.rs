@@ -7,3 +7,4 @@ pub(crate) mod goodput;
 pub(crate) mod policy_warnings;
 pub(crate) mod queue_front;
 pub(crate) mod quota_impact;
+pub(crate) mod starts;
