@@ -37,6 +37,7 @@ use crate::read::{PAGE_BYTES_MAX, bad_page, cluster, freshness, invalid, page_si
 use crate::render::{self, Detail};
 use crate::shares::{Account, Pool, PoolPermit, Tallies, Tally};
 use crate::spans::MadeJobs;
+use crate::starts;
 use crate::submit_stream::{self, naming_leader};
 use crate::visibility::Visibility;
 use crate::watcher::{JobTopic, Messages, Watches};

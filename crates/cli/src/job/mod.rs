@@ -477,6 +477,10 @@ fn rows(groups: &[Vec<&view::Job>], arrays: &[v1::Array], wide: bool) -> Grid {
     if wide {
         header.extend(["REGION", "CLUSTER", "ATTEMPT", "FAILURES", "CHANGED-AT"]);
     }
+    let has_starts = groups.iter().flatten().any(|job| job.status.expected_start.is_some());
+    if has_starts {
+        header.push("EXPECTED START");
+    }
     header.push("REASON");
     let mut grid = Grid::new(header).optional(&["TIER", "DEVICES", "TENANT", "WORKERS"]);
     for group in groups {
@@ -515,6 +519,10 @@ fn rows(groups: &[Vec<&view::Job>], arrays: &[v1::Array], wide: bool) -> Grid {
             cells.push(status.failures.to_string());
             cells.push(status.changed_at_index.to_string());
         }
+        if has_starts {
+            let expected = group.iter().filter_map(|job| job.status.expected_start.as_ref()?.p50.clone());
+            cells.push(expected.min().unwrap_or_default());
+        }
         cells.push(reason(job));
         grid.row(cells);
     }
@@ -532,6 +540,9 @@ fn rows(groups: &[Vec<&view::Job>], arrays: &[v1::Array], wide: bool) -> Grid {
         ];
         if wide {
             cells.extend(["", "", "0", "0", ""].map(str::to_owned));
+        }
+        if has_starts {
+            cells.push(String::new());
         }
         cells.push(format!("{}: {}", array.reason, array.message));
         grid.row(cells);

@@ -34,6 +34,7 @@ mod redaction;
 mod schedules;
 mod script;
 mod snapshot;
+mod starts;
 mod support;
 mod tokens;
 mod traced;
