@@ -55,6 +55,7 @@ mod measure;
 mod node_service;
 mod notifications;
 mod original;
+mod outputs;
 mod pages;
 mod pieces;
 mod policy_service;

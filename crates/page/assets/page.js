@@ -115,6 +115,46 @@
     });
   }
 
+  // Characters of an output that a page keeps: its end.
+  const OUTPUT_CHARS_MAX = 64000;
+
+  // Shows the end of a worker's output and what follows, as text.
+  function followOutput(target) {
+    const status = document.getElementById("output-status");
+    const rank = document.getElementById("rank");
+    let source;
+    const add = (text) => {
+      const isAtEnd = target.scrollTop + target.clientHeight >= target.scrollHeight - 8;
+      target.textContent = (target.textContent + text).slice(-OUTPUT_CHARS_MAX);
+      if (isAtEnd) target.scrollTop = target.scrollHeight;
+    };
+    document.getElementById("read-output").addEventListener("click", () => {
+      if (source) source.close();
+      const address = new URL(target.dataset.source, window.location.href);
+      address.searchParams.set("rank", String(Number.parseInt(rank.value, 10) || 0));
+      source = new EventSource(address);
+      target.hidden = false;
+      source.addEventListener("open", () => {
+        // One that connects again begins with the end once more.
+        target.textContent = "";
+        status.textContent = "Live.";
+      });
+      source.addEventListener("output", (message) => {
+        const piece = JSON.parse(message.data);
+        if (piece.dropped > 0) add("[" + piece.dropped + " bytes were not kept]\n");
+        add(piece.text);
+      });
+      source.addEventListener("end", (message) => {
+        source.close();
+        status.textContent = "The output has ended: " + JSON.parse(message.data).message;
+      });
+      source.addEventListener("error", () => {
+        const isOver = source.readyState === EventSource.CLOSED;
+        status.textContent = isOver ? "This output cannot be read now." : "Connecting again.";
+      });
+    });
+  }
+
   const STEP = 8;
   const GAP = 4;
   // Pixels of one canvas: phones draw nothing on larger ones.
@@ -336,6 +376,8 @@
   stopAtWhatScrolls();
   const live = document.getElementById("live");
   if (live) followEvents(live);
+  const output = document.getElementById("worker-output");
+  if (output && window.EventSource) followOutput(output);
   const map = document.getElementById("fleet-map");
   if (map) {
     drawFleet(map).catch(() => {

@@ -15,7 +15,7 @@ use muster_wire::v1;
 use std::collections::BTreeMap;
 
 use super::time_travel::PageRequest;
-use super::{Problem, Reader, Scene, Web, events};
+use super::{Problem, Reader, Scene, Web, events, output};
 use crate::arrays;
 use crate::explanation;
 use crate::job_filter::{Candidate, JobFilter};
@@ -218,6 +218,9 @@ fn detail(scene: &Scene, id: JobId) -> Option<JobDetail> {
         array,
         changes: events::newest(scene, CHANGES_SHOWN, is_of_job),
         is_over: row.is_none_or(|(row, _)| matches!(row.phase, Phase::Finished(_))),
+        has_output: !view.is_past()
+            && row.is_some_and(|(row, _)| row.placement.is_some())
+            && output::is_allowed(scene, id),
     })
 }
 

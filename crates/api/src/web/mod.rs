@@ -10,6 +10,7 @@ mod cluster;
 mod events;
 mod jobs;
 mod nodes;
+mod output;
 mod plan;
 mod query;
 mod time_travel;
@@ -43,6 +44,7 @@ use crate::facts::readiness;
 use crate::forward::{Caller, Router};
 use crate::read::{Fresh, freshness, present};
 use crate::shared::Shared;
+use crate::outputs::Outputs;
 use crate::shares::{Account, Pool, PoolPermit};
 use crate::unwritten::{AnswerMemory, Ledger, Metered};
 use crate::visibility::Visibility;
@@ -112,6 +114,8 @@ pub(crate) struct Web {
     router: Router,
     /// Streams of events that are open.
     streams: Pool,
+    /// Outputs of workers that pages read.
+    outputs: Outputs,
     /// Changes that were rendered for a stream lately.
     rendered: events::Rendered,
     /// What readers have not taken of their answers.
@@ -126,8 +130,9 @@ pub(crate) struct Web {
 impl Web {
     pub(crate) fn new(shared: Shared, timeouts: Timeouts) -> Web {
         let Shared { router, unwritten, drills, .. } = shared;
-        let (streams, rendered) = (events::places(), events::Rendered::default());
-        Web { router, streams, rendered, unwritten, timeouts, drills, metrics: ReplicaMetrics::default() }
+        let (streams, outputs) = (events::places(), output::places());
+        let (rendered, metrics) = (events::Rendered::default(), ReplicaMetrics::default());
+        Web { router, streams, outputs, rendered, unwritten, timeouts, drills, metrics }
     }
 
     /// The same with what is counted there.
@@ -430,6 +435,7 @@ pub(crate) fn routes(web: Web) -> Routes {
         .route("/", get(cluster::overview))
         .route("/jobs", get(jobs::list))
         .route("/jobs/{id}", get(jobs::one))
+        .route("/jobs/{id}/output", get(output::stream))
         .route("/cluster", get(cluster::page))
         .route("/queues", get(cluster::queues))
         .route("/nodes", get(nodes::list))
