@@ -70,6 +70,20 @@ pub fn job(frame: &Frame, shown: &JobDetail) -> String {
     document_of(Some(frame), Some(Section::Jobs), (&title, &format!("{title}, {}", job.id)), body)
 }
 
+/// The most important of it, next to a list.
+pub(crate) fn drawer(frame: &Frame, shown: &JobDetail) -> Markup {
+    let job = &shown.job;
+    let status = job.status.clone().unwrap_or_default();
+    let waits = status.phase() == v1::JobPhase::Pending;
+    html! {
+        h2 { (job.name) }
+        (identity(shown, &status))
+        (reason(shown, waits, frame.is_past()))
+        @if !shown.changes.is_empty() { (event::table(&shown.changes, "Its last changes")) }
+        p { a href={ "/jobs/" (encoded(&job.id)) } { "The whole job" } }
+    }
+}
+
 /// The place for the last lines of one worker, which the script fills; without it the command line has them.
 fn output(job: &v1::Job, workers: u32) -> Markup {
     let source = format!("/jobs/{}/output", encoded(&job.id));
@@ -80,7 +94,7 @@ fn output(job: &v1::Job, workers: u32) -> Markup {
             " " button #read-output type="button" { "Follow its output" }
         }
         p #output-status role="status" { "The same: " code { "muster logs " (job.id) " --follow" } }
-        pre #worker-output tabindex="0" aria-label="Output of the worker" data-source=(source) hidden {}
+        pre #worker-output role="log" tabindex="0" aria-label="Output of the worker" data-source=(source) hidden {}
     }
 }
 

@@ -15,13 +15,14 @@ use muster_wire::status::Refused;
 use muster_wire::v1;
 use serde_json::json;
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use super::query::parameters;
-use super::{Problem, Reader, Scene, Web};
+use super::{Attachment, Problem, Reader, Scene, Web};
 use crate::access::may_call;
 use crate::outputs::{Output, Outputs};
 use crate::verbs::has_call;
@@ -73,6 +74,10 @@ pub(super) async fn stream(
     // The leader checks it again by a state that is ahead of this one.
     reader.caller().check_job_there(&view, id)?;
     drop(view);
+    let place = web.streams.enter(reader.account(), 1).ok_or_else(|| {
+        let text = format!("{} has as many streams open at this replica as it may, or all are taken.", reader.account());
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Not now", text)
+    })?;
     let asked = v1::ReadLogsRequest {
         job_id: id.to_string(),
         rank,
@@ -86,6 +91,7 @@ pub(super) async fn stream(
     tokio::spawn(follow(web.clone(), output, to_reader, peer));
     let pieces = ReceiverStream::new(pieces).map(Ok::<Bytes, Infallible>);
     let mut response = Body::from_stream(pieces).into_response();
+    response.extensions_mut().insert(Attachment::Place(Arc::new(place)));
     let own = response.headers_mut();
     own.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     own.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -139,7 +145,7 @@ mod tests {
     #[test]
     fn what_a_worker_writes_is_data_of_one_event() {
         let piece = v1::ReadLogsResponse {
-            data: b"one\n\nevent: end\n<script>\xff".to_vec().into(),
+            data: b"one\n\nevent: end\n<script>\xff".to_vec(),
             dropped_bytes: 7,
             ..Default::default()
         };
