@@ -323,6 +323,12 @@ impl<G: Environment> Engine<G> {
         self.inner.admission
     }
 
+    /// Sessions of nodes that are open here: this replica must lead.
+    #[must_use]
+    pub fn open_sessions(&self) -> usize {
+        self.inner.sessions.count()
+    }
+
     /// Nodes that have tried to register here within the last minutes and are not admitted, by name. This replica must
     /// lead: agents register at the leader.
     #[must_use]
