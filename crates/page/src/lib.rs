@@ -35,7 +35,7 @@ pub use frame::{Frame, problem};
 pub use job::{JobDetail, job};
 pub use jobs::{Group, Groups, jobs};
 pub use node::{NodeQuery, node, nodes};
-pub use overview::{ErrorBudget, NextJob, Overview, PoolUse, QueueShown, overview};
+pub use overview::{ErrorBudget, ErrorBudgets, NextJob, Overview, PoolUse, QueueShown, overview};
 pub use pager::Pager;
 pub use plan::{PlanQuery, PlannedCost, PlannedJob, plan};
 pub use queues::{Queues, TierQueue, queues};

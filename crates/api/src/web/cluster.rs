@@ -5,7 +5,8 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use muster_decider::{ExpectedStarts, FrontRequest, queue_front};
 use muster_page::{
-    ExpectedStart, NextJob, Overview, Pager, PoolUse, QueueShown, Queues, RunningDrill, StartsShown, TierQueue,
+    ErrorBudgets, ExpectedStart, NextJob, Overview, Pager, PoolUse, QueueShown, Queues, RunningDrill, StartsShown,
+    TierQueue,
 };
 use muster_state::{PoolKey, State as Applied};
 use muster_types::{DeviceSet, JobId, PriorityTier};
@@ -21,7 +22,6 @@ use super::{Problem, Reader, Scene, Web, events};
 use crate::booking_service;
 use crate::cluster_service;
 use crate::explanation;
-use crate::measure;
 use crate::queue_service;
 use crate::render::{self, Detail};
 use crate::schedule_service;
@@ -129,7 +129,10 @@ fn made_of(scene: &Scene) -> Overview {
         pools,
         leaves_pools_out,
         // Counted of the present alone.
-        budgets: if view.is_past() { Vec::new() } else { measure::budgets(&scene.web.metrics) },
+        budgets: match view.is_past() {
+            true => ErrorBudgets::default(),
+            false => scene.web.objectives.budgets(&scene.web.metrics),
+        },
         gated: queues.iter().filter_map(|name| view.queue(name)).map(|queue| queue.load.held_jobs).sum(),
         gated_or_more: queues.len() == TENANTS_COUNTED_MAX,
         uncreated: view.uncreated_count(),

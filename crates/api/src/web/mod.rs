@@ -44,6 +44,7 @@ use crate::facts::readiness;
 use crate::forward::{Caller, Router};
 use crate::read::{Fresh, freshness, present};
 use crate::shared::Shared;
+use crate::objectives::ObjectiveAccount;
 use crate::outputs::Outputs;
 use crate::shares::{Account, Pool, PoolPermit};
 use crate::unwritten::{AnswerMemory, Ledger, Metered};
@@ -125,14 +126,16 @@ pub(crate) struct Web {
     drills: Drills,
     /// What this replica counts of its calls.
     metrics: ReplicaMetrics,
+    /// What it has spent of the error budgets.
+    objectives: ObjectiveAccount,
 }
 
 impl Web {
     pub(crate) fn new(shared: Shared, timeouts: Timeouts) -> Web {
-        let Shared { router, unwritten, drills, .. } = shared;
+        let Shared { router, unwritten, drills, objectives, .. } = shared;
         let (streams, outputs) = (events::places(), output::places());
         let (rendered, metrics) = (events::Rendered::default(), ReplicaMetrics::default());
-        Web { router, streams, outputs, rendered, unwritten, timeouts, drills, metrics }
+        Web { router, streams, outputs, rendered, unwritten, timeouts, drills, metrics, objectives }
     }
 
     /// The same with what is counted there.
