@@ -44,7 +44,7 @@ pub(super) async fn run(global: &Global, console: &Console, args: &IdleArgs) -> 
         None => (span_ms(&source, report)? / MOMENTS).max(INTERVAL_MS_MIN),
     };
     let mut reasons = (!args.no_planner).then(|| IdleReasons::every(interval_ms));
-    let watchers = Watchers { reasons: reasons.as_mut(), ..Watchers::default() };
+    let watchers = Watchers { reasons: reasons.as_mut(), ..Watchers::told(console) };
     let mut reading = read_in(&source, report.from, report.to, &Detail::default(), watchers)?;
     reading.notes.extend(reasons.as_ref().map(note));
     show(console, ReportKind::Idle, report, reading)

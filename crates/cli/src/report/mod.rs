@@ -224,7 +224,7 @@ pub async fn run(global: &Global, console: &Console, command: &ReportCommand) ->
     };
     check_form(console, args)?;
     let source = args.source.open(global, console).await?;
-    let reading = read_in(&source, args.from, args.to, &Detail::default(), Watchers::default())?;
+    let reading = read_in(&source, args.from, args.to, &Detail::default(), Watchers::told(console))?;
     show(console, kind, args, reading)
 }
 
