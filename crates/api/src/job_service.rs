@@ -3,7 +3,7 @@
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use muster_decider::{Answer, Command, JobPath};
-use muster_engine::{Engine, Reading};
+use muster_engine::Reading;
 use muster_metrics::ReplicaMetrics;
 use muster_state::State;
 use muster_types::{Consistency, JobId, Refusal, RefusalCode, Submission, Violation, limits};

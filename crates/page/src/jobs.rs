@@ -52,7 +52,7 @@ pub fn jobs(
             aside #open-job aria-label="Open job" {
                 @match open {
                     Some(shown) => (drawer(frame, shown)),
-                    None => p { "There is no job " code { (query.open) } "." },
+                    None => { p { "There is no job " code { (query.open) } "." } },
                 }
                 p { a href=(query.with_open("").address()) { "Close" } }
             }
