@@ -75,7 +75,9 @@ const ROWS: [SizeRow; 14] = [
 
 /// Writes the table of sizes.
 #[derive(clap::Args)]
-#[command(after_help = "EXAMPLES:\n  muster-bench sizes --write ops/guide/production.md\n  muster-bench sizes")]
+#[command(
+    after_help = "EXAMPLES:\n  muster-bench sizes --write ops/guide/production.md\n  muster-bench sizes"
+)]
 pub(crate) struct SizesArgs {
     /// The guide whose table is written anew; the terminal when not given
     #[arg(long, value_name = "FILE")]
@@ -173,7 +175,8 @@ mod tests {
 
     #[test]
     fn figures_are_found_by_their_names() {
-        let result = json!({ "figures": [{ "figure": "a, b", "value": 1_234.4 }], "lines": ["x  17"], "c": 2 });
+        let result =
+            json!({ "figures": [{ "figure": "a, b", "value": 1_234.4 }], "lines": ["x  17"], "c": 2 });
         let show = |template: &str| filled(&resolved(template, &result), &result);
         assert_eq!(show("{=a, b}/s of {/c}, {/lines/0 last} bytes"), "1,234/s of 2, 17 bytes");
         assert_eq!(show("{=b} {/lines/7 last}"), "not measured not measured");

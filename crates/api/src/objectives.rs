@@ -153,13 +153,7 @@ impl ObjectiveAccount {
         let mut rows: Vec<ErrorBudget> = of_calls
             .map(|(objective, (((promise, budget_millionths, _), now), seen))| {
                 let Spent { all, bad } = sum(objective).plus(now.minus(seen));
-                ErrorBudget {
-                    promise,
-                    budget_millionths,
-                    calls: all,
-                    failed: bad,
-                    is_time: false,
-                }
+                ErrorBudget { promise, budget_millionths, calls: all, failed: bad, is_time: false }
             })
             .collect();
         let Spent { all, bad } = sum(LEADER);

@@ -192,11 +192,7 @@ impl DirectoryStore {
     /// # Errors
     /// When either directory cannot be read or written; what was copied by then is whole, and calling again
     /// goes on.
-    pub fn take_in(
-        &self,
-        from: &DirectoryStore,
-        told: &mut dyn FnMut(u64, u64),
-    ) -> io::Result<(u64, u64)> {
+    pub fn take_in(&self, from: &DirectoryStore, told: &mut dyn FnMut(u64, u64)) -> io::Result<(u64, u64)> {
         let (mut taken, mut bytes, mut here) = (0, 0, 0);
         let objects = [from.list(SEGMENTS)?, from.list(BASES)?, from.list(RETENTION)?].concat();
         let all: u64 = objects.iter().map(|object| object.bytes).sum();

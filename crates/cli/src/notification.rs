@@ -75,7 +75,8 @@ pub async fn run(global: &Global, console: &Console, command: NotificationComman
 }
 
 async fn list(global: &Global, console: &Console) -> Result<Exit, Failure> {
-    let answer = global.client().await?.list_notifications(admin::ListNotificationsRequest::default()).await?;
+    let answer =
+        global.client().await?.list_notifications(admin::ListNotificationsRequest::default()).await?;
     let receivers: Vec<Receiver> = answer.receivers.into_iter().map(Receiver::from).collect();
     match console.format {
         Format::Json | Format::Yaml => {

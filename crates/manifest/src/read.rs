@@ -193,7 +193,8 @@ impl Reader<'_> {
             let receiver = self.text(&format!("{field}.receiver"), receiver);
             let mut message = v1::JobNotification { receiver, events: Vec::new() };
             for (index, event) in events.unwrap_or_default().into_iter().enumerate() {
-                let event = self.closed::<NotificationEvent>(&format!("{field}.events[{index}]"), Some(event));
+                let event =
+                    self.closed::<NotificationEvent>(&format!("{field}.events[{index}]"), Some(event));
                 message.events.push(event);
             }
             entries.push(message);

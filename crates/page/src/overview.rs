@@ -199,8 +199,13 @@ fn numbers(shown: &Overview) -> Markup {
 }
 
 fn budgets(budgets: &ErrorBudgets) -> Markup {
-    let columns =
-        [Text("Objective"), Number("Promised"), Number("Calls or time"), Number("Bad"), Number("Budget spent")];
+    let columns = [
+        Text("Objective"),
+        Number("Promised"),
+        Number("Calls or time"),
+        Number("Bad"),
+        Number("Budget spent"),
+    ];
     let amount = |budget: &ErrorBudget, number: u64| match budget.is_time {
         true => format!("{number} s"),
         false => number.to_string(),
@@ -302,8 +307,14 @@ fn pending(shown: &Overview) -> Markup {
 /// The front of the queue as a table.
 pub(crate) fn next_table(next: &QueueShown) -> Markup {
     let has_starts = next.jobs.iter().any(|job| job.start.is_some());
-    let mut columns =
-        vec![Text("Job"), Text("Tenant"), Text("Tier"), Number("Devices"), Text("Quota"), Text("Waits because")];
+    let mut columns = vec![
+        Text("Job"),
+        Text("Tenant"),
+        Text("Tier"),
+        Number("Devices"),
+        Text("Quota"),
+        Text("Waits because"),
+    ];
     if has_starts {
         columns.push(Text("Expected start (UTC)"));
     }
@@ -426,14 +437,22 @@ mod tests {
 
     #[test]
     fn error_budgets_say_what_is_spent() {
-        let budget = ErrorBudget { promise: "It answers.", budget_millionths: 500, calls: 10_000, failed: 1, is_time: false };
+        let budget = ErrorBudget {
+            promise: "It answers.",
+            budget_millionths: 500,
+            calls: 10_000,
+            failed: 1,
+            is_time: false,
+        };
         let spent = |calls, failed| ErrorBudget { calls, failed, ..budget }.spent_milli();
         assert_eq!([spent(10_000, 1), spent(10_000, 5), spent(0, 0)], [Some(200), Some(1_000), None]);
         assert_eq!(spent(u64::MAX, u64::MAX), Some(2_000_000));
         let time = ErrorBudget { calls: 86_400, failed: 0, is_time: true, ..budget };
         let rows = vec![budget, ErrorBudget { calls: 0, failed: 0, ..budget }, time];
         let shown = budgets(&ErrorBudgets { rows, days: 3, began_anew: true }).into_string();
-        for text in ["It answers.", "99.95 %", ">10000<", ">20 %<", ">–<", ">86400 s<", "3 days", "begun anew"] {
+        for text in
+            ["It answers.", "99.95 %", ">10000<", ">20 %<", ">–<", ">86400 s<", "3 days", "begun anew"]
+        {
             assert!(shown.contains(text), "{text}: {shown}");
         }
         let past = overview(&Frame::default(), &Overview::default());

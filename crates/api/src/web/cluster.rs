@@ -5,8 +5,8 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use muster_decider::{ExpectedStarts, FrontRequest, queue_front};
 use muster_page::{
-    ErrorBudgets, ExpectedStart, NextJob, Overview, Pager, PoolUse, QueueShown, Queues, RunningDrill, StartsShown,
-    TierQueue,
+    ErrorBudgets, ExpectedStart, NextJob, Overview, Pager, PoolUse, QueueShown, Queues, RunningDrill,
+    StartsShown, TierQueue,
 };
 use muster_state::{PoolKey, State as Applied};
 use muster_types::{DeviceSet, JobId, PriorityTier};
@@ -275,7 +275,8 @@ fn starts(scene: &Scene, front: &QueueShown) -> Vec<ExpectedStart> {
     });
     let mut starts: Vec<ExpectedStart> = reserved.collect();
     let is_drawn = |id: &str| starts.iter().any(|start| start.job_id == id);
-    let expected = front.jobs.iter().filter_map(|job| job.start.clone()).filter(|start| !is_drawn(&start.job_id));
+    let expected =
+        front.jobs.iter().filter_map(|job| job.start.clone()).filter(|start| !is_drawn(&start.job_id));
     let expected: Vec<ExpectedStart> = expected.collect();
     starts.extend(expected);
     starts

@@ -35,7 +35,8 @@ const CHANGES_SHOWN: usize = 30;
 
 /// Parameters of the list.
 const PARAMETERS: [&str; 12] = [
-    "tenant", "phase", "tier", "name", "labels", "region", "array", "creator", "group", "label", "page", "open",
+    "tenant", "phase", "tier", "name", "labels", "region", "array", "creator", "group", "label", "page",
+    "open",
 ];
 
 /// What an address asks for by its parameters, and the filter that it stands for.

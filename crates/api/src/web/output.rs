@@ -75,7 +75,10 @@ pub(super) async fn stream(
     reader.caller().check_job_there(&view, id)?;
     drop(view);
     let place = web.streams.enter(reader.account(), 1).ok_or_else(|| {
-        let text = format!("{} has as many streams open at this replica as it may, or all are taken.", reader.account());
+        let text = format!(
+            "{} has as many streams open at this replica as it may, or all are taken.",
+            reader.account()
+        );
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Not now", text)
     })?;
     let asked = v1::ReadLogsRequest {

@@ -298,7 +298,8 @@ async fn plan(global: &Global, console: &Console, args: &PlanArgs) -> Result<Exi
             Failure::usage(coded(&error)).with_next("leave out the steps that are named, or correct them")
         })?;
     }
-    let planned = told_while(console, "looking for the fastest layouts", || Report::new(&question, args.price));
+    let planned =
+        told_while(console, "looking for the fastest layouts", || Report::new(&question, args.price));
     let report = planned.map_err(|error| wrong(&error))?;
     if let Some(path) = &args.html {
         fs::write(path, html::page(&report))

@@ -102,7 +102,8 @@ fn check_receivers(state: &State, specs: &[Submission], path: JobPath) -> Result
                 return Err(Refusal::fields(found));
             }
             let why = policy.why_not_receiver(&job.spec.tenant, &entry.receiver);
-            let field = |text| Violation::new(format!("{}.spec.notify[{index}].receiver", path.at(place)), text);
+            let field =
+                |text| Violation::new(format!("{}.spec.notify[{index}].receiver", path.at(place)), text);
             found.extend(why.map(field));
         }
     }

@@ -200,7 +200,8 @@ impl Observer for EventMaker {
                 }
                 ordinal += 1;
                 let occurrence = self.happening.as_ref().and_then(|happening| happening.of(&change));
-                let named = occurrence.map_or_else(Arc::default, |occurrence| named(state, &change, occurrence));
+                let named =
+                    occurrence.map_or_else(Arc::default, |occurrence| named(state, &change, occurrence));
                 let position = WatchPosition { log_index, ordinal };
                 self.events.push(Event { position, change, occurrence, named });
             }

@@ -280,7 +280,10 @@ mod tests {
                 before: None,
             };
             let position = WatchPosition { log_index: LogIndex(index), ordinal: 1 };
-            hub.append(LogIndex(index), vec![Event { position, change, occurrence: None, named: Arc::default() }]);
+            hub.append(
+                LogIndex(index),
+                vec![Event { position, change, occurrence: None, named: Arc::default() }],
+            );
         }
         let inner = hub.inner.read();
         assert_eq!((inner.events.len(), inner.weight), (fitting, fitting * workers));

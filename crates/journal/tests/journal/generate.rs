@@ -24,12 +24,12 @@ use muster_types::{
     BookingSpec, BookingTimes, CapacityFallback, CapacityRules, CertificateSerial, CheckpointRules,
     ClusterId, Container, Control, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet,
     ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, IndexRange, JobContract,
-    JobDraft, JobId, JobMetadata, JobNotification, JobSpec, LabelTest, LaunchForm, Level, ListedWindows, LogIndex, LogTime,
-    Mount, Name, NodeAdmission, NodeBounds, NodeDraft, NodeExpression, NodeId, NodeOverrides,
-    NodeRequirements, NodeSpec, NoticeRules, OverlapRule, Parameters, Preflight, PriorityTier, PullRule,
-    PurchaseSet, QueueKey, ReplicaId, RequestId, Requester, RetryRules, Revocation, Schedule, ScheduleKey,
-    ScheduleRun, ScheduleTemplate, Spread, TaskGroup, TokenGrant, TokenId, TokenRole, TopologyRule,
-    TraceParent, Ulimits, WorkerRequest, limits,
+    JobDraft, JobId, JobMetadata, JobNotification, JobSpec, LabelTest, LaunchForm, Level, ListedWindows,
+    LogIndex, LogTime, Mount, Name, NodeAdmission, NodeBounds, NodeDraft, NodeExpression, NodeId,
+    NodeOverrides, NodeRequirements, NodeSpec, NoticeRules, OverlapRule, Parameters, Preflight, PriorityTier,
+    PullRule, PurchaseSet, QueueKey, ReplicaId, RequestId, Requester, RetryRules, Revocation, Schedule,
+    ScheduleKey, ScheduleRun, ScheduleTemplate, Spread, TaskGroup, TokenGrant, TokenId, TokenRole,
+    TopologyRule, TraceParent, Ulimits, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -524,8 +524,13 @@ fn receivers() -> impl Strategy<Value = Vec<Receiver>> {
     let body = prop_oneof![Just(NotificationBody::Generic), Just(NotificationBody::Slack)];
     let url = prop_oneof![Just(String::new()), Just("https://hooks.example:8443/a?b=c".to_owned())];
     btree_map(name(), (url, events, body, any::<bool>()), 0..3).prop_map(|receivers| {
-        let receiver = |(name, (url, events, body, for_jobs))| {
-            Receiver { name, url, tenant: None, events, body, for_jobs }
+        let receiver = |(name, (url, events, body, for_jobs))| Receiver {
+            name,
+            url,
+            tenant: None,
+            events,
+            body,
+            for_jobs,
         };
         receivers.into_iter().map(receiver).collect()
     })

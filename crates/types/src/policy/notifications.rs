@@ -331,7 +331,10 @@ mod tests {
         assert_eq!(fields(vec![receiver("a"), receiver("a")]), ["notifications[1].name"]);
         let silent = Receiver { events: BTreeSet::new(), ..receiver("a") };
         assert_eq!(fields(vec![silent.clone()]), ["notifications[0].events"]);
-        assert!(fields(vec![Receiver { for_jobs: true, ..silent }]).is_empty(), "jobs name what it is told of");
+        assert!(
+            fields(vec![Receiver { for_jobs: true, ..silent }]).is_empty(),
+            "jobs name what it is told of"
+        );
         let of_nodes = Receiver {
             tenant: Some(Name::literal("t")),
             events: BTreeSet::from([NotificationEvent::JobFailed, NotificationEvent::NodeDown]),

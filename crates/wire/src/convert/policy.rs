@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use muster_types::policy::{
-    self, AcceleratorBudget, BackfillPolicy, Dataset, Guarantee, JobLimits, NotificationBody,
-    OrderPolicy, OwnRole, OwnedCost, POLICY_PARTS_MAX, PlacementWeights, Policy,
-    PolicyDraft, PolicyPart, PolicyUpdate, PreemptionPolicy, Price, PurchaseKind, Quota, Receiver,
-    TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Verb, Window, WindowPurpose, WindowScope,
+    self, AcceleratorBudget, BackfillPolicy, Dataset, Guarantee, JobLimits, NotificationBody, OrderPolicy,
+    OwnRole, OwnedCost, POLICY_PARTS_MAX, PlacementWeights, Policy, PolicyDraft, PolicyPart, PolicyUpdate,
+    PreemptionPolicy, Price, PurchaseKind, Quota, Receiver, TenantLimits, TenantPolicy, TenantRights,
+    Transfer, UserLimits, Verb, Window, WindowPurpose, WindowScope,
 };
 use muster_types::{Name, PriorityTier, TokenRole, Violation, fleet::checked_name, limits};
 
@@ -178,7 +178,14 @@ fn receivers(at: &str, mut messages: Vec<v1::NotificationReceiver>, found: &mut 
         let for_jobs = message.for_jobs.unwrap_or_default();
         let body = found.take(value_from_proto::<NotificationBody>(&below(&at, "body"), message.body));
         let body = body.flatten().unwrap_or_default();
-        receivers.extend(name.map(|name| Receiver { name, url: message.url, tenant, events, body, for_jobs }));
+        receivers.extend(name.map(|name| Receiver {
+            name,
+            url: message.url,
+            tenant,
+            events,
+            body,
+            for_jobs,
+        }));
     }
     receivers
 }
