@@ -405,6 +405,7 @@ fn jobs() -> Vec<Stored> {
         read: read(),
         filter: filter(),
         view: v1::JobView::Full.into(),
+        expected_starts: false,
     };
     let watch = v1::WatchJobsRequest {
         resume_token: String::new(),
