@@ -122,6 +122,7 @@
   function followOutput(target) {
     const status = document.getElementById("output-status");
     const rank = document.getElementById("rank");
+    document.getElementById("output-choice").hidden = false;
     let source;
     const add = (text) => {
       const isAtEnd = target.scrollTop + target.clientHeight >= target.scrollHeight - 8;

@@ -88,7 +88,8 @@ pub(crate) fn drawer(frame: &Frame, shown: &JobDetail) -> Markup {
 fn output(job: &v1::Job, workers: u32) -> Markup {
     let source = format!("/jobs/{}/output", encoded(&job.id));
     html! {
-        p {
+        // The script shows it: without that nothing follows.
+        p #output-choice hidden {
             label for="rank" { "Worker " }
             input #rank type="number" min="0" max=(workers.saturating_sub(1)) value="0" inputmode="numeric";
             " " button #read-output type="button" { "Follow its output" }

@@ -502,6 +502,12 @@ async fn a_page_shows_what_the_calls_show_to_the_same_certificate() {
         assert!(!page.contains("<script>alert"), "{role}");
         let (status, page) = guarded_site.get(role, "/queues").await;
         assert_eq!((status, page.contains("nightly")), (200, secrets > 0), "{role}: {page}");
+        if secrets == 0 {
+            let (status, page) = guarded_site.get(role, &format!("{path}/output")).await;
+            assert_eq!(status, 403, "{role} may not read what workers write: {page}");
+            let (_, page) = guarded_site.get(role, &path).await;
+            assert!(!page.contains("worker-output"), "{role}: {page}");
+        }
         for path in ["/", "/jobs", "/events"] {
             let (status, page) = guarded_site.get(role, path).await;
             assert_eq!((status, page.contains("hunter2")), (200, false), "{role} {path}");
