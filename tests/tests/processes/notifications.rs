@@ -276,3 +276,47 @@ async fn a_job_names_who_is_told_of_it_and_the_delivery_is_shown() {
     .await;
     cluster.assert_digests_agree().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_schedule_that_is_suspended_is_told_once() {
+    let receiver = Receiver::start(false).await;
+    let cluster = start(&["ops"]).await;
+    set_policy(&cluster, &policy(&[("ops", receiver.port, "schedule_suspended")])).await;
+    let schedule = v1::Schedule {
+        name: "nightly".to_owned(),
+        // In no year that anybody waits for here.
+        cron: "0 6 29 2 *".to_owned(),
+        job: Some(job("report", &["true"])),
+        ..Default::default()
+    };
+    let client = cluster.client();
+    let create = v1::CreateScheduleRequest { schedule: Some(schedule), ..Default::default() };
+    client.create_schedule(create).await.expect("it is made");
+    // The second one changes nothing.
+    for reason in ["the data are not there", "still not"] {
+        let suspend = v1::SuspendScheduleRequest {
+            name: "nightly".to_owned(),
+            reason: reason.to_owned(),
+            ..Default::default()
+        };
+        client.suspend_schedule(suspend).await.expect("it is suspended");
+    }
+    let told = eventually("the receiver was not told", || async {
+        let delivered = receiver.delivered();
+        let first = delivered.first()?;
+        (first.body["event"] == "schedule_suspended").then(|| first.body.clone())
+    })
+    .await;
+    assert_eq!(told["schedule"]["name"], "nightly", "{told}");
+    assert_eq!(told["schedule"]["detail"], "the data are not there", "{told}");
+    eventually("the progress was not recorded", || async {
+        let listed = cluster.operated(&["notification", "list", "-o", "json"]).await;
+        let listed: Value = serde_json::from_str(&listed).expect("it is JSON");
+        (listed["items"][0]["acknowledgedEvents"] == 1).then_some(())
+    })
+    .await;
+    let ids: BTreeSet<String> =
+        receiver.delivered().iter().map(|delivered| delivered.headers["muster-delivery"].clone()).collect();
+    assert_eq!(ids.len(), 1, "{ids:?}");
+    cluster.assert_digests_agree().await;
+}
