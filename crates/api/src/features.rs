@@ -22,8 +22,9 @@ use crate::headers::REQUIRED_FEATURES;
 /// `BookingSpec.rule`. `job-licences`: `JobSpec.licences`. `spend-budgets`: `spend` and `on_limit` of limits, `devices` of limits of
 /// users, `submissions_per_minute` of tiers. `tenant-queues`: `TenantPolicy.queue`. `job-hold`: `Job.hold`. `job-nice`:
 /// `JobSpec.nice`. `job-exclusive`: `JobSpec.exclusive`. `job-readiness`: `JobSpec.readiness`. `container-credentials`:
-/// `ContainerRuntime.credentials`. `job-terminal`: `JobSpec.terminal`, `ExecStart.attach`.
-pub(crate) const FEATURES: [&str; 24] = [
+/// `ContainerRuntime.credentials`. `job-terminal`: `JobSpec.terminal`, `ExecStart.attach`. `job-notify`: `JobSpec.notify`, and receivers
+/// with `for_jobs`.
+pub(crate) const FEATURES: [&str; 25] = [
     "job-controls",
     "job-limits",
     "policy-parts",
@@ -48,6 +49,7 @@ pub(crate) const FEATURES: [&str; 24] = [
     "job-readiness",
     "container-credentials",
     "job-terminal",
+    "job-notify",
 ];
 
 /// Bytes of all names that a request may have.
@@ -112,6 +114,7 @@ mod tests {
             host: Some(v1::HostRules::default()),
             capacity: Some(v1::CapacityRules::default()),
             affinity: vec![v1::JobAffinity::default()],
+            notify: vec![v1::JobNotification::default()],
             licences: vec![v1::LicenceRequest::default()],
             nice: 1,
             exclusive: true,
@@ -120,7 +123,7 @@ mod tests {
         };
         let job = v1::Job { spec: Some(spec), hold: true, ..Default::default() };
         let names = muster_wire::features::required_by(&[job]);
-        assert_eq!(names.len(), 12);
+        assert_eq!(names.len(), 13);
         assert_eq!(checked(&[&names.join(",")]), Ok(()));
     }
 

@@ -129,6 +129,7 @@ fn status(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail)
             .map(|promise| nominated_placement(view, promise, detail)),
         history: attempt_history(view, id, detail),
         controls: if full { controls(view, id, row) } else { None },
+        expected_start: None,
     }
 }
 

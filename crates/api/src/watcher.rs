@@ -177,7 +177,10 @@ impl Topic for JobTopic {
                 whole(follows(job) || was.is_some_and(follows))
             }
             Change::JobForgotten(id) => whole(self.filter.may_have_shown(*id)),
-            Change::Node { .. } | Change::NodeForgotten { .. } | Change::Queues(_) => Want::Nothing,
+            Change::Node { .. }
+            | Change::NodeForgotten { .. }
+            | Change::ScheduleSuspended { .. }
+            | Change::Queues(_) => Want::Nothing,
         }
     }
 
@@ -195,7 +198,10 @@ impl Topic for JobTopic {
                 Some(Body::Changed(job))
             }
             Change::JobForgotten(id) => Some(Body::Forgotten(id.to_string())),
-            Change::Node { .. } | Change::NodeForgotten { .. } | Change::Queues(_) => None,
+            Change::Node { .. }
+            | Change::NodeForgotten { .. }
+            | Change::ScheduleSuspended { .. }
+            | Change::Queues(_) => None,
         }
     }
 
@@ -262,7 +268,10 @@ impl Topic for NodeTopic {
                 whole(left || self.covers(&row.spec))
             }
             Change::NodeForgotten { spec, .. } => whole(self.covers(spec)),
-            Change::Job { .. } | Change::JobForgotten(_) | Change::Queues(_) => Want::Nothing,
+            Change::Job { .. }
+            | Change::JobForgotten(_)
+            | Change::ScheduleSuspended { .. }
+            | Change::Queues(_) => Want::Nothing,
         }
     }
 
@@ -273,7 +282,10 @@ impl Topic for NodeTopic {
                 Some(Body::Changed(render::node_with(*id, row, restriction.as_deref(), gangs)))
             }
             Change::NodeForgotten { id, .. } => Some(Body::Forgotten(id.to_string())),
-            Change::Job { .. } | Change::JobForgotten(_) | Change::Queues(_) => None,
+            Change::Job { .. }
+            | Change::JobForgotten(_)
+            | Change::ScheduleSuspended { .. }
+            | Change::Queues(_) => None,
         }
     }
 

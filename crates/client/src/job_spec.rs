@@ -163,6 +163,17 @@ impl JobSpec {
         self
     }
 
+    /// A receiver of the policy that is told of what happens to it.
+    pub fn notify(
+        self,
+        receiver: impl Into<String>,
+        events: impl IntoIterator<Item = v1::NotificationEvent>,
+    ) -> JobSpec {
+        let events = events.into_iter().map(i32::from).collect();
+        let entry = v1::JobNotification { receiver: receiver.into(), events };
+        self.with(|spec| spec.notify.push(entry))
+    }
+
     /// What the kernel bounds of each process of its workers; what is none is as the hosts have it.
     pub fn ulimits(self, ulimits: v1::Ulimits) -> JobSpec {
         self.with(|spec| spec.ulimits = Some(ulimits))
@@ -533,6 +544,7 @@ mod tests {
             .launch(LaunchForm::Torchrun)
             .preflight(Preflight::On)
             .ulimits(v1::Ulimits { open_files: Some(4_096), ..Default::default() })
+            .notify("chat", [v1::NotificationEvent::JobFailed])
             .spare_workers(1);
         let job = v1::Job::from(spec);
         assert_eq!((job.name.as_str(), job.tenant.as_str()), ("train", "vision"));
@@ -557,6 +569,7 @@ mod tests {
         assert_eq!(spec.node_selector["zone"].values, ["a", "b"]);
         assert_eq!((spec.preemptible, spec.spare_workers), (Some(false), 1));
         assert_eq!(spec.ulimits.as_ref().and_then(|ulimits| ulimits.open_files), Some(4_096));
+        assert_eq!((spec.notify[0].receiver.as_str(), spec.notify[0].events.len()), ("chat", 1));
     }
 
     #[test]

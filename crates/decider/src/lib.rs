@@ -49,6 +49,7 @@ pub use answers::policy_warnings::{
 };
 pub use answers::queue_front::{FrontRequest, QueueFront, queue_front, queue_front_counted};
 pub use answers::quota_impact::{DisplacedBorrower, QuotaImpact, quota_impact};
+pub use answers::starts::{ExpectedStarts, JobStart, expected_starts};
 pub use commands::answer::Answer;
 pub use commands::booking::BookingOrder;
 pub use commands::fleet_holds::FleetHoldOrder;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use muster_types::policy::NotificationEvent;
 use muster_types::{
     AffinityLevel, AffinityRule, CommandShell, CpuBinding, DependencyRule, LaunchForm, Level, Preflight,
     PriorityTier, PullRule,
@@ -15,7 +16,7 @@ use super::quantity;
 use super::reader::{API_VERSION, Reader, structure, with_rules};
 use super::shape::{
     AcceleratorFields, Accelerators, Affinity, After, AfterFields, Command, Container, Document, Group,
-    Metadata, NodeExpression, Nodes, Slice, Spec, Text, Topology, Ulimits, Values,
+    Metadata, NodeExpression, Nodes, Notify, Slice, Spec, Text, Topology, Ulimits, Values,
 };
 use super::{Form, Manifest, ManifestError};
 
@@ -173,6 +174,7 @@ impl Reader<'_> {
             terminal: self
                 .value("spec.terminal", spec.terminal, quantity::flag)
                 .unwrap_or_default(),
+            notify: self.notify("spec.notify", spec.notify.unwrap_or_default()),
         };
         let message = v1::Job { spec: Some(asked), ..message };
         (message, shorthand, parallel)
@@ -220,6 +222,24 @@ impl Reader<'_> {
             asked.push(v1::LicenceRequest { name, count: count.unwrap_or_default() });
         }
         asked
+    }
+
+    fn notify(&mut self, at: &str, given: Vec<Spanned<Notify>>) -> Vec<v1::JobNotification> {
+        let mut entries = Vec::with_capacity(given.len());
+        for (index, entry) in given.into_iter().enumerate() {
+            let field = format!("{at}[{index}]");
+            self.place(&field, entry.referenced);
+            let Notify { receiver, events } = entry.value;
+            let receiver = self.text(&format!("{field}.receiver"), receiver);
+            let mut message = v1::JobNotification { receiver, events: Vec::new() };
+            for (index, event) in events.unwrap_or_default().into_iter().enumerate() {
+                let event =
+                    self.closed::<NotificationEvent>(&format!("{field}.events[{index}]"), Some(event));
+                message.events.push(event);
+            }
+            entries.push(message);
+        }
+        entries
     }
 
     fn affinity(&mut self, at: &str, given: Vec<Spanned<Affinity>>) -> Vec<v1::JobAffinity> {

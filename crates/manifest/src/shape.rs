@@ -74,6 +74,7 @@ pub struct Spec {
     pub exclusive: Option<Text>,
     pub readiness: Option<Readiness>,
     pub terminal: Option<Text>,
+    pub notify: Option<Vec<Spanned<Notify>>>,
     pub parallel: Option<Spanned<Parallel>>,
     // The only group, written without a list around it. Not `flatten`: that loses places and names.
     pub workers: Option<Text>,
@@ -166,6 +167,13 @@ pub struct Affinity {
     pub rule: Option<Text>,
     pub required: Option<Text>,
     pub weight: Option<Text>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Notify {
+    pub receiver: Option<Text>,
+    pub events: Option<Vec<Text>>,
 }
 
 #[derive(Default, Deserialize)]

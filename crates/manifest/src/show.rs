@@ -4,7 +4,7 @@ mod text;
 
 use std::collections::BTreeMap;
 
-use muster_types::policy::PurchaseKind;
+use muster_types::policy::{NotificationEvent, PurchaseKind};
 use muster_types::{
     AffinityLevel, AffinityRule, CommandShell, CpuBinding, DependencyRule, FailureClass, LaunchForm, Level,
     Preflight, PriorityTier,
@@ -207,6 +207,10 @@ fn described(spec: &v1::JobSpec, is_short: bool) -> Fields {
     }
     let licences = spec.licences.iter().map(|of| (of.name.clone(), json!(of.count)));
     shown.say("licences", licences.collect::<Value>());
+    if !spec.notify.is_empty() {
+        let entries = spec.notify.iter().map(|entry| Content::Fields(notify(entry)));
+        shown.put("notify", Some(Content::List(entries.collect())));
+    }
     shown.say("tolerations", spec.tolerations.clone());
     shown.say("preemptible", spec.preemptible);
     let after = |dependency: &v1::Dependency| {
@@ -303,6 +307,14 @@ fn affinity(entry: &v1::JobAffinity) -> Fields {
     shown.say("rule", word::<AffinityRule>(entry.rule));
     shown.say("required", Some(true).filter(|_| entry.required));
     shown.say("weight", count(entry.weight));
+    shown
+}
+
+fn notify(entry: &v1::JobNotification) -> Fields {
+    let mut shown = Fields::default();
+    shown.say("receiver", entry.receiver.as_str());
+    let events = entry.events.iter().map(|event| word::<NotificationEvent>(*event));
+    shown.say("events", events.map(str::to_owned).collect::<Vec<String>>());
     shown
 }
 

@@ -183,7 +183,8 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
     ));
     let capacity = prop::option::of((1..1_000_000_000u64, prop::option::of(1..1_000_000u32)));
     let host = prop::option::of((1..4i32, 1..3i32, 0..1u64 << 30));
-    let files = (files, artifacts, ulimits, capacity, host);
+    let notify = btree_map(name(), prop::collection::btree_set(1..8i32, 1..3), 0..3);
+    let files = (files, artifacts, ulimits, capacity, host, notify);
     prop::option::of((launch, retry, checkpoint, notice, preflight, 0..3u32, files)).prop_map(|said| {
         said.map(
             |(
@@ -193,7 +194,7 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
                 notice,
                 preflight,
                 spare_workers,
-                (workdir, artifacts, ulimits, capacity, host),
+                (workdir, artifacts, ulimits, capacity, host, notify),
             )| {
                 v1::JobSpec {
                     workdir,
@@ -204,6 +205,13 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
                         shell,
                         shared_memory_bytes,
                     }),
+                    notify: notify
+                        .into_iter()
+                        .map(|(receiver, events)| v1::JobNotification {
+                            receiver,
+                            events: events.into_iter().collect(),
+                        })
+                        .collect(),
                     capacity: capacity.map(|(after, most)| v1::CapacityRules {
                         purchases: vec![v1::Purchase::Spot.into(), v1::Purchase::Owned.into()],
                         fallback: Some(v1::CapacityFallback {

@@ -743,7 +743,7 @@ fn unknown_fields_are_named_with_line_and_neighbour() {
         ["line 5: comand: unknown field; did you mean command? (known here: tier, regions, groups, \
           runTimeLimit, stopGrace, workingDirectory, array, topology, \
           nodeSelector, nodes, tolerations, preemptible, after, notBefore, deadline, expectedRun, datasets, launch, \
-          retry, checkpoint, notice, spareWorkers, preflight, workdir, booking, artifacts, ulimits, binding, shell, sharedMemory, capacity, affinity, licences, nice, exclusive, readiness, terminal, parallel, workers, minWorkers, slice, command, environment, \
+          retry, checkpoint, notice, spareWorkers, preflight, workdir, booking, artifacts, ulimits, binding, shell, sharedMemory, capacity, affinity, licences, nice, exclusive, readiness, terminal, notify, parallel, workers, minWorkers, slice, command, environment, \
           accelerators, cpu, memory, container)"]
     );
     assert!(

@@ -42,6 +42,14 @@ const DASHBOARDS: &[Dashboard] = &[
                 ],
             ),
             Panel(
+                "Accelerators by state",
+                "short",
+                &[(
+                    "{{type}} {{state}}",
+                    "max by (type, state) (sum by (instance, type, state) (muster_accelerators_by_state))",
+                )],
+            ),
+            Panel(
                 "Share in use",
                 "percentunit",
                 &[(

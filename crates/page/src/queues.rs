@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::frame::{Frame, Section, document};
 use crate::overview::{QueueShown, next_table};
 use crate::pager::Pager;
-use crate::starts::{ExpectedStart, starts};
+use crate::starts::{ExpectedStart, StartsShown, all_starts, starts};
 use crate::text;
 use crate::text::Column::{Number, Text};
 
@@ -44,8 +44,10 @@ pub struct Queues {
     pub holds: Vec<v1::FleetHold>,
     /// The moment from which on starts are drawn, in milliseconds since the Unix epoch.
     pub now_ms: u64,
-    /// Reservations of jobs, and when the last job of the front is expected to start.
+    /// Reservations of jobs, and when the jobs of the front are expected to start.
     pub starts: Vec<ExpectedStart>,
+    /// When all waiting jobs are expected to start, as far as that was computed.
+    pub all_starts: StartsShown,
     /// Where the list of tenants goes on.
     pub pager: Pager,
     /// Schedules of the tenants that the reader acts for.
@@ -83,8 +85,11 @@ pub fn queues(frame: &Frame, shown: &Queues) -> String {
     };
     let body = html! {
         (text::section("next", "Who is next", next))
-        @if let Some(starts) = starts(shown.now_ms, &shown.starts, &shown.bookings) {
-            (text::section("starts", "Reservations and expected starts", starts))
+        @if let Some(drawn) = starts(shown.now_ms, &shown.starts, &shown.bookings) {
+            (text::section("starts", "Reservations and expected starts", drawn))
+        }
+        @if shown.all_starts.waiting > 0 {
+            (text::section("all-starts", "Expected start of each waiting job", all_starts(&shown.all_starts)))
         }
         (text::section("quotas", "Quotas", quotas))
         @if !shown.holds.is_empty() { (text::section("holds", "Held by operators", holds(&shown.holds))) }

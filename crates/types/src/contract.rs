@@ -16,6 +16,7 @@ use crate::artifacts::ArtifactRules;
 use crate::blob::BlobDigest;
 use crate::host_rules::HostRules;
 use crate::job::{JobSpec, NamedDependency};
+use crate::job_notification::JobNotification;
 use crate::limits;
 use crate::metadata::JobMetadata;
 use crate::name::Name;
@@ -354,6 +355,9 @@ pub struct JobContract {
     pub trace_parent: Option<TraceParent>,
     /// Whether each worker has a terminal, which people attach to; otherwise it reads nothing.
     pub terminal: bool,
+    /// Receivers of the policy that are told of what happens to it, in addition to those that are told of all jobs of its tenant; at
+    /// most [`limits::JOB_NOTIFICATIONS_MAX`].
+    pub notify: Vec<JobNotification>,
 }
 
 impl JobContract {
@@ -386,6 +390,7 @@ impl JobContract {
             let text = "must be given in the container where there is one: `container.shared_memory_bytes`";
             found.push(Violation::new("host.shared_memory_bytes", text));
         }
+        JobNotification::check(&self.notify, &mut found);
         if self.spares > limits::SPARES_MAX {
             found.push(Violation::limit("spares", self.spares.into(), 0, limits::SPARES_MAX.into()));
         }

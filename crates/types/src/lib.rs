@@ -34,6 +34,7 @@ pub mod health;
 pub mod host_rules;
 pub mod ids;
 pub mod job;
+mod job_notification;
 pub mod lease;
 pub mod licence;
 pub mod limits;
@@ -89,6 +90,7 @@ pub use job::{
     Dependency, DependencyRule, DependencyScope, JobDraft, JobSpec, NamedDependency, PriorityTier,
     SIZES_VARIABLE, TaskGroup, WorkerRequest,
 };
+pub use job_notification::JobNotification;
 pub use lease::{ExitStatus, FencingToken, Parameters};
 pub use licence::Licences;
 pub use log_format::LogFormat;

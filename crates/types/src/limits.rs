@@ -229,6 +229,8 @@ pub const NODE_FAULT_APART_MS: u64 = 60_000;
 pub const NODE_FAULTS_KEPT: usize = 32;
 /// Bytes of the path that a notice is posted to.
 pub const NOTICE_PATH_BYTES_MAX: usize = 256;
+/// Receivers of notifications that one job names.
+pub const JOB_NOTIFICATIONS_MAX: usize = 8;
 /// Spares of one gang.
 pub const SPARES_MAX: u32 = 64;
 /// Fewest open files that a job may leave each of its processes: a shell with less cannot do much.

@@ -105,6 +105,7 @@ closed_sets! {
         NotificationEvent::NodeQuarantined = NodeQuarantined "node_quarantined",
         NotificationEvent::NodeReleased = NodeReleased "node_released",
         NotificationEvent::NodeDraining = NodeDraining "node_draining",
+        NotificationEvent::ScheduleSuspended = ScheduleSuspended "schedule_suspended",
     }
     NotificationBody as NotificationBody {
         NotificationBody::Generic = Generic "generic",

@@ -28,6 +28,7 @@ pub fn required_by<'a>(jobs: impl IntoIterator<Item = &'a v1::Job>) -> Vec<&'sta
             (!spec.licences.is_empty(), "job-licences"),
             (spec.groups.iter().any(has_credentials), "container-credentials"),
             (spec.terminal, "job-terminal"),
+            (!spec.notify.is_empty(), "job-notify"),
         ];
         required.extend(uses.into_iter().filter_map(|(is_used, name)| is_used.then_some(name)));
     }

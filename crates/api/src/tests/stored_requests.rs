@@ -409,6 +409,7 @@ fn jobs() -> Vec<Stored> {
         read: read(),
         filter: filter(),
         view: v1::JobView::Full.into(),
+        expected_starts: false,
     };
     let watch = v1::WatchJobsRequest {
         resume_token: String::new(),
@@ -720,6 +721,7 @@ fn policy() -> v1::Policy {
             tenant: text("lab"),
             events: vec![v1::NotificationEvent::JobFailed.into()],
             body: v1::NotificationBody::Generic.into(),
+            for_jobs: None,
         }],
         roles: Default::default(),
         interruption_rates: Vec::new(),

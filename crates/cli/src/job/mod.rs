@@ -22,7 +22,7 @@ use muster_client::Client;
 use muster_console::{
     Console, Document, Exit, Failure, Format, Global, Grid, Items, Position, one_line, span,
 };
-use muster_types::policy::PurchaseKind;
+use muster_types::policy::{NotificationEvent, PurchaseKind};
 use muster_types::{AffinityLevel, AffinityRule, CommandShell, Control, CpuBinding, PriorityTier};
 use muster_wire::closed::word;
 use muster_wire::v1;
@@ -377,6 +377,10 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
         let licences = spec.licences.iter().map(|of| format!("{} {}", of.name, of.count));
         say("licences", licences.collect::<Vec<_>>().join(", "));
     }
+    for entry in &spec.notify {
+        let events: Vec<&str> = entry.events.iter().map(|event| word::<NotificationEvent>(*event)).collect();
+        say("notifies", format!("{} of {}", entry.receiver, events.join(", ")));
+    }
     if let Some(asked) = &spec.ulimits {
         let files = asked.open_files.map(|count| format!("{count} open files"));
         let sizes =
@@ -537,6 +541,10 @@ fn rows(groups: &[Vec<&view::Job>], arrays: &[v1::Array], wide: bool) -> Grid {
     if wide {
         header.extend(["REGION", "CLUSTER", "ATTEMPT", "FAILURES", "CHANGED-AT"]);
     }
+    let has_starts = groups.iter().flatten().any(|job| job.status.expected_start.is_some());
+    if has_starts {
+        header.push("EXPECTED START");
+    }
     header.push("REASON");
     let mut grid = Grid::new(header).optional(&["TIER", "DEVICES", "TENANT", "WORKERS"]);
     for group in groups {
@@ -575,6 +583,10 @@ fn rows(groups: &[Vec<&view::Job>], arrays: &[v1::Array], wide: bool) -> Grid {
             cells.push(status.failures.to_string());
             cells.push(status.changed_at_index.to_string());
         }
+        if has_starts {
+            let expected = group.iter().filter_map(|job| job.status.expected_start.as_ref()?.p50.clone());
+            cells.push(expected.min().unwrap_or_default());
+        }
         cells.push(reason(job));
         grid.row(cells);
     }
@@ -592,6 +604,9 @@ fn rows(groups: &[Vec<&view::Job>], arrays: &[v1::Array], wide: bool) -> Grid {
         ];
         if wide {
             cells.extend(["", "", "0", "0", ""].map(str::to_owned));
+        }
+        if has_starts {
+            cells.push(String::new());
         }
         cells.push(format!("{}: {}", array.reason, array.message));
         grid.row(cells);

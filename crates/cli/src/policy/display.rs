@@ -207,6 +207,7 @@ const LISTS: [List; 18] = [
             ("TENANT", "{tenant}", "all"),
             ("EVENTS", "{events}", ""),
             ("BODY", "{body}", ""),
+            ("JOBS MAY NAME IT", "{forJobs}", "false"),
             ("URL", "{url}", "in a file"),
         ],
     ),

@@ -9,3 +9,4 @@ pub(crate) mod planned_images;
 pub(crate) mod policy_warnings;
 pub(crate) mod queue_front;
 pub(crate) mod quota_impact;
+pub(crate) mod starts;

@@ -89,9 +89,28 @@ pub fn check_terms(state: &State, specs: &[Submission], path: JobPath, now: LogT
     check_datasets(state, specs, path)?;
     check_licences(state, specs, path)?;
     check_metadata(specs, path)?;
+    check_receivers(state, specs, path)?;
     check_bookings(state, specs, path)?;
     check_affinity(state, specs, path)?;
     deadline::check(specs, path, now)
+}
+
+/// Receivers of notifications that jobs name are there, and for jobs of their tenants.
+fn check_receivers(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
+    let policy = &state.policy().policy;
+    let mut found = Vec::new();
+    for (place, job) in specs.iter().enumerate() {
+        for (index, entry) in job.contract.notify.iter().enumerate() {
+            if found.len() >= VIOLATIONS_MAX {
+                return Err(Refusal::fields(found));
+            }
+            let why = policy.why_not_receiver(&job.spec.tenant, &entry.receiver);
+            let field =
+                |text| Violation::new(format!("{}.spec.notify[{index}].receiver", path.at(place)), text);
+            found.extend(why.map(field));
+        }
+    }
+    if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
 }
 
 /// Bookings that jobs name are there, and for them.

@@ -793,7 +793,7 @@ impl Future {
     }
 
     /// Gives a gang the capacity where it can start first, until it is expected to end, for estimates of when each
-    /// gang starts.
+    /// gang starts. When that is; none where nothing it could use comes free.
     pub(crate) fn expect_start(
         &mut self,
         state: &State,
@@ -801,16 +801,17 @@ impl Future {
         spec: &JobSpec,
         row: &JobRow,
         budget: &mut Budget,
-    ) {
-        let Some((place, start)) = self.earliest(state, (job, spec, row), budget) else { return };
+    ) -> Option<LogTime> {
+        let (place, start) = self.earliest(state, (job, spec, row), budget)?;
         // What is kept for it stays where it is, as in a pass.
         let own = self.own.take_if(|own| own.job == job);
         let has_slipped = own.as_ref().is_some_and(|own| own.has_slipped);
         if let Some(own) = own.filter(|own| self.stays(own, &start)) {
-            let until = Some(own.start.at.plus_ms(row.estimate.run_ms.max(1)));
+            let (at, until) = (own.start.at, Some(own.start.at.plus_ms(row.estimate.run_ms.max(1))));
             self.install(state, Reservation { until, ..own }, budget);
-            return;
+            return Some(at);
         }
+        let at = start.at;
         let until = Some(start.at.plus_ms(row.estimate.run_ms.max(1)));
         let reservation = Reservation {
             job,
@@ -827,6 +828,7 @@ impl Future {
             quota: None,
         };
         self.install(state, reservation, budget);
+        Some(at)
     }
 
     /// Where and when a gang can start first if what runs ends as expected.

@@ -173,6 +173,7 @@ fn receiver() -> Receiver {
         tenant: None,
         events: BTreeSet::from([NotificationEvent::JobFailed, NotificationEvent::NodeDown]),
         body: NotificationBody::Slack,
+        for_jobs: true,
     }
 }
 
@@ -636,6 +637,10 @@ fn attempts(run: &mut Run) {
         },
         trace_parent: muster_types::TraceParent::new([1; 16], [2; 8], 1),
         terminal: true,
+        notify: vec![muster_types::JobNotification {
+            receiver: name("ops"),
+            events: BTreeSet::from([NotificationEvent::JobFailed]),
+        }],
     };
     let request = run.next_request();
     let jobs = [Submission::new(draft.check().unwrap(), contract)].into();

@@ -40,6 +40,7 @@ mod schedules;
 mod script;
 mod snapshot;
 mod spares;
+mod starts;
 mod support;
 mod tokens;
 mod traced;

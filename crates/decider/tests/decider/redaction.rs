@@ -154,6 +154,7 @@ fn addresses_of_receivers_are_in_no_redacted_policy() {
         url: format!("https://chat.example/hooks/{CANARY}"),
         tenant: None,
         events: [NotificationEvent::JobFailed].into(),
+        for_jobs: false,
         body: NotificationBody::Slack,
     };
     // Its address is in a file of the replicas.

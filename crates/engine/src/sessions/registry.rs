@@ -53,6 +53,11 @@ impl Sessions {
     }
 
     /// Changes with every session that opens.
+    /// How many are open.
+    pub(crate) fn count(&self) -> usize {
+        self.lock().len()
+    }
+
     pub(crate) fn opened(&self) -> watch::Receiver<u64> {
         self.opened.subscribe()
     }

@@ -22,7 +22,7 @@ use muster_types::{
     BookingSpec, BookingTimes, CapacityFallback, CapacityRules, CertificateSerial, CheckpointRules,
     ClusterId, CommandShell, Container, Control, CpuBinding, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet,
     ExitStatus, FailureClass, FencingToken, FieldChange, FleetHold, FleetPart, ForeignLoad, GroupSize, HoldTarget,
-    HolderId, HostRules, IndexRange, JobContract, JobDraft, JobId, JobMetadata, JobSpec, LabelTest, LaunchForm, Level, ListedWindows, LogIndex, LogTime,
+    HolderId, HostRules, IndexRange, JobContract, JobDraft, JobId, JobMetadata, JobNotification, JobSpec, LabelTest, LaunchForm, Level, ListedWindows, LogIndex, LogTime,
     Mount, Name, NodeAdmission, NodeBounds, NodeDraft, NodeExpression, NodeId, NodeOverrides,
     NodeRequirements, NodeSpec, NoticeRules, OverlapRule, Parameters, Preflight, PriorityTier, PullRule,
     PurchaseSet, QueueKey, ReplicaId, RequestId, Requester, RetryRules, Revocation, Schedule, ScheduleKey,
@@ -321,7 +321,9 @@ fn contract() -> impl Strategy<Value = Arc<JobContract>> {
         shell,
         shared_memory_bytes,
     });
-    let forms = (launch, preflight, any::<u32>(), workdir, artifacts, ulimits, trace, host);
+    let told = prop::sample::select(NotificationEvent::ALL.to_vec());
+    let notify = vec((name(), prop::collection::btree_set(told, 1..4)), 0..3);
+    let forms = (launch, preflight, any::<u32>(), workdir, artifacts, ulimits, trace, host, notify);
     (retry, checkpoint, notice, forms).prop_map(|(retry, checkpoint, notice, forms)| {
         Arc::new(JobContract {
             launch: forms.0,
@@ -351,6 +353,11 @@ fn contract() -> impl Strategy<Value = Arc<JobContract>> {
             host: forms.7,
             trace_parent: forms.6.and_then(|(trace, span, flags)| TraceParent::new(trace, span, flags)),
             terminal: forms.2 % 2 == 1,
+            notify: forms
+                .8
+                .into_iter()
+                .map(|(receiver, events)| JobNotification { receiver, events })
+                .collect(),
         })
     })
 }
@@ -539,8 +546,15 @@ fn receivers() -> impl Strategy<Value = Vec<Receiver>> {
     let events = prop::collection::btree_set(event, 1..5);
     let body = prop_oneof![Just(NotificationBody::Generic), Just(NotificationBody::Slack)];
     let url = prop_oneof![Just(String::new()), Just("https://hooks.example:8443/a?b=c".to_owned())];
-    btree_map(name(), (url, events, body), 0..3).prop_map(|receivers| {
-        let receiver = |(name, (url, events, body))| Receiver { name, url, tenant: None, events, body };
+    btree_map(name(), (url, events, body, any::<bool>()), 0..3).prop_map(|receivers| {
+        let receiver = |(name, (url, events, body, for_jobs))| Receiver {
+            name,
+            url,
+            tenant: None,
+            events,
+            body,
+            for_jobs,
+        };
         receivers.into_iter().map(receiver).collect()
     })
 }

@@ -284,6 +284,7 @@ group! {
         tenant "tenant": Plain,
         events "events": Words<policy::NotificationEvent>,
         body "body": Word<policy::NotificationBody>,
+        for_jobs "forJobs": Flag,
     }
 }
 

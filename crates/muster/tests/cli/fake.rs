@@ -404,6 +404,7 @@ impl JobService for Service {
             next_page_token,
             freshness: freshness(),
             resume_token: String::new(),
+            forecast: None,
         }))
     }
 

@@ -1,10 +1,11 @@
 //! What jobs ask of the node that runs them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use muster_types::policy::NotificationEvent;
 use muster_types::{
     ArtifactRules, BlobDigest, CheckpointRules, CommandShell, CpuBinding, FailureClass, HostRules, JobContract,
-    NoticeRules, RetryRules, TraceParent, Ulimits, Violation, fleet::checked_name,
+    JobNotification, NoticeRules, RetryRules, TraceParent, Ulimits, Violation, fleet::checked_name,
 };
 
 use super::{Found, below, bound, one_of, span};
@@ -36,6 +37,7 @@ pub(super) fn contract(at: &str, message: &mut v1::JobSpec, found: &mut Found) -
     let spares = message.spare_workers;
     let said = trace_parent_from_proto(&field("trace_parent"), &message.trace_parent);
     let trace_parent = found.take(said).flatten();
+    let notify = notifications(&field("notify"), std::mem::take(&mut message.notify), found);
     JobContract {
         launch,
         retry,
@@ -49,6 +51,7 @@ pub(super) fn contract(at: &str, message: &mut v1::JobSpec, found: &mut Found) -
         host,
         trace_parent,
         terminal: message.terminal,
+        notify,
     }
 }
 
@@ -91,6 +94,37 @@ pub fn host_rules_to_proto(rules: &HostRules) -> Option<v1::HostRules> {
         shell: if rules.shell == CommandShell::None { 0 } else { number(rules.shell) },
         shared_memory_bytes: rules.shared_memory_bytes,
     })
+}
+
+/// Receivers that a job names.
+fn notifications(
+    at: &str,
+    mut messages: Vec<v1::JobNotification>,
+    found: &mut Found,
+) -> Vec<JobNotification> {
+    bound(at, &mut messages, muster_types::limits::JOB_NOTIFICATIONS_MAX, found);
+    let mut entries = Vec::with_capacity(messages.len());
+    for (index, message) in messages.into_iter().enumerate() {
+        let at = format!("{at}[{index}]");
+        let receiver = found.take(checked_name(&below(&at, "receiver"), &message.receiver));
+        let events = notification_events(&below(&at, "events"), message.events, found);
+        entries.extend(receiver.map(|receiver| JobNotification { receiver, events }));
+    }
+    entries
+}
+
+/// Events of notifications, each once.
+pub(super) fn notification_events(
+    at: &str,
+    mut numbers: Vec<i32>,
+    found: &mut Found,
+) -> BTreeSet<NotificationEvent> {
+    bound(at, &mut numbers, NotificationEvent::ALL.len(), found);
+    let mut events = BTreeSet::new();
+    for (index, number) in numbers.iter().enumerate() {
+        events.extend(found.take(given_from_proto::<NotificationEvent>(&format!("{at}[{index}]"), *number)));
+    }
+    events
 }
 
 /// The limits that a message has, not checked.
@@ -195,6 +229,7 @@ pub(super) fn contract_to_proto(contract: &JobContract) -> v1::JobSpec {
         host,
         trace_parent,
         terminal,
+        notify,
     } = contract;
     let limits = retry
         .limits
@@ -227,7 +262,15 @@ pub(super) fn contract_to_proto(contract: &JobContract) -> v1::JobSpec {
         host: host_rules_to_proto(host),
         trace_parent: trace_parent.map(|parent| parent.to_string()).unwrap_or_default(),
         terminal: *terminal,
+        notify: notify.iter().map(notification_to_proto).collect(),
         ..v1::JobSpec::default()
+    }
+}
+
+fn notification_to_proto(entry: &JobNotification) -> v1::JobNotification {
+    v1::JobNotification {
+        receiver: entry.receiver.to_string(),
+        events: entry.events.iter().map(|event| number(*event)).collect(),
     }
 }
 

@@ -8,13 +8,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use muster_types::policy::{
     self, AcceleratorBudget, BackfillPolicy, Dataset, Guarantee, JobLimits, NotificationBody,
-    NotificationEvent, OrderPolicy, OwnRole, OwnedCost, POLICY_PARTS_MAX, PlacementWeights, Policy,
+    OrderPolicy, OwnRole, OwnedCost, POLICY_PARTS_MAX, PlacementWeights, Policy,
     PolicyDraft, PolicyPart, PolicyUpdate, PreemptionPolicy, Price, PurchaseKind, QueueChoices, Quota,
     Receiver, SpendBudget, TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Verb, Window, WindowPurpose, WindowScope,
 };
 use muster_types::{Name, PriorityTier, TokenRole, Violation, fleet::checked_name, limits};
 
 use super::capacity::{interruption_rate_to_proto, interruption_rates, purchase_set, purchases_to_proto};
+use super::contract::notification_events;
 use super::licence::{resource_to_proto, resources};
 use super::{Found, below, bound, moment, span};
 use crate::closed::{given_from_proto, number, number_or_zero, value_from_proto};
@@ -176,19 +177,18 @@ fn receivers(at: &str, mut messages: Vec<v1::NotificationReceiver>, found: &mut 
         let name = found.take(checked_name(&below(&at, "name"), &message.name));
         let name = name.or_else(|| Name::new(&format!("invalid-{index}")));
         let tenant = optional_name(&below(&at, "tenant"), &message.tenant, found);
-        let field = below(&at, "events");
-        let mut numbers = message.events;
-        bound(&field, &mut numbers, NotificationEvent::ALL.len(), found);
-        let events: BTreeSet<NotificationEvent> = numbers
-            .iter()
-            .enumerate()
-            .filter_map(|(index, number)| {
-                found.take(given_from_proto::<NotificationEvent>(&format!("{field}[{index}]"), *number))
-            })
-            .collect();
+        let events = notification_events(&below(&at, "events"), message.events, found);
+        let for_jobs = message.for_jobs.unwrap_or_default();
         let body = found.take(value_from_proto::<NotificationBody>(&below(&at, "body"), message.body));
         let body = body.flatten().unwrap_or_default();
-        receivers.extend(name.map(|name| Receiver { name, url: message.url, tenant, events, body }));
+        receivers.extend(name.map(|name| Receiver {
+            name,
+            url: message.url,
+            tenant,
+            events,
+            body,
+            for_jobs,
+        }));
     }
     receivers
 }
@@ -668,6 +668,7 @@ fn receiver_to_proto(receiver: &Receiver) -> v1::NotificationReceiver {
         tenant: text(&receiver.tenant),
         events: receiver.events.iter().map(|event| number(*event)).collect(),
         body: number(receiver.body),
+        for_jobs: receiver.for_jobs.then_some(true),
     }
 }
 

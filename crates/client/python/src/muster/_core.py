@@ -84,6 +84,7 @@ _FEATURES = {
     "licences": "job-licences",
     "nice": "job-nice",
     "nodes": "job-nodes",
+    "notify": "job-notify",
     "readiness": "job-readiness",
     "terminal": "job-terminal",
     "ulimits": "job-ulimits",

@@ -23,6 +23,7 @@ from ._closed import (
     FAILURE_CLASSES,
     LAUNCH_FORMS,
     LEVELS,
+    NOTIFICATION_EVENTS,
     PREFLIGHTS,
     PULL_RULES,
     PURCHASES,
@@ -58,7 +59,7 @@ _SPEC = (
     "notBefore",
     *("deadline", "expectedRun", "datasets", "launch", "retry", "checkpoint", "notice", "spareWorkers", "preflight"),
     *("workdir", "artifacts", "booking", "ulimits", "binding", "shell", "sharedMemory", "capacity", "affinity"),
-    *("licences", "nice", "exclusive", "readiness", "terminal", "parallel", *_GROUP),
+    *("licences", "nice", "exclusive", "readiness", "terminal", "notify", "parallel", *_GROUP),
 )
 _Value = TypeVar("_Value")
 
@@ -149,6 +150,7 @@ class Reader:
             licences=self.licences(at.get("licences")),
             nice=self.value(at, "spec.nice", quantity.nice) or 0,
             exclusive=bool(self.value(at, "spec.exclusive", quantity.flag)),
+            notify=self.notify(at.get("notify")),
         )
         if array is not None:
             size, indices, throttle = array
@@ -409,6 +411,17 @@ class Reader:
             )
             setattr(message, field, to)
             found.append(message)
+        return found
+
+    def notify(self, node: Node | None) -> list[job_pb2.JobNotification]:
+        """Receivers of the policy that are told of what happens to the job."""
+        found = []
+        for path, entry in self.items(node, "spec.notify"):
+            at = self.fields(entry, path, ("receiver", "events"))
+            listed = self.items(at.get("events"), f"{path}.events")
+            events = [self.word(event, field, NOTIFICATION_EVENTS) for field, event in listed]
+            receiver = self.text(at.get("receiver"), f"{path}.receiver")
+            found.append(job_pb2.JobNotification(receiver=receiver, events=events))
         return found
 
     def rules(self, at: Mapping[str, Node], spec: job_pb2.JobSpec) -> None:

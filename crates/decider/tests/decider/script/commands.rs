@@ -1,12 +1,12 @@
 //! Commands about nodes and jobs, in words.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use muster_decider::{Answer, Command, OverridesOrder, handle};
 use muster_journal::RankUpdate;
 use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
-use muster_types::policy::{Guarantee, PurchaseKind};
+use muster_types::policy::{Guarantee, NotificationEvent, PurchaseKind};
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, Affinity, AffinityLevel, AffinityRule,
     AffinityTarget, ArrayId, ArraySpec, CapacityFallback, CapacityRules, DependencyRule, DeviceAmount,
@@ -356,7 +356,7 @@ impl World {
     }
 
     /// What jobs ask of the system that runs them: `on=CLASS:N`, `backoff=D`, `backoff-max=D`, `avoid=D`, `place=NAME`,
-    /// `save=D`, `interval=D`, `spares=N`, `artifacts=PATH,PATH`.
+    /// `save=D`, `interval=D`, `spares=N`, `artifacts=PATH,PATH`, `notify=RECEIVER:EVENT`.
     pub(super) fn contract(&self, words: &[&str]) -> JobContract {
         let mut contract = JobContract::default();
         for limit in words.iter().filter_map(|word| word.strip_prefix("on=")) {
@@ -376,6 +376,12 @@ impl World {
             paths: paths.split(',').map(str::to_owned).collect(),
             required: false,
         });
+        for entry in words.iter().filter_map(|word| word.strip_prefix("notify=")) {
+            let (receiver, event) = entry.split_once(':').expect("RECEIVER:EVENT");
+            let event = NotificationEvent::ALL.into_iter().find(|known| known.as_str() == event);
+            let events = BTreeSet::from([event.expect("an event")]);
+            contract.notify.push(muster_types::JobNotification { receiver: name(receiver), events });
+        }
         contract
     }
 

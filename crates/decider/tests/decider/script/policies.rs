@@ -67,7 +67,7 @@ impl World {
                     let purpose = WindowPurpose::ReservedFor { tenant: name(parts[1]) };
                     draft.windows.push(window(parts[0], parts[2], parts[3], purpose));
                 }
-                // The name, a tenant or nothing, and events.
+                // The name, a tenant or nothing, and events; `jobs` for one that jobs may name.
                 "receiver" => draft.notifications.push(Receiver {
                     name: name(parts[0]),
                     url: format!("https://{}.example/hook", parts[0]),
@@ -77,6 +77,7 @@ impl World {
                         .filter(|event| parts[2..].contains(&event.as_str()))
                         .collect(),
                     body: NotificationBody::Generic,
+                    for_jobs: parts[2..].contains(&"jobs"),
                 }),
                 // The name, the count and perhaps a region.
                 "resource" => draft.resources.push(CountedResource {

@@ -440,7 +440,10 @@ prop_compose! {
                 proptest::sample::select(muster_types::CommandShell::ALL.to_vec()),
             ),
         ),
-        artifacts in option::of((vec("[a-z*?]{1,9}(/[a-z]{1,3})?", 1..4), any::<bool>())),
+        (artifacts, notify) in (
+            option::of((vec("[a-z*?]{1,9}(/[a-z]{1,3})?", 1..4), any::<bool>())),
+            btree_map(name(), proptest::collection::btree_set(0..7usize, 1..4), 0..3),
+        ),
         open_files in option::of(64u64..1 << 20),
         sizes in proptest::array::uniform3(option::of(1u64 << 16..1 << 40)),
     ) -> JobContract {
@@ -464,8 +467,16 @@ prop_compose! {
                 .and_then(|(trace, span, flags)| muster_types::TraceParent::new(trace, span, flags)),
             // By another number of the job.
             terminal: spares % 2 == 1,
+            notify: notify.into_iter().map(notification).collect(),
         }
     }
+}
+
+/// The first events of the list are those of jobs.
+fn notification((receiver, events): (Name, BTreeSet<usize>)) -> muster_types::JobNotification {
+    let all = muster_types::policy::NotificationEvent::ALL;
+    let events = events.into_iter().map(|index| all[index]).collect();
+    muster_types::JobNotification { receiver, events }
 }
 
 pub(super) fn legal_slice() -> impl Strategy<Value = (Generation, SliceShape)> {

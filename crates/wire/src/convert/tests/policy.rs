@@ -194,6 +194,7 @@ prop_compose! {
             tenant,
             // The first are events of jobs.
             events: [NotificationEvent::ALL[event]].into(),
+            for_jobs: is_slack,
             body: if is_slack { NotificationBody::Slack } else { NotificationBody::Generic },
         };
         // Of the two built-in roles that have every verb together, the one that has this.
