@@ -49,6 +49,7 @@ mod tests {
     use muster_journal::WorkerSlot;
     use muster_state::Charge;
     use muster_types::{DeviceSet, FencingToken, LogTime, Name};
+    use std::collections::BTreeSet;
 
     fn placement(ranks: &[(u32, RankState)]) -> Placement {
         let slot = |(node, _): &(u32, RankState)| WorkerSlot {
@@ -66,6 +67,7 @@ mod tests {
             live: 0,
             unstarted: 0,
             charge: Charge::default(),
+            ready: BTreeSet::new(),
         }
     }
 

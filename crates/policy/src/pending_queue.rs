@@ -566,7 +566,7 @@ pub fn blocked_by(state: &State, job: JobId, now: LogTime) -> Option<(JobId, Log
     if state.policy().policy.queue_order(&spec.tenant) != QueueOrder::Strict {
         return None;
     }
-    let own = QueuePosition { turn: row.estimate.turn, job };
+    let own = QueuePosition { rank: spec.rank(), turn: row.estimate.turn, job };
     let mut looked_at = 0;
     for tier in PriorityTier::ALL.into_iter().rev().filter(|tier| *tier >= spec.tier) {
         let mut behind = None;

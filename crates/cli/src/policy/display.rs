@@ -43,7 +43,7 @@ type Column = (&'static str, &'static str, &'static str);
 /// A table of a list: where that is in the file, what an entry must have to be a row, and its columns.
 type List = (&'static str, &'static str, &'static [Column]);
 
-const LISTS: [List; 18] = [
+const LISTS: [List; 21] = [
     (
         "spec.tenants",
         "{rights}",

@@ -414,7 +414,7 @@ fn end_all(speculation: &mut Speculation, job: JobId) {
     for update in [RankUpdate::Running, RankUpdate::Exited(exit)] {
         let concerns = |state: &RankState| match update {
             RankUpdate::Running => *state == RankState::Assigned,
-            RankUpdate::Exited(_) => !state.is_over(),
+            RankUpdate::Exited(_) | RankUpdate::Ready => !state.is_over(),
         };
         let ranks = placement.ranks.iter().enumerate().filter(|(_, state)| concerns(state));
         let updates: Vec<(u32, RankUpdate)> = ranks.map(|(rank, _)| (rank as u32, update.clone())).collect();
