@@ -58,7 +58,7 @@ pub(crate) const WAIT: &str = "wait";
 pub(crate) const SPEAKS: &str = "speaks";
 /// What agent and shim say to one another: rises with every change of it, so that an agent finds a program
 /// of another release out that is installed next to it.
-pub(crate) const SPEECH: &str = concat!(env!("CARGO_PKG_VERSION"), " 10");
+pub(crate) const SPEECH: &str = concat!(env!("CARGO_PKG_VERSION"), " 11");
 /// How the control groups of workers begin whose shims waited for them.
 pub(crate) const WAITING_GROUP: &str = "muster_ready_";
 /// How the name of a worker's own group begins.
