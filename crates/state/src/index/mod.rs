@@ -14,7 +14,7 @@ use core::ops::{Bound, Deref};
 use muster_types::policy::Policy;
 use muster_types::tpu::PodPosition;
 use muster_types::{
-    Affinity, AffinityRule, ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name,
+    ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name,
     NextRun, NodeId, NodeSpec, PriorityTier, QueueKey, QueueRank, RequestId, ScheduleKey,
 };
 
