@@ -242,7 +242,6 @@ impl ProcessExecutor {
             PathBuf::from(&placement.working_directory)
         };
         environment.extend(contract::submit_directory(placement, worker, &working_directory));
-        let seen = contract::seen_devices(placement, worker, &settings.node);
         let isolation = settings.isolating.of_worker(isolation, (key, worker), seen)?;
         environment.extend(isolation.variables(&placement.tenant, &task.work(), &worker.environment));
         // With its own `/tmp` it needs none, and a directory that the job names for that is the job's.
