@@ -9,6 +9,7 @@ use muster_journal::WorkerSlot;
 use muster_types::{JobId, JobSpec, Name};
 
 use crate::guard_error::{GuardError, require};
+use crate::index::Shape;
 use crate::rows::Charge;
 use crate::state::State;
 
@@ -36,9 +37,9 @@ impl HostResource {
         }
     }
 
-    /// What a gang of this many workers takes of it; of all where it may not have that many.
+    /// What a gang of this many workers asks for; of all where it may not have that many.
     #[must_use]
-    pub fn asked(self, spec: &JobSpec, workers: u32) -> u64 {
+    fn asked(self, spec: &JobSpec, workers: u32) -> u64 {
         match self {
             HostResource::Cpu => spec.cpu_milli_of(workers),
             HostResource::Memory => whole_mib(spec.memory_bytes_of(workers)),
@@ -110,6 +111,23 @@ impl State {
             HostResource::Memory => usage.running_memory_bytes(),
         });
         Some(HostLimit { tenant, resource, most, used })
+    }
+
+    /// What a gang of this many workers is charged for at most. Workers that have hosts to themselves are charged for all of them,
+    /// and before they have a place each is counted as the largest host without accelerators that there is.
+    #[must_use]
+    pub fn host_asked(&self, spec: &JobSpec, resource: HostResource, workers: u32) -> u64 {
+        let asked = resource.asked(spec, workers);
+        if !spec.is_exclusive() {
+            return asked;
+        }
+        let of_host = |shape: &Shape| match resource {
+            HostResource::Cpu => shape.cpu_milli,
+            HostResource::Memory => whole_mib(shape.memory_bytes),
+        };
+        let pools = self.pools().filter(|(key, _)| key.kind.is_none());
+        let largest = pools.flat_map(|(_, pool)| pool.shapes.keys()).map(of_host).max().unwrap_or(0);
+        asked.max(largest.saturating_mul(workers.into()))
     }
 
     /// What a job is charged for now.

@@ -512,13 +512,13 @@ fn spent(state: &State, job: Option<JobId>, spec: &JobSpec, now: LogTime) -> Opt
 /// Which limit on CPUs or memory keeps a job from being placed.
 fn host_limit(state: &State, spec: &JobSpec) -> Option<String> {
     let least = fewest(spec);
-    let too_little = |limit: &HostLimit<'_>| limit.resource.asked(spec, least) > limit.free();
+    let too_little = |limit: &HostLimit<'_>| state.host_asked(spec, limit.resource, least) > limit.free();
     let limit = state.host_limits(&spec.tenant).find(too_little)?;
     let amount = |amount: u64| match limit.resource {
         HostResource::Cpu => format!("{} CPUs", thousandths(amount)),
         HostResource::Memory => format!("{} of memory", ByteCount(amount)),
     };
-    let asked = limit.resource.asked(spec, least);
+    let asked = state.host_asked(spec, limit.resource, least);
     let when = if asked > limit.most { "when the policy allows more" } else { "once enough is given back" };
     Some(format!(
         "tenant {} and those below it hold {} and may have {} (`{}` in the policy), and this one needs {}; it is placed {when}",

@@ -42,7 +42,7 @@ pub(crate) fn needed(state: &State, spec: &JobSpec) -> Vec<(Counted, u64)> {
     let mut needed: Vec<(Counted, u64)> = Vec::new();
     needed.extend(spec.licences.iter().map(|(name, count)| (Counted::Licence(name.clone()), u64::from(*count))));
     for limit in state.host_limits(&spec.tenant) {
-        let least = limit.resource.asked(spec, fewest(spec));
+        let least = state.host_asked(spec, limit.resource, fewest(spec));
         needed.push((Counted::Host(limit.tenant.clone(), limit.resource), least));
     }
     needed
@@ -77,7 +77,7 @@ pub(crate) fn within_limits<'a>(state: &State, job: JobId, spec: &'a JobSpec) ->
     for limit in state.host_limits(&spec.tenant) {
         let own = state.host_charge(job, limit.resource);
         let room = limit.most.saturating_sub(limit.used.saturating_sub(own)).max(own);
-        let fits = |workers: u32| limit.resource.asked(spec, workers) <= room;
+        let fits = |workers: u32| state.host_asked(spec, limit.resource, workers) <= room;
         let [only] = spec.groups.as_slice() else {
             // Before it is placed, whether it may start is asked by itself.
             if own > 0 && !fits(workers) {
