@@ -17,8 +17,9 @@ use crate::commands::controls::{
     check_acts_for, check_unfinished, end_claim, is_being_cancelled, not_found, not_waiting, with_state,
 };
 use crate::commands::submit::{
-    above_job_limit, check_affinity, check_bookings, check_limits, check_rights,
+    above_job_limit, check_affinity, check_bookings, check_limits, check_receivers, check_rights,
 };
+use crate::rules::at_limit::check_on_limit;
 use crate::rules::deadline;
 use crate::rules::requested::JobPath;
 use crate::rules::share::check_share;
@@ -146,6 +147,8 @@ fn check_waiting(
         check_limits(state, &submission)?;
         check_bookings(state, &submission, JobPath::Single)?;
         check_affinity(state, &submission, JobPath::Single)?;
+        check_receivers(state, &submission, JobPath::Single)?;
+        check_on_limit(state, &submission, now)?;
     }
     if has(|change| {
         matches!(change, FieldChange::Deadline(_) | FieldChange::NotBefore(_) | FieldChange::ExpectedRun(_))

@@ -96,7 +96,7 @@ pub fn check_terms(state: &State, specs: &[Submission], path: JobPath, now: LogT
 }
 
 /// Receivers of notifications that jobs name are there, and for jobs of their tenants.
-fn check_receivers(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
+pub(super) fn check_receivers(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
     let policy = &state.policy().policy;
     let mut found = Vec::new();
     for (place, job) in specs.iter().enumerate() {
