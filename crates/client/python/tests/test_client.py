@@ -23,7 +23,8 @@ import muster
 import muster.aio
 from muster import _trace as trace, worker
 from muster._attempts import Attempts
-from muster._core import Call, Logs, Seen, Waiting, Watch, call_metadata, required_features
+from muster._core import Call, Logs, Seen, Waiting, Watch, call_metadata
+from muster._features import required_features
 from muster._judge import Verdict, judge
 from muster._time import duration, timestamp
 from muster.options import Endpoints, Options, tls_from_environment, token_from_environment

@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from . import _trace as trace
 from ._attempts import Attempts, new_request_id
 from ._closed import OUTPUT_STREAMS, TIERS
+from ._features import required_features
 from ._judge import Failure, Verdict
 from ._time import Seconds, duration, milliseconds, seconds
 from .errors import ConfigurationError, JobFailed, NotFound, TimedOut
@@ -72,36 +73,6 @@ _PAGE = 1_000
 _LOOK_MIN_S, _LOOK_MAX_S = 0.25, 5.0
 # How long the present state may take to be shown to a wait that also looks at arrays; then twice as long.
 _SYNC_S = 60.0
-
-
-# What replicas list in their `features`, by the field of a job that needs it.
-_FEATURES = {
-    "affinity": "job-affinity",
-    "artifacts": "job-artifacts",
-    "capacity": "job-capacity",
-    "exclusive": "job-exclusive",
-    "host": "job-host",
-    "licences": "job-licences",
-    "nice": "job-nice",
-    "nodes": "job-nodes",
-    "notify": "job-notify",
-    "readiness": "job-readiness",
-    "terminal": "job-terminal",
-    "ulimits": "job-ulimits",
-    "workdir": "job-workdir",
-}
-
-
-def required_features(jobs: Iterable[job_pb2.Job]) -> str:
-    """What a replica has to know so that it leaves nothing out of these jobs; empty for most."""
-    asked = list(jobs)
-    fields = {field.name for job in asked for field, _ in job.spec.ListFields()}
-    required = {_FEATURES[name] for name in fields if name in _FEATURES}
-    if any(job.hold for job in asked):
-        required.add("job-hold")
-    if any(group.container.credentials for job in asked for group in job.spec.groups):
-        required.add("container-credentials")
-    return ",".join(sorted(required))
 
 
 def call_metadata(call: Call[Any], traceparent: str) -> tuple[tuple[str, str], ...] | None:
