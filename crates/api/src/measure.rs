@@ -25,9 +25,10 @@ const CODES: [Code; 6] =
 /// Methods of which an objective reads the duration.
 const TIMED: [&str; 3] =
     ["muster.v1beta1.JobService/SubmitJob", "muster.v1beta1.JobService/SubmitJobs", STREAMED_SUBMISSION];
-/// The objectives of `ops/slo` about calls that have an answer or none: what is promised, the millionths of calls that may fail,
-/// and whether a method counts.
-const OBJECTIVES: [(&str, u64, fn(&str) -> bool); 2] = [
+/// What is promised, the millionths of calls that may fail, and whether a method counts.
+type CallObjective = (&'static str, u64, fn(&str) -> bool);
+/// The objectives of `ops/slo` about calls that have an answer or none.
+const OBJECTIVES: [CallObjective; 2] = [
     ("Submissions are accepted or refused with a reason.", 500, is_submission),
     ("Reads of jobs, queues and nodes are answered.", 1_000, is_read),
 ];

@@ -344,7 +344,7 @@ mod tests {
     use super::*;
     use muster_oidc::test_issuer::serve;
     use std::os::unix::fs::PermissionsExt as _;
-    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicU32, Ordering};
     use tokio::sync::mpsc::UnboundedReceiver;
     use tokio::task::JoinSet;
 
@@ -382,13 +382,14 @@ mod tests {
 
     /// A sign-in that has ended, in a file, at an issuer that takes every refresh token once and gives the next one.
     async fn ended(directory: &Path) -> (PathBuf, UnboundedReceiver<String>) {
-        let given = Mutex::new(0_u32);
+        let last = AtomicU32::new(0);
         let (url, asked) = serve(move |_, body| {
-            let mut given = given.lock().unwrap();
-            if !body.contains(&format!("refresh_token=r{given}&")) {
+            let before = last.load(Ordering::SeqCst);
+            let given = before + 1;
+            let is_last = body.contains(&format!("refresh_token=r{before}&"));
+            if !is_last || last.compare_exchange(before, given, Ordering::SeqCst, Ordering::SeqCst).is_err() {
                 return (400, r#"{"error":"invalid_grant"}"#.to_owned());
             }
-            *given += 1;
             let text = format!(
                 r#"{{"access_token":"o","id_token":"a.b.t{given}","refresh_token":"r{given}","expires_in":600}}"#
             );

@@ -44,11 +44,10 @@ impl Throttles {
 
     /// What a record sets it to.
     fn changed(&mut self, array: ArrayId, throttle: Option<u32>) {
-        if self.0.contains_key(&array) {
-            self.seen(array, throttle);
-        } else {
+        match self.0.get(&array) {
+            Some(_) => self.seen(array, throttle),
             // It was submitted in the same round.
-            self.0.insert(array, None);
+            None => _ = self.0.insert(array, None),
         }
     }
 

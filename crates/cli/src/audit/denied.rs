@@ -282,6 +282,7 @@ mod tests {
         assert!(eve.line().contains("192.0.2.7"));
     }
 
+    #[expect(clippy::result_large_err, reason = "answers of a few replicas, as the command has them")]
     #[test]
     fn what_replicas_say_is_merged_by_time_and_what_is_missing_is_named() {
         let calls = |second: u64, caller: &str| admin::DeniedCalls {

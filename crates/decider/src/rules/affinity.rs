@@ -137,13 +137,12 @@ fn kept_away<'a>(
     // Some job was not looked at, which may keep this one away as well.
     let mut is_cut = false;
     for tenant in policy.ancestry(&spec.tenant) {
-        let mut looked_through = 0;
-        for other in state.apart_of(tenant).filter(|other| *other != job) {
+        let others = state.apart_of(tenant).filter(|other| *other != job);
+        for (looked_through, other) in others.enumerate() {
             if looked_through >= jobs_max {
                 is_cut = true;
                 break;
             }
-            looked_through += 1;
             resolved.looked_at += 1;
             let Some((row, theirs)) = state.job(other).zip(state.spec(other)) else { continue };
             // Each entry may have another selector, which is read and compared.
