@@ -21,7 +21,7 @@ fn snapshot_bytes(size: Option<u32>) -> f64 {
     fleet.state().snapshot().map(|chunk| chunk.len() as f64).sum()
 }
 
-/// The figures.
+/// Measures a pass over a waiting array, and the bytes that its waiting members take.
 pub(super) fn waiting() -> Vec<Figure> {
     let bench = "array";
     let (none, tenth, whole) =

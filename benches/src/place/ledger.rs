@@ -29,7 +29,7 @@ struct LogShape {
     step_ms: u64,
 }
 
-/// A long log.
+/// The log that the bars on time and memory are about.
 const LONG: LogShape = LogShape { records: 10_000_000, nodes: 512, step_ms: 100 };
 /// Thirty days of 10,000 devices; each job runs for six hours.
 const MONTH: LogShape = LogShape { records: 900_000, nodes: 1_250, step_ms: 2_880 };

@@ -84,7 +84,7 @@ struct Answer {
     code: u16,
     first_byte: Duration,
     whole: Duration,
-    /// With its head.
+    /// Bytes of the answer, its head included.
     bytes: usize,
 }
 
@@ -380,7 +380,7 @@ async fn has_ended(mut stream: TcpStream) -> bool {
     }
 }
 
-/// Idle streams of events: memory, and what becomes of readers that take nothing while much happens.
+/// Idle streams of events: memory, and how many readers are cut off that take nothing while much happens.
 async fn streams(cluster: &Cluster, leader: usize, asked: u32) -> Result<Vec<Figure>> {
     let (address, process) = (cluster.pages_of(leader), cluster.process(leader)?);
     let before = machine::resident_bytes_of(process);

@@ -313,7 +313,7 @@ impl Client {
         }
     }
 
-    /// A read that is content with what was committed so long before.
+    /// A read whose state may be older than what is committed by a bounded time.
     async fn read_bounded(&self, replica: Host) {
         let max_staleness_ms = 200 + below(2_000);
         let begun_ms = elapsed_ms();

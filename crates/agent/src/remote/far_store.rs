@@ -168,7 +168,7 @@ impl BlobStore for FarStore {
 /// An object that comes.
 struct Object {
     shared: Arc<Shared>,
-    /// None when all of it has come. Dropped before that, the connection is closed.
+    /// `None` once all of it has come. If this is dropped before that, the connection is closed.
     wire: Option<Wire>,
     piece: Vec<u8>,
     at: usize,

@@ -188,7 +188,7 @@ impl Pace {
 pub(super) struct Wire {
     stream: Stream,
     runtime: Handle,
-    /// Between two frames.
+    /// Longest time between two frames of the other side.
     silence_max: Duration,
     /// What the other side has to keep to; none for no bound beyond that of each frame.
     pace: Option<Pace>,
@@ -569,7 +569,7 @@ pub(super) async fn serve(
     }
 }
 
-/// Answers one question.
+/// Answers a question of a runner about objects of the store, and takes or sends their bytes.
 fn answer(store: &OwnStore, files: &ShareFiles, wire: &mut Wire, question: Question) -> io::Result<()> {
     let answer = match question {
         Question::Has(digest) => Answer::Has(files.has_sent(&digest)),

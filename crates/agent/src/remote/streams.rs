@@ -30,7 +30,7 @@ use tokio::sync::{mpsc, oneshot};
 const WAITING_MAX: usize = 4_096;
 /// From the word to the runner to its connection. Its dial may have to be tried again.
 const ARRIVAL_MAX: Duration = Duration::from_secs(20);
-/// Of a dial.
+/// How long a runner tries to connect.
 const DIAL_MAX: Duration = Duration::from_secs(15);
 /// Bytes of one piece.
 const PIECE_BYTES: usize = 64 << 10;
@@ -48,7 +48,7 @@ enum Word {
     Started,
     /// No more pieces come from this side.
     End,
-    /// For the command.
+    /// A signal that the command gets.
     Signal(i32),
     /// The size of the command's terminal from now on.
     Resize(TerminalSize),
@@ -87,7 +87,7 @@ fn piece(kind: u8, data: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// A frame; none when it is none of this version's.
+/// Reads a frame; `None` for a kind that this version does not know.
 fn decode(frame: &[u8]) -> Option<Piece> {
     let (kind, body) = frame.split_first()?;
     match *kind {
@@ -162,7 +162,7 @@ impl Streams {
 }
 
 impl Awaited {
-    /// The connection.
+    /// Waits for the connection that the runner opens for this purpose.
     ///
     /// # Errors
     /// One sentence, where none came in time.
