@@ -11,7 +11,8 @@ fn root() -> PathBuf {
 /// README and the pages of the guide.
 fn pages() -> Vec<PathBuf> {
     let guide = std::fs::read_dir(root().join("ops/guide")).expect("there is a guide").flatten();
-    let mut pages: Vec<PathBuf> = guide.map(|entry| entry.path()).collect();
+    let is_page = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "md");
+    let mut pages: Vec<PathBuf> = guide.map(|entry| entry.path()).filter(is_page).collect();
     pages.push(root().join("README.md"));
     assert!(pages.len() > 4, "{pages:?}");
     pages
