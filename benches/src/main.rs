@@ -57,6 +57,8 @@ enum Command {
     Record(results::RecordArgs),
     /// Writes the page of results from those that are kept
     Report(results::ReportArgs),
+    /// Writes the table of sizes of the production guide from the results that are kept
+    Sizes(results::SizesArgs),
 }
 
 #[derive(clap::Args)]
@@ -120,6 +122,7 @@ fn main() -> Result<()> {
         Command::Replay(args) => run_replay(&args),
         Command::Record(args) => results::record(&args),
         Command::Report(args) => results::report(&args),
+        Command::Sizes(args) => results::sizes(&args),
         Command::Submit(args) => block_on(threads, submit::run(args)),
         Command::Read(args) => block_on(threads, read::run(args)),
         Command::Watch(args) => block_on(threads, watch::run(args)),

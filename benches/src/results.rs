@@ -1,6 +1,7 @@
 //! Results that are kept: each with the commit, the machine, the date and the command that gave it; and the page
 //! that shows them.
 
+mod sizes;
 mod tables;
 
 use std::fmt::Write as _;
@@ -11,6 +12,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Map, Value, json};
 
 use crate::machine;
+pub(crate) use sizes::{SizesArgs, run as sizes};
 use tables::{TABLES, Table};
 
 /// Longest output of a recorded command that is read, in bytes.

@@ -84,6 +84,7 @@ pub(super) fn draft(job: &str, tenant: &str, ask: Ask) -> JobDraft {
         accelerators: Some(accelerators),
         cpu_milli: ask.cpu_milli,
         memory_bytes: ask.memory_bytes,
+        exclusive: false,
     };
     let command = vec!["python3".to_owned(), "train.py".to_owned(), format!("--config={job}.yaml")];
     let workers = TaskGroup::new(name("main"), ask.workers, command, request);

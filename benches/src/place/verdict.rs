@@ -132,6 +132,8 @@ fn explained(fleet: &Fleet, how_full: &str) -> Vec<Figure> {
         closures: &[],
         closures_are_indexed: false,
         affinity: &[],
+        openings: &[],
+        image: None,
         policy: &state.policy().policy,
         elastic: false,
         lanes: &[],

@@ -89,6 +89,12 @@ pub struct AgentConfig {
     /// What is run on this host after each worker.
     #[serde(default)]
     pub epilog: HostCommandConfig,
+    /// What is run on this host before the first rank of each gang.
+    #[serde(default)]
+    pub job_prolog: HostCommandConfig,
+    /// What is run on this host after the first rank of each gang.
+    #[serde(default)]
+    pub job_epilog: HostCommandConfig,
     /// The agent's certificate, its key, and the cluster's authorities; without them it speaks plaintext.
     #[serde(default)]
     pub tls: Option<muster_transport::TlsFiles>,
@@ -214,6 +220,16 @@ fn boot_id_path() -> PathBuf {
 }
 
 impl AgentConfig {
+    /// The commands that are run around workers and jobs, by the tables that state them.
+    pub(crate) fn host_commands(&self) -> [(&'static str, &HostCommandConfig); 4] {
+        [
+            ("prolog", &self.prolog),
+            ("epilog", &self.epilog),
+            ("job_prolog", &self.job_prolog),
+            ("job_epilog", &self.job_epilog),
+        ]
+    }
+
     /// Refuses a key of an earlier form, which had the unit in the key, with the one that replaced it. A reader asks this
     /// before it reads the file as a configuration, which knows the present keys alone.
     ///
@@ -276,7 +292,7 @@ impl AgentConfig {
             return Err(broken(key, rule));
         }
         self.traces.check().map_err(|error| broken(error.key, error.rule))?;
-        for (table, command) in [("prolog", &self.prolog), ("epilog", &self.epilog)] {
+        for (table, command) in self.host_commands() {
             if let Some((key, rule)) = command.violation(table) {
                 return Err(broken(&key, rule));
             }
@@ -516,6 +532,10 @@ mod tests {
         assert_eq!(key(|v| v["prolog"] = serde_json::json!({"command": ["true"]})), "prolog.command");
         assert_eq!(key(|v| v["traces"] = serde_json::json!({"endpoint": "collector"})), "traces.endpoint");
         assert_eq!(key(|v| v["epilog"] = serde_json::json!({"timeout": "1d"})), "epilog.timeout");
+        assert_eq!(
+            key(|v| v["job_prolog"] = serde_json::json!({"command": ["true"]})),
+            "job_prolog.command"
+        );
         let unknown = serde_json::from_value::<AgentConfig>(serde_json::json!({"stat_dir": "/x"}));
         assert!(unknown.is_err());
     }

@@ -184,6 +184,24 @@ pub trait Executor: Send + Sync + 'static {
         }
     }
 
+    /// Attaches to the terminal of a worker that has one, until the worker ends or nobody takes its output any more. The worker goes on
+    /// without.
+    ///
+    /// # Errors
+    /// One sentence, when it has none or its end is not known.
+    fn attach(
+        &self,
+        key: WorkerKey,
+        size: TerminalSize,
+        inputs: mpsc::Receiver<ExecInput>,
+        outputs: mpsc::Sender<ExecOutput>,
+    ) -> impl Future<Output = Result<(), String>> + Send {
+        drop((inputs, outputs));
+        async move {
+            Err(format!("nobody attaches to worker {key} of size {size:?}: it is not on a host of this agent"))
+        }
+    }
+
     /// Looks whether processes of this worker listen on a port.
     ///
     /// # Errors

@@ -92,15 +92,16 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     let root = config.host_root.clone();
     let found = config.check_with(&root, listed.as_ref())?.accelerators.clone();
     let isolating = isolate(&config, found.as_ref()).await.map_err(AgentError::Isolation)?;
-    let podman = process::runtime::find(&config.images, isolating.namespaces(), &config.state_dir).await;
+    let runtime = process::runtime::find(&config.images, isolating.namespaces(), &config.state_dir).await;
     if let Some(node) = &mut config.node {
         node.accelerators = AcceleratorConfig::of(found.as_ref());
         let taints = isolating.taints().filter(|taint| !node.taints.contains(taint)).collect::<Vec<_>>();
         node.taints.extend(taints);
         // What is so goes before what an operator says.
         node.labels.extend(isolating.facts().map(|(label, fact)| (label.to_owned(), fact.to_owned())));
+        node.labels.extend(isolating.binding_fact());
         node.labels.remove(muster_types::container::VERSION_LABEL);
-        node.labels.extend(process::runtime::facts(podman.as_ref()));
+        node.labels.extend(process::runtime::facts(runtime.as_ref()));
         node.labels.remove(muster_types::blob::STORE_LABEL);
         node.labels.extend(config.files.fact());
     }
@@ -121,13 +122,13 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
         }
     };
     state.open_to_workers(isolating.has_users())?;
-    let images = match podman {
-        Some(podman) => Some(Arc::new(open_images(&config, &state, podman).await?)),
-        None => None,
+    let (images, reports) = match runtime {
+        Some(runtime) => Some(open_images(&config, &state, runtime, found.as_ref()).await?).unzip(),
+        None => (None, None),
     };
     let host_commands = open_host_commands(&config, &state, &spec)?;
-    let runtime = config.runtime_dir.clone().or_else(state_dir::usual_runtime);
-    let lease_path = state.lease_on_memory(runtime.as_deref());
+    let in_memory = config.runtime_dir.clone().or_else(state_dir::usual_runtime);
+    let lease_path = state.lease_on_memory(in_memory.as_deref());
     let (executor, told) = ProcessExecutor::new(ProcessSettings {
         tasks: state.tasks(),
         lease: lease_path.clone(),
@@ -146,7 +147,7 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
         agent_socket: notes.as_ref().map(|_| state.socket()),
         isolating: Arc::new(isolating),
         shown: vec![state.root().to_owned()],
-        images,
+        images: images.clone(),
         files: process::work_files::WorkFiles::of(&config.files).map(Arc::new),
         host_commands: host_commands.clone(),
         is_in_job: false,
@@ -191,14 +192,26 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     let boot = config.boot_id_path.as_path();
     let health = health.run(Arc::clone(&state), boot, watched.clone(), lines, to_health, of_commands);
     let speaking = session::HealthLink { line, of_health };
-    let sessions =
-        session::Sessions { endpoints, state, spec, lease, events, speaking, monitor: watched, kept };
+    let (image_link, image_lines) = process::runtime::ImageLink::new();
+    let imaging = process::runtime::serve(images.zip(reports), image_lines);
+    let sessions = session::Sessions {
+        endpoints,
+        state,
+        spec,
+        lease,
+        events,
+        speaking,
+        images: Some(image_link),
+        monitor: watched,
+        kept,
+    };
     tokio::select! {
         () = keep_fresh(security) => {}
         () = node.run(incoming, told) => {}
         () = sessions.run() => {}
         () = taking_notes => {}
         () = health => {}
+        () = imaging => {}
         () = monitor.serve(pages) => {}
         () = shutdown => tracing::info!("agent stops; its workers go on"),
     }
@@ -220,6 +233,8 @@ async fn isolate(
             process::shim::try_out(before.get(1..).unwrap_or_default(), namespaces)
         })?;
         let files = process::devices::DeviceFiles::find(&root, family, count, &workers.devices);
+        let cores = process::cores::HostCores::find(&root, family, count);
+        let isolating = isolating.with_cores(cores);
         Ok(isolating.with_devices(files, || process::cgroup::try_filter(&process::cgroup::parent(&groups)?)))
     })
     .await
@@ -229,11 +244,19 @@ async fn isolate(
 async fn open_images(
     config: &AgentConfig,
     state: &StateDir,
-    podman: process::runtime::Podman,
-) -> Result<process::runtime::Images, AgentError> {
+    runtime: process::runtime::FoundRuntime,
+    accelerators: Option<&muster_types::Accelerators>,
+) -> Result<(Arc<process::runtime::Images>, process::runtime::ImageReports), AgentError> {
     let (images, usual) = (config.images.clone(), state.root().join("images"));
-    let opened = offload::blocking(move || process::runtime::Images::open(&images, usual, podman));
-    opened.await.map_err(AgentError::Images)
+    let (secrets_dir, root) = (config.secrets_dir.clone(), config.host_root.clone());
+    let family = accelerators.map(|found| contract::family(found.kind.as_str()));
+    let opened = offload::blocking(move || {
+        let devices = family.and_then(|family| process::cdi::DeviceSpecification::find(&root, family));
+        let opened = process::runtime::Images::open(&images, usual, runtime, secrets_dir);
+        opened.map(|(images, reports)| (images.with_devices(devices), reports))
+    });
+    let (images, reports) = opened.await.map_err(AgentError::Images)?;
+    Ok((Arc::new(images), reports))
 }
 
 /// What the operator has run around workers.
@@ -243,8 +266,8 @@ fn open_host_commands(
     spec: &NodeSpec,
 ) -> Result<Option<Arc<process::host_commands::HostCommands>>, AgentError> {
     let opened = process::host_commands::HostCommands::open(
-        &config.prolog,
-        &config.epilog,
+        (&config.prolog, &config.job_prolog),
+        (&config.epilog, &config.job_epilog),
         state.epilogs(),
         spec.name.to_string(),
         config.base_environment(),
@@ -277,7 +300,7 @@ async fn begin_health(config: &AgentConfig) -> health::Health {
 async fn run_for_cluster(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Result<(), AgentError> {
     config.check_own()?;
     config.check_alone()?;
-    for (key, command) in [("prolog", &config.prolog), ("epilog", &config.epilog)] {
+    for (key, command) in config.host_commands() {
         if command.is_set() {
             let rule = "is for the agent of a host: the scheduler of a cluster has its own".to_owned();
             return Err(ConfigError { key: key.to_owned(), rule }.into());

@@ -93,6 +93,10 @@ async fn serve<E: Executor>(
     };
     let environment = start.environment.into_iter().collect();
     let terminal = start.terminal.and_then(size_of);
+    let attached = match (start.attach, terminal) {
+        (true, None) => return Err("who attaches has no terminal".to_owned()),
+        (is_attached, size) => size.filter(|_| is_attached),
+    };
     let request = ExecRequest { key, command: start.command, environment, terminal };
     let (to_command, inputs) = mpsc::channel(limits::EXEC_PIECES_QUEUED_MAX);
     let (outputs, mut from_command) = mpsc::channel(limits::EXEC_PIECES_QUEUED_MAX);
@@ -123,7 +127,13 @@ async fn serve<E: Executor>(
             }
         }
     };
-    let work = async { tokio::join!(executor.exec(request, inputs, outputs), forward).0 };
+    let run = async {
+        match attached {
+            Some(size) => executor.attach(key, size, inputs, outputs).await,
+            None => executor.exec(request, inputs, outputs).await,
+        }
+    };
+    let work = async { tokio::join!(run, forward).0 };
     tokio::select! {
         ended = work => ended,
         () = feed => Ok(()),

@@ -15,6 +15,7 @@ use crate::health::{FromLeader, Line};
 use crate::limits;
 use crate::monitoring::NodeMonitor;
 use crate::node_loop::{Event, SessionHandle};
+use crate::process::runtime::ImageLink;
 use crate::rules::{Beats, WorkerState};
 use crate::wire::{grace, order_of, state_message};
 use muster_client::Endpoints;
@@ -82,6 +83,8 @@ pub(crate) struct Sessions {
     pub(crate) lease: Arc<Mutex<Lease>>,
     pub(crate) events: mpsc::Sender<Event>,
     pub(crate) speaking: HealthLink,
+    /// How images are spoken of; none where another scheduler has them.
+    pub(crate) images: Option<ImageLink>,
     pub(crate) monitor: NodeMonitor,
     /// What became of the artifacts of workers that have ended.
     pub(crate) kept: KeptArtifacts,
@@ -138,6 +141,9 @@ impl Sessions {
             let mut stood = false;
             let ended = self.one(number, &mut stood).await;
             self.speaking.line.send_replace(None);
+            if let Some(images) = &self.images {
+                images.closed();
+            }
             self.monitor.session(false);
             if self.events.send(Event::Closed(number)).await.is_err() {
                 return;
@@ -207,13 +213,16 @@ impl Sessions {
         if takes.has(Feature::Health) {
             self.speaking.line.send_replace(Some(Line { number, outgoing: outgoing.clone() }));
         }
+        if let Some(images) = self.images.as_ref().filter(|_| takes.has(Feature::Images)) {
+            images.opened(Line { number, outgoing: outgoing.clone() });
+        }
         let handle =
             SessionHandle { number, outgoing, endpoint, endpoints, stop_grace: terms.stop_grace, takes };
         self.events.send(Event::Opened(handle)).await.map_err(|_| SessionError::ShuttingDown)?;
         self.monitor.session(true);
         let (acks, acked) = mpsc::channel(64);
         tokio::select! {
-            end = read(answers, number, acks, self.events.clone(), self.speaking.of_health.clone()) => end,
+            end = self.read(answers, number, acks) => end,
             end = self.beat(terms, beats, acked) => end,
         }
     }
@@ -330,43 +339,51 @@ fn say_once(error: &SessionError, said: &mut String) {
     *said = text;
 }
 
-/// Passes on what comes in; never waits for its receiver.
-async fn read(
-    mut answers: Streaming<agent::SessionResponse>,
-    number: u64,
-    acks: mpsc::Sender<u64>,
-    events: mpsc::Sender<Event>,
-    of_health: mpsc::Sender<FromLeader>,
-) -> Result<std::convert::Infallible, SessionError> {
-    loop {
-        let message = answers.message().await.map_err(refused)?.ok_or(SessionError::Ended)?;
-        // A kind of message that this version does not know.
-        let Some(message) = message.message else { continue };
-        if let Response::HeartbeatAck(ack) = &message {
-            // A full queue holds later ones already.
-            let _ = acks.try_send(ack.sequence);
-            continue;
-        }
-        let message = match message {
-            // What does not fit comes again: an acknowledgement that is missed lets the next session report it again.
-            Response::HealthAck(ack) => {
-                let _ = of_health.try_send(FromLeader::Ack(ack.sequence));
+impl Sessions {
+    /// Passes on what comes in; never waits for its receiver.
+    async fn read(
+        &self,
+        mut answers: Streaming<agent::SessionResponse>,
+        number: u64,
+        acks: mpsc::Sender<u64>,
+    ) -> Result<std::convert::Infallible, SessionError> {
+        let (events, of_health) = (&self.events, &self.speaking.of_health);
+        loop {
+            let message = answers.message().await.map_err(refused)?.ok_or(SessionError::Ended)?;
+            // A kind of message that this version does not know.
+            let Some(message) = message.message else { continue };
+            if let Response::HeartbeatAck(ack) = &message {
+                // A full queue holds later ones already.
+                let _ = acks.try_send(ack.sequence);
                 continue;
             }
-            Response::Repair(order) => {
-                let _ = of_health.try_send(FromLeader::Repair(order));
-                continue;
-            }
-            other => other,
-        };
-        match order_of(message) {
-            Ok(None) => {}
-            Ok(Some(order)) => {
-                if events.try_send(Event::Order(number, order)).is_err() {
-                    return Err(SessionError::Overrun);
+            let message = match message {
+                // What does not fit comes again: an acknowledgement that is missed lets the next session report it again.
+                Response::HealthAck(ack) => {
+                    let _ = of_health.try_send(FromLeader::Ack(ack.sequence));
+                    continue;
                 }
+                Response::Repair(order) => {
+                    let _ = of_health.try_send(FromLeader::Repair(order));
+                    continue;
+                }
+                Response::Prefetch(order) => {
+                    if let Some(images) = &self.images {
+                        images.order(order);
+                    }
+                    continue;
+                }
+                other => other,
+            };
+            match order_of(message) {
+                Ok(None) => {}
+                Ok(Some(order)) => {
+                    if events.try_send(Event::Order(number, order)).is_err() {
+                        return Err(SessionError::Overrun);
+                    }
+                }
+                Err(error) => tracing::error!(%error, "an order is dropped"),
             }
-            Err(error) => tracing::error!(%error, "an order is dropped"),
         }
     }
 }

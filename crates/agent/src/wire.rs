@@ -125,6 +125,8 @@ pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderErro
     if let Some(violation) = broken_rules.first() {
         return Err(violated("ulimits", violation));
     }
+    let host = order.host.map(|asked| convert::host_rules_from_proto(&asked)).transpose();
+    let host = host.map_err(|violation| violated("host", &violation))?.unwrap_or_default();
     // No work waits for a trace: what cannot be read is none.
     let trace_parent = TraceParent::parse(&order.trace_parent).ok();
     let place = order.array_index.zip(order.array_ordinal).zip(order.array_size);
@@ -145,7 +147,9 @@ pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderErro
         artifacts,
         artifacts_bytes_max: order.artifacts_bytes_max,
         ulimits,
+        host,
         trace_parent,
+        terminal: order.terminal,
         array,
         region: order.region,
         cluster: order.cluster,
@@ -336,6 +340,7 @@ fn event_message(event: SequencedEvent) -> agent::WorkerNote {
             Note::CheckpointCommitted(agent::CheckpointNote { step })
         }
         WorkerEvent::Step { number, duration_ms } => Note::Step(agent::StepNote { number, duration_ms }),
+        WorkerEvent::Ready => Note::Ready(agent::ReadyNote {}),
     };
     agent::WorkerNote {
         job_id: key.job.to_string(),
@@ -378,9 +383,11 @@ pub(crate) fn order_of(message: agent::session_response::Message) -> Result<Opti
             Order::Exec(exec.relay_id, key)
         }
         Message::PreflightOrder(order) => return preflight_order(order),
-        Message::Registered(_) | Message::HeartbeatAck(_) | Message::HealthAck(_) | Message::Repair(_) => {
-            return Ok(None);
-        }
+        Message::Registered(_)
+        | Message::HeartbeatAck(_)
+        | Message::HealthAck(_)
+        | Message::Repair(_)
+        | Message::Prefetch(_) => return Ok(None),
     }))
 }
 
@@ -566,6 +573,8 @@ pub(crate) mod tests {
         assert_eq!(refused(twice), "workdir");
         let few = v1::Ulimits { open_files: Some(3), ..Default::default() };
         assert_eq!(refused(|o| o.ulimits = Some(few)), "ulimits");
+        let unknown = v1::HostRules { binding: 99, ..Default::default() };
+        assert_eq!(refused(|o| o.host = Some(unknown)), "host");
         assert_eq!(refused(|o| o.rendezvous_port = 0), "rendezvous_port");
         let bad = |k: &str| BTreeMap::from([(k.to_owned(), String::new())]).into_iter().collect();
         assert_eq!(refused(|o| o.workers[0].environment = bad("A=B")), "workers.environment");

@@ -324,3 +324,37 @@ fn is_static(program: &[u8]) -> bool {
     let kind = |place: usize| program.get(first + place * size..first + place * size + 4);
     (0..count).all(|place| kind(place).is_some_and(|kind| kind != PT_INTERP.as_slice()))
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_fetched_ahead_and_what_workers_wait_for_is_told() {
+    use muster_wire::agent::{PrefetchImage, PrefetchOrder, StartStage};
+    let Some(image) = Image::make("ahead") else { return };
+    let mut leader = Leader::start(Manner::patient()).await;
+    let host = host(&leader, serde_json::json!({"isolation": "required"})).await;
+    let _agent = host.agent();
+    leader.registered().await;
+    let wanted = |image: &str| PrefetchImage {
+        tenant: "research".to_owned(),
+        image: image.to_owned(),
+        ..Default::default()
+    };
+    // The other one has no registry; nobody learns of that, and nothing waits for it.
+    let images = vec![wanted("127.0.0.1:1/none:1"), wanted(&image.0)];
+    leader.send(Response::Prefetch(PrefetchOrder { images }));
+    let held = |message| match message {
+        AgentMessage::Images(held) => Some(held.references),
+        _ => None,
+    };
+    leader.send(Response::Prefetch(PrefetchOrder { images: vec![wanted(&image.0)] }));
+    assert_eq!(leader.hear("the images of the host", held).await, [image.0.clone()]);
+    assert!(!host.task(JOB, 7, 0).exists(), "nothing starts by it");
+    leader.send(Response::Start(image.order(7, &["exit 3"], &[])));
+    let stage = |message| match message {
+        AgentMessage::StartStage(report) => Some(report),
+        _ => None,
+    };
+    let report = leader.hear("what a worker waits for", stage).await;
+    assert_eq!((report.job_id.as_str(), report.stage()), (JOB, StartStage::Starting), "its image is there");
+    let end = leader.exit_of(7, 0).await;
+    assert!(end == Kind::Code(3) || is_impossible(&end), "{end:?}");
+}

@@ -227,6 +227,34 @@ async fn a_worker_opens_its_own_devices_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_is_bound_runs_on_the_processors_that_it_is_told() {
+    let mut leader = Leader::start(Manner::patient()).await;
+    let host = host(&leader, serde_json::json!({"isolation": "auto"})).await;
+    let _agent = host.agent();
+    leader.registered().await;
+    let script = "echo told $MUSTER_CPUS has $(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status) end; exit 3";
+    let mut order = start(JOB, 7, &[script], &[]);
+    order.host = Some(muster_wire::v1::HostRules {
+        binding: muster_wire::v1::CpuBinding::Cores.into(),
+        shell: muster_wire::v1::CommandShell::Login.into(),
+        ..Default::default()
+    });
+    leader.send(Response::Start(order));
+    let end = leader.exit_of(7, 0).await;
+    if let Kind::LaunchFailed(why) = &end
+        && why.contains("does not tell")
+    {
+        return say("skipped: this machine does not tell which processors it has");
+    }
+    assert_eq!(end, Kind::Code(3));
+    let bytes = std::fs::read(host.task(JOB, 7, 0).join("output")).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let line = text.lines().find_map(|line| line.split_once("told ")).expect("it says something").1;
+    let (told, has) = line.trim_end_matches(" end").split_once(" has ").expect("it says both");
+    assert!(!told.is_empty() && told == has, "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_job_has_the_limits_that_it_asks_for_and_no_more_than_its_host_allows() {
     let mut leader = Leader::start(Manner::patient()).await;
     let workers = serde_json::json!({

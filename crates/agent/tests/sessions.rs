@@ -582,6 +582,14 @@ async fn a_committed_checkpoint_waits_for_the_log_through_a_lost_session() {
     leader.send(Response::NoteAck(ack));
     assert_eq!(refused.await.unwrap(), r#"{"error":"MS-3005 FENCED: gone"}"#);
 
+    // A worker that is ready waits for the log as well.
+    let ready = say(&host, who("1.7", 0, r#""ready":{}"#));
+    let note = leader.note().await;
+    assert_eq!(note.note, Some(agent::worker_note::Note::Ready(agent::ReadyNote {})));
+    assert!(!ready.is_finished(), "answered before the leader did");
+    leader.send(Response::NoteAck(agent::NoteAck { sequence: note.sequence, refused: String::new() }));
+    assert_eq!(ready.await.unwrap(), r#"{"ok":true}"#);
+
     // A notice is there before the worker is gone, and names the grace.
     leader.send(stop(JOB, 7, 20_000));
     assert_eq!(leader.exit_of(7, 0).await, Kind::Signal(15));

@@ -153,10 +153,12 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.v1beta1.FleetService/GetNode", Class::Call, USERS),
     rule("/muster.v1beta1.FleetService/GetNodeAdmission", Class::Call, OPERATORS),
     rule("/muster.v1beta1.FleetService/ListCapacity", Class::Call, USERS),
+    rule("/muster.v1beta1.FleetService/ListFleetHolds", Class::Call, USERS),
     rule("/muster.v1beta1.FleetService/ListNodes", Class::Call, USERS),
     rule("/muster.v1beta1.FleetService/ListPendingNodes", Class::Call, OPERATORS),
     rule("/muster.v1beta1.FleetService/QuarantineNode", Class::Call, OPERATORS.and(DRILL)),
     rule("/muster.v1beta1.FleetService/ReleaseNode", Class::Call, OPERATORS.and(DRILL)),
+    rule("/muster.v1beta1.FleetService/SetFleetHold", Class::Call, OPERATORS),
     rule("/muster.v1beta1.FleetService/SetHealthPolicy", Class::Call, ADMIN),
     rule("/muster.v1beta1.FleetService/SetNodeAdmission", Class::Call, ADMIN),
     rule("/muster.v1beta1.FleetService/SetNodeApproval", Class::Call, ADMIN),
@@ -207,6 +209,7 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.v1beta1.ScheduleService/SuspendSchedule", Class::Call, WRITERS),
     rule("/muster.v1beta1.ScheduleService/UpdateSchedule", Class::Call, WRITERS),
 
+    rule("/muster.v1beta1.TenantService/ListLicences", Class::Call, USERS),
     rule("/muster.v1beta1.TenantService/ListTenants", Class::Call, USERS),
     rule("/muster.v1beta1.TenantService/WatchTenants", Class::Stream, USERS),
 ];
@@ -462,6 +465,7 @@ mod tests {
                 "ReplaceReplica",
                 "RevokeCertificate",
                 "RevokeToken",
+                "SetFleetHold",
                 "SetHealthPolicy",
                 "SetNodeAdmission",
                 "SetNodeApproval",

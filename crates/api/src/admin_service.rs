@@ -160,7 +160,7 @@ impl ClusterAdminService for Admin {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
         let engine = self.router.engine();
-        let local = || async { Ok(notifications::list(engine)) };
+        let local = || async { notifications::list(engine, &message) };
         at_leader!(self, caller, message, list_notifications, local)
     }
 

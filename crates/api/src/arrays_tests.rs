@@ -119,6 +119,7 @@ async fn change(
         update_mask: Some(FieldMask { paths: paths.iter().map(|path| (*path).to_owned()).collect() }),
         etag: etag.to_owned(),
         validate_only,
+        move_to_front: false,
     };
     let answer = guarded("an answer", jobs.update_job(request)).await;
     answer.map(tonic::Response::into_inner).map_err(|status| Refused::from_status(&status))

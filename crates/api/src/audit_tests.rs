@@ -148,6 +148,18 @@ async fn ask_of_nodes(channel: Channel, ids: &mut Ids) {
         ..Default::default()
     };
     guarded("labels", fleet.set_node_labels(labels)).await.expect("an operator may");
+    let target = v1::HoldTarget { region: "nowhere".to_owned(), ..Default::default() };
+    let hold = v1::SetFleetHoldRequest {
+        request_id: ids.next(),
+        target: Some(target),
+        held: true,
+        reason: "a flood".to_owned(),
+        ..Default::default()
+    };
+    let held = guarded("a hold", fleet.set_fleet_hold(hold)).await.expect("an operator may").into_inner();
+    assert_eq!(held.hold.map(|hold| (hold.reason, hold.creator)), Some(("a flood".to_owned(), "admin/root".to_owned())));
+    let listed = fleet.list_fleet_holds(v1::ListFleetHoldsRequest::default());
+    assert_eq!(guarded("the holds", listed).await.expect("all may look").into_inner().holds.len(), 1);
     let forget = v1::ForgetNodeRequest { node: "h2".to_owned(), request_id: ids.next() };
     guarded("a node", fleet.forget_node(forget)).await.expect("it is lost");
     let admission = v1::SetNodeAdmissionRequest {

@@ -39,10 +39,15 @@ fn shown(
     let mut message = booking_to_proto(name, booking);
     // Quotas and booked nodes are shown to everybody.
     message.above_quota = excesses.with(view, booking).map(ToString::to_string).unwrap_or_default();
-    if visibility.sees(view, &booking.spec.tenant) {
+    let owner = booking.spec.tenant.as_ref();
+    if visibility == Visibility::All || owner.is_some_and(|owner| visibility.sees(view, owner)) {
         return message;
     }
     message.creator.clear();
+    if owner.is_none() {
+        // Why there is maintenance concerns everybody.
+        return message;
+    }
     if let Some(spec) = &mut message.spec {
         spec.user.clear();
         spec.jobs.clear();
@@ -144,6 +149,8 @@ fn planned(engine: &Engine, view: &Reading, plan: &BookingPlan) -> v1::PlanBooki
         displaced_job_ids: plan.displaced.iter().map(ToString::to_string).collect(),
         truncated: plan.is_cut,
         knows_reservations: plan.knows_reservations,
+        node_count: u32::try_from(plan.node_count).unwrap_or(u32::MAX),
+        met_bookings: plan.met.iter().map(Name::to_string).collect(),
         freshness: Some(freshness(engine, view)),
     }
 }

@@ -12,7 +12,7 @@ use muster_decider::{
 use muster_journal::hash;
 use muster_state::{Phase, State};
 use muster_types::{
-    ArrayId, Control, JobId, LogIndex, Name, Refusal, RefusalCode, RequestId, Requester, Violation, limits,
+    ArrayId, Control, FieldChange, JobId, LogIndex, Name, Refusal, RefusalCode, RequestId, Requester, Violation, limits,
 };
 use muster_wire::convert::{array_id, changes_from_proto, job_id, request_id_of, throttle_from_proto};
 use muster_wire::status::to_status;
@@ -372,6 +372,9 @@ async fn update_array(
     if !message.etag.is_empty() {
         found.push(Violation::new("etag", "must be empty, because an array has none"));
     }
+    if message.move_to_front {
+        found.push(Violation::new("move_to_front", "must be false, because only a job can be moved"));
+    }
     let (Some(request), Some(array), Some(throttle), true) = (id, array, throttle, found.is_empty()) else {
         return Err(invalid(found));
     };
@@ -420,8 +423,16 @@ pub(crate) async fn update(
         .ok();
     let job = job_id("job_id", &message.job_id).map_err(|v| found.push(v)).ok();
     let expected = version(&message.etag).map_err(|v| found.push(v)).ok();
-    let changes = changes_from_proto(message.job.clone(), message.update_mask.clone());
-    let changes = changes.map_err(|violations| found.extend(violations)).ok();
+    let names_nothing = message.update_mask.as_ref().is_none_or(|mask| mask.paths.is_empty());
+    let changes = match message.move_to_front && names_nothing {
+        true => Ok(Vec::new()),
+        false => changes_from_proto(message.job.clone(), message.update_mask.clone()),
+    };
+    let mut changes = changes.map_err(|violations| found.extend(violations)).ok();
+    if let Some(changes) = changes.as_mut().filter(|_| message.move_to_front) {
+        // The leader knows which record it becomes.
+        changes.push(FieldChange::Front(None));
+    }
     let (Some(request), Some(job), Some(expected), Some(changes)) = (id, job, expected, changes) else {
         return Err(invalid(found));
     };
@@ -431,6 +442,11 @@ pub(crate) async fn update(
     let local = || async {
         let engine = router.engine();
         caller.check_job(&engine.view(), job)?;
+        for change in &order.changes {
+            if let FieldChange::Tenant(tenant) = change {
+                caller.check_tenant(&engine.view(), tenant)?;
+            }
+        }
         if message.validate_only {
             let view = engine.reading();
             engine.check_modify(&view, &order)?;

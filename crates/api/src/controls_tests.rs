@@ -100,6 +100,7 @@ async fn update(
         update_mask: Some(FieldMask { paths }),
         etag: etag.to_owned(),
         validate_only: false,
+        move_to_front: false,
     };
     let answer = refused(guarded("an answer", jobs.update_job(request)).await)?;
     Ok(answer.job.expect("it is shown"))
@@ -263,6 +264,60 @@ async fn a_selector_that_selects_nothing_or_contradicts_itself_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_gets_another_place_size_and_tenant_within_the_rights_of_the_caller() {
+    let world = world().await;
+    let mut ada = JobServiceClient::new(world.channel(of_tenant("vision", "ada")).await);
+    let job = submit(&mut ada, waiting("vision", 1, "a")).await;
+    // To go later is open to everybody, to go earlier is a right.
+    let nice = |nice| of(v1::JobSpec { nice, ..Default::default() });
+    let changed = update(&mut ada, 1, (&job, ""), nice(10), &["spec.nice"]).await.expect("it goes later");
+    assert_eq!(changed.spec.expect("it is shown").nice, 10);
+    assert_eq!(code(update(&mut ada, 2, (&job, ""), nice(-1), &["spec.nice"]).await), RefusalCode::RightMissing);
+    let request = v1::UpdateJobRequest {
+        request_id: id(3),
+        job_id: job.clone(),
+        move_to_front: true,
+        ..v1::UpdateJobRequest::default()
+    };
+    let moved = refused(guarded("an answer", ada.update_job(request.clone())).await).expect("it is moved");
+    let moved = moved.job.expect("it is shown");
+    let controls = moved.status().controls.clone().expect("somebody changed it");
+    assert_eq!(controls.moved_to_front_at_index, controls.modified_at_index);
+    let again = refused(guarded("an answer", ada.update_job(request)).await).expect("it is repeated");
+    assert_eq!(again.job.expect("it is shown").etag, moved.etag);
+    let groups = vec![v1::TaskGroup { workers: 2, ..Default::default() }];
+    let larger = of(v1::JobSpec { groups, ..Default::default() });
+    let larger = update(&mut ada, 4, (&job, ""), larger, &["spec.groups"]).await.expect("it is larger");
+    assert_eq!(larger.spec.expect("it is shown").groups[0].workers, 2);
+    // The caller has to act for the other tenant, too.
+    let to = |tenant: &str| v1::Job { tenant: tenant.to_owned(), ..Default::default() };
+    let denied = update(&mut ada, 5, (&job, ""), to("speech"), &["tenant"]).await;
+    assert_eq!(code(denied), RefusalCode::PermissionDenied);
+    let mut root = JobServiceClient::new(world.channel(Role::Admin(short("root"))).await);
+    let given = update(&mut root, 6, (&job, ""), to("speech"), &["tenant"]).await.expect("it is given away");
+    assert_eq!(given.tenant, "speech");
+    assert_eq!(code(update(&mut ada, 7, (&job, ""), nice(20), &["spec.nice"]).await), RefusalCode::PermissionDenied);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_is_submitted_held_waits_for_its_release() {
+    let world = world().await;
+    let mut ada = JobServiceClient::new(world.channel(of_tenant("vision", "ada")).await);
+    let mut request = submission("vision", 1);
+    request.job.as_mut().expect("it has one").hold = true;
+    let job = submit(&mut ada, request.clone()).await;
+    assert_eq!(submit(&mut ada, request).await, job, "repeated, it is answered");
+    let held = show(&mut ada, &job).await;
+    let hold = held.status().controls.clone().and_then(|controls| controls.hold).expect("it is held");
+    assert_eq!((hold.principal.as_str(), hold.by_operator), ("tenant/vision/ada", false));
+    release(&mut ada, 2, named(&[&job])).await.expect("it is released");
+    guarded("a placement", async {
+        while show(&mut ada, &job).await.status().phase != i32::from(v1::JobPhase::Starting) {}
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_change_is_made_from_what_was_read_or_refused() {
     let world = world().await;
     let mut ada = JobServiceClient::new(world.channel(of_tenant("vision", "ada")).await);
@@ -311,7 +366,9 @@ async fn a_change_is_made_from_what_was_read_or_refused() {
     let none = v1::Job::default();
     for (field, id, etag, paths) in [
         ("update_mask", job.as_str(), "", [].as_slice()),
-        ("update_mask", &job, "", &["spec.groups"]),
+        ("update_mask", &job, "", &["spec.booking"]),
+        ("job.spec.groups", &job, "", &["spec.groups"]),
+        ("job.tenant", &job, "", &["tenant"]),
         ("etag", &job, "new", &["spec.tier"]),
         ("job_id", "no id", "", &["spec.tier"]),
     ] {

@@ -56,6 +56,8 @@ const PIECES_WAITING_MAX: usize = 4;
 pub(crate) const START_MAX: Duration = Duration::from_secs(10);
 /// How long nothing may move on a relay, either way.
 const IDLE_MAX: Duration = Duration::from_secs(60 * 60);
+/// What is recorded of who attaches to a worker's terminal.
+const ATTACHES: &str = "(attaches to its terminal)";
 /// The highest signal that has a name.
 const SIGNAL_MAX: u32 = 31;
 
@@ -140,7 +142,7 @@ struct Asked {
 
 impl Asked {
     fn of(start: v1::ExecStart) -> Result<Asked, Vec<Violation>> {
-        let v1::ExecStart { job_id: job, rank, token, command, environment, terminal } = start;
+        let v1::ExecStart { job_id: job, rank, token, command, environment, terminal, attach } = start;
         let mut violations = Vec::new();
         let job = job_id("start.job_id", &job).map_err(|v| violations.push(v)).ok();
         let token = token
@@ -149,7 +151,9 @@ impl Asked {
             .transpose()
             .map_err(|v| violations.push(v))
             .ok();
-        if command.first().is_none_or(String::is_empty) {
+        if attach {
+            attaches_to_no_more(&command, environment.is_empty(), terminal.is_some(), &mut violations);
+        } else if command.first().is_none_or(String::is_empty) {
             violations.push(Violation::new("start.command", "must name a program"));
         }
         if command.len() > limits::COMMAND_WORDS_MAX {
@@ -184,18 +188,36 @@ impl Asked {
             .ok();
         match (job, token, terminal) {
             (Some(job), Some(token), Some(terminal)) if violations.is_empty() => {
-                let text = beginning(&command);
+                let text = if attach { ATTACHES.to_owned() } else { beginning(&command) };
                 let environment = environment.into_iter().collect();
                 Ok(Asked {
                     job,
                     rank,
                     token,
-                    start: ExecInput::Start { command, environment, terminal },
+                    start: ExecInput::Start { command, environment, terminal, attach },
                     text,
                 })
             }
             _ => Err(violations),
         }
+    }
+}
+
+/// Who attaches to a worker's terminal runs nothing, and has a terminal.
+fn attaches_to_no_more(
+    command: &[String],
+    has_no_variables: bool,
+    has_terminal: bool,
+    violations: &mut Vec<Violation>,
+) {
+    if !command.is_empty() {
+        violations.push(Violation::new("start.command", "must be empty with start.attach"));
+    }
+    if !has_no_variables {
+        violations.push(Violation::new("start.environment", "must be empty with start.attach"));
+    }
+    if !has_terminal {
+        violations.push(Violation::new("start.terminal", "must be given with start.attach"));
     }
 }
 
@@ -595,9 +617,9 @@ fn response_of(input: ExecInput) -> agent::RelayExecResponse {
         ExecInput::Piece(piece) => {
             return forward(forward_port_request::Message::Piece(piece_to_proto(piece)));
         }
-        ExecInput::Start { command, environment, terminal } => {
+        ExecInput::Start { command, environment, terminal, attach } => {
             let (environment, terminal) = (environment.into_iter().collect(), terminal.map(terminal_of));
-            Message::Start(v1::ExecStart { command, environment, terminal, ..Default::default() })
+            Message::Start(v1::ExecStart { command, environment, terminal, attach, ..Default::default() })
         }
         ExecInput::Resize(size) => Message::Resize(terminal_of(size)),
         ExecInput::Data(bytes) => Message::Input(bytes.into()),
@@ -686,6 +708,11 @@ mod tests {
         let terminal = Some(v1::ExecTerminal { rows: 24, columns: 0 });
         assert_eq!(fields(v1::ExecStart { terminal, ..start(&["sh"]) }), ["start.terminal"]);
         assert!(Asked::of(start(&["sh", "-c", ""])).is_ok());
+        let attach = |command: &[&str], terminal| v1::ExecStart { attach: true, terminal, ..start(command) };
+        let size = Some(v1::ExecTerminal { rows: 24, columns: 80 });
+        assert_eq!(fields(attach(&["sh"], size)), ["start.command"]);
+        assert_eq!(fields(attach(&[], None)), ["start.terminal"]);
+        assert_eq!(Asked::of(attach(&[], size)).expect("it attaches").text, ATTACHES);
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! What a replica tells monitoring systems about itself, read from its applied state and its consensus at the moment of the
-//! request. The cost depends on the numbers of tenants, pools and restricted nodes, not on jobs or on other nodes.
+//! request. The cost depends on the numbers of tenants, pools, lost and restricted nodes, and gangs that start or stop, and not on other
+//! jobs and nodes.
 
 use muster_engine::{Delivery, Engine, ReplicaStatus, Role};
-use muster_metrics::{PoolFacts, QuotaFacts, ReplicaFacts, TENANTS_MAX, TenantFacts, UsedFacts};
+use muster_metrics::{PoolFacts, QuotaFacts, ReplicaFacts, StateFacts, TENANTS_MAX, TenantFacts, UsedFacts};
 use muster_monitoring::process_facts;
 use muster_state::{EligibleDemand, QuotaUse, State};
-use muster_types::Name;
+use muster_types::{DeviceSet, JobId, Name, NodeSpec};
 use std::collections::BTreeMap;
 
 /// A leader that was not heard for this long passes for lost: longer than an election takes. In milliseconds.
@@ -103,6 +104,7 @@ fn of_storage(engine: &Engine, facts: &mut ReplicaFacts) {
     facts.archive_damaged_objects = local.archive_unmended.len() as u64;
     facts.certificate_days_left = local.certificate_days_left;
     if facts.is_leader {
+        facts.sessions = Some(engine.open_sessions() as u64);
         of_notifications(&local.deliveries, facts);
     }
 }
@@ -152,6 +154,7 @@ fn of_state(view: &State) -> ReplicaFacts {
         tenants,
         leaves_tenants_out: names.len() > TENANTS_MAX,
         used: used(view),
+        states: states(view),
         pools: view.pools().filter_map(pool).collect(),
         ..ReplicaFacts::default()
     }
@@ -164,6 +167,85 @@ fn used(view: &State) -> Vec<UsedFacts> {
         used.entry(kind.clone()).or_default();
     }
     used.into_iter().map(|(kind, milli)| UsedFacts { kind: kind.to_string(), milli }).collect()
+}
+
+/// Thousandths of accelerators by region, type and what they do.
+#[derive(Default)]
+struct States<'a>(BTreeMap<(&'a Name, &'a Name), BTreeMap<&'static str, u64>>);
+
+impl<'a> States<'a> {
+    fn add(&mut self, (region, kind): (&'a Name, &'a Name), state: &'static str, milli: u64) {
+        *self.0.entry((region, kind)).or_default().entry(state).or_default() += milli;
+    }
+
+    fn take(&mut self, (region, kind): (&'a Name, &'a Name), state: &'static str, milli: u64) {
+        let found = self.0.entry((region, kind)).or_default().entry(state).or_default();
+        *found = found.saturating_sub(milli);
+    }
+
+    /// What gangs hold that run for all that is known, and do something else.
+    fn moves(&mut self, view: &'a State, jobs: impl Iterator<Item = JobId>, state: &'static str) {
+        for placement in jobs.filter_map(|job| view.job(job)?.placement.as_deref()) {
+            for (kind, milli) in &placement.charge.devices_milli {
+                self.add((&placement.region, kind), state, *milli);
+                self.take((&placement.region, kind), "running", *milli);
+            }
+        }
+    }
+}
+
+/// What accelerators do: those that jobs are charged for by whether their gangs start, run or stop, and the others by what keeps
+/// them from work.
+fn states(view: &State) -> Vec<StateFacts> {
+    let mut states = States::default();
+    for (key, pool) in view.pools() {
+        let Some(kind) = &key.kind else { continue };
+        let placeable = pool.placeable_shapes.iter();
+        let placeable: u64 =
+            placeable.map(|(shape, nodes)| u64::from(shape.devices) * u64::from(*nodes)).sum();
+        let of = (&key.region, kind);
+        states.add(of, "idle", pool.idle_devices * 1_000);
+        states.add(of, "cordoned", pool.total_devices.saturating_sub(placeable) * 1_000);
+        for state in ["starting", "running", "stopping", "unhealthy", "foreign", "lost"] {
+            states.add(of, state, 0);
+        }
+    }
+    for ((_, kind, region), milli) in view.quota_usage().own() {
+        states.add((region, kind), "running", milli);
+    }
+    states.moves(view, view.starting().map(|(_, job)| job), "starting");
+    states.moves(view, view.stopping(), "stopping");
+    for node in view.lost_nodes().filter_map(|(_, id)| view.node(id)) {
+        let Some(of) = kind_of(&node.spec) else { continue };
+        let milli = u64::from(node.spec.device_count()) * 1_000;
+        states.add(of, "lost", milli);
+        states.take(of, "cordoned", milli);
+    }
+    for (id, restriction) in view.restrictions() {
+        let Some(node) = view.node(id).filter(|node| node.is_placeable()) else { continue };
+        let Some(of) = kind_of(&node.spec) else { continue };
+        let (DeviceSet(faulty), DeviceSet(foreign)) =
+            (restriction.health.unusable, restriction.foreign.devices);
+        let of_free = |devices: u64| u64::from((devices & node.free.devices.0).count_ones()) * 1_000;
+        let (faulty, foreign) = (of_free(faulty), of_free(foreign & !faulty));
+        states.add(of, "unhealthy", faulty);
+        states.add(of, "foreign", foreign);
+    }
+    let rows = states.0.into_iter().flat_map(|((region, kind), states)| {
+        let row = move |(state, milli)| StateFacts {
+            region: region.to_string(),
+            kind: kind.to_string(),
+            state,
+            milli,
+        };
+        states.into_iter().map(row)
+    });
+    rows.collect()
+}
+
+/// Where a node's accelerators are counted; none for one without any.
+fn kind_of(spec: &NodeSpec) -> Option<(&Name, &Name)> {
+    spec.accelerators.as_ref().map(|has| (&spec.region, &has.kind))
 }
 
 fn tenant(view: &State, eligible: &EligibleDemand, name: &Name) -> Option<TenantFacts> {

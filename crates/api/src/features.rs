@@ -17,10 +17,14 @@ use crate::headers::REQUIRED_FEATURES;
 /// `JobSelector`, with `after_job_id`. `job-limits`: `TenantLimits.user`, `.job` and `.tiers`. `policy-parts`: `UpdatePolicy`.
 /// `job-nodes`: `JobSpec.nodes`. `job-workdir`: `JobSpec.workdir`. `accelerator-budgets`: `accelerator_hours` of limits.
 /// `quota-grants`: `QuotaService`. `job-artifacts`: `JobSpec.artifacts`.
-/// `job-ulimits`: `JobSpec.ulimits`. `job-capacity`: `JobSpec.capacity`. `job-affinity`: `JobSpec.affinity`.
+/// `job-ulimits`: `JobSpec.ulimits`. `job-host`: `JobSpec.host`. `job-capacity`: `JobSpec.capacity`. `job-affinity`: `JobSpec.affinity`.
 /// `job-segments`: `TopologyRule.segments`. `elastic-groups`: `TaskGroup.min_workers` in jobs of several groups. `booking-rules`:
-/// `BookingSpec.rule`.
-pub(crate) const FEATURES: [&str; 14] = [
+/// `BookingSpec.rule`. `job-licences`: `JobSpec.licences`. `spend-budgets`: `spend` and `on_limit` of limits, `devices` of limits of
+/// users, `submissions_per_minute` of tiers. `tenant-queues`: `TenantPolicy.queue`. `job-hold`: `Job.hold`. `job-nice`:
+/// `JobSpec.nice`. `job-exclusive`: `JobSpec.exclusive`. `job-readiness`: `JobSpec.readiness`. `container-credentials`:
+/// `ContainerRuntime.credentials`. `job-terminal`: `JobSpec.terminal`, `ExecStart.attach`. `job-notify`: `JobSpec.notify`, and receivers
+/// with `for_jobs`.
+pub(crate) const FEATURES: [&str; 25] = [
     "job-controls",
     "job-limits",
     "policy-parts",
@@ -30,11 +34,22 @@ pub(crate) const FEATURES: [&str; 14] = [
     "quota-grants",
     "job-artifacts",
     "job-ulimits",
+    "job-host",
     "job-capacity",
     "job-affinity",
     "job-segments",
     "elastic-groups",
     "booking-rules",
+    "job-licences",
+    "spend-budgets",
+    "tenant-queues",
+    "job-hold",
+    "job-nice",
+    "job-exclusive",
+    "job-readiness",
+    "container-credentials",
+    "job-terminal",
+    "job-notify",
 ];
 
 /// Bytes of all names that a request may have.
@@ -96,12 +111,19 @@ mod tests {
             workdir: Some(v1::Workdir::default()),
             artifacts: Some(v1::ArtifactRules::default()),
             ulimits: Some(v1::Ulimits::default()),
+            host: Some(v1::HostRules::default()),
             capacity: Some(v1::CapacityRules::default()),
             affinity: vec![v1::JobAffinity::default()],
+            notify: vec![v1::JobNotification::default()],
+            licences: vec![v1::LicenceRequest::default()],
+            nice: 1,
+            exclusive: true,
+            readiness: Some(v1::ReadinessRule::default()),
             ..Default::default()
         };
-        let names = muster_wire::features::required_by(&[v1::Job { spec: Some(spec), ..Default::default() }]);
-        assert_eq!(names.len(), 6);
+        let job = v1::Job { spec: Some(spec), hold: true, ..Default::default() };
+        let names = muster_wire::features::required_by(&[job]);
+        assert_eq!(names.len(), 13);
         assert_eq!(checked(&[&names.join(",")]), Ok(()));
     }
 
@@ -110,7 +132,7 @@ mod tests {
         assert_eq!(checked(&[]), Ok(()));
         assert_eq!(checked(&["job-controls"]), Ok(()));
         assert_eq!(checked(&["policy-parts, job-controls"]), Ok(()));
-        assert_eq!(checked(&["job-segments, elastic-groups, booking-rules"]), Ok(()));
+        assert_eq!(checked(&["job-segments, elastic-groups, booking-rules, spend-budgets, tenant-queues"]), Ok(()));
         assert_eq!(checked(&["job-controls,time-travel"]), Err("time-travel".to_owned()));
         assert_eq!(checked(&["job-controls", "policy-parts"]), Err(String::new()));
         assert_eq!(checked(&[""]), Err(String::new()));

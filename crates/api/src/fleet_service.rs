@@ -27,6 +27,7 @@ use crate::render;
 use crate::watcher::{Messages, NodeTopic, Watches};
 
 mod capacity;
+pub(crate) mod holds;
 mod probe;
 
 pub(crate) use probe::Probes;
@@ -384,6 +385,45 @@ impl FleetService for Fleet {
             })
         };
         change_node!(self, request, uncordon_node -> UncordonNodeResponse, order)
+    }
+
+    async fn set_fleet_hold(
+        &self,
+        request: Request<v1::SetFleetHoldRequest>,
+    ) -> Result<Response<v1::SetFleetHoldResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let (command, target) = holds::command(&caller, &message)?;
+        let visibility = caller.visibility();
+        let engine = self.router.engine();
+        let local = || async {
+            let answer = engine.execute(command.clone()).await?;
+            let view = engine.view();
+            let hold = view.fleet_hold(&target).map(|row| holds::shown(visibility, &target, row));
+            Ok(v1::SetFleetHoldResponse { hold, freshness: written(engine, answer.at()) })
+        };
+        let onward = |channel| {
+            let request = Router::onward(message.clone(), caller);
+            async move { Ok(FleetServiceClient::new(channel).set_fleet_hold(request).await?.into_inner()) }
+        };
+        self.router.write(caller, local, onward).await.map(Response::new)
+    }
+
+    async fn list_fleet_holds(
+        &self,
+        request: Request<v1::ListFleetHoldsRequest>,
+    ) -> Result<Response<v1::ListFleetHoldsResponse>, Status> {
+        let (deadline, caller) = (self.router.read_deadline(&request), self.router.caller(&request));
+        let (account, visibility) = (caller.account(), caller.visibility());
+        let message = request.into_inner();
+        let engine = self.router.engine().clone();
+        let view = self.router.fresh(account, (message.read.as_ref(), UNSAID_OF_LISTS), deadline).await?;
+        let bytes = view.fleet_holds().count().saturating_mul(holds::ROW_BYTES);
+        let make = move || {
+            let holds = holds::list(&view, visibility);
+            Ok(v1::ListFleetHoldsResponse { holds, freshness: Some(freshness(&engine, &view)) })
+        };
+        self.router.page(account, bytes, make).await
     }
 
     async fn forget_node(

@@ -69,6 +69,8 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 const STREAM_TIMEOUT: Duration = Duration::from_secs(1);
 /// The part of a caller's time that is reserved for sending it a refusal.
 const ANSWER_RESERVE_MAX: Duration = Duration::from_millis(100);
+/// How long a read waits for what the leader alone knows.
+const LEADER_ASKED_MAX: Duration = Duration::from_secs(2);
 
 /// Where a write is carried out.
 pub(crate) enum Route {
@@ -605,6 +607,25 @@ impl Router {
             Err(refusal) => return Ok(Err(refusal)),
         };
         tokio::time::timeout_at(caller.deadline, local()).await
+    }
+
+    /// Asks the leader what it alone knows, where it is another replica. None where this replica leads, or where no answer comes
+    /// soon: what is known here has to do then.
+    pub(crate) async fn ask_leader<T, R>(&self, caller: Caller, ask: impl FnOnce(Onward) -> R) -> Option<T>
+    where
+        R: Future<Output = Result<T, Status>>,
+    {
+        if caller.forwarded || self.engine().is_leader() {
+            return None;
+        }
+        let asked = async {
+            match self.route(caller).await {
+                Ok(Route::Remote(Remote { channel, .. })) => ask(channel).await.ok(),
+                Ok(Route::Local) | Err(_) => None,
+            }
+        };
+        let until = caller.deadline.min(Instant::now() + LEADER_ASKED_MAX);
+        tokio::time::timeout_at(until, asked).await.ok().flatten()
     }
 
     /// Carries out a write that is safe to repeat: here or at the leader, again when the leader

@@ -58,6 +58,8 @@ pub(crate) struct Candidate<'a> {
     pub(crate) spec: &'a JobSpec,
     /// That of the spec, or the one that the job had before a change.
     pub(crate) tier: PriorityTier,
+    /// Likewise.
+    pub(crate) tenant: &'a Name,
     pub(crate) metadata: Option<&'a Arc<JobMetadata>>,
 }
 
@@ -185,11 +187,11 @@ impl JobFilter {
 
     /// Whether it passes by what never changes of it, by its tier and by what it carries.
     fn covers<V: Deref<Target = State>>(&self, view: &impl Fn() -> V, job: Candidate<'_>) -> bool {
-        let Candidate { id, row, spec, tier, metadata } = job;
+        let Candidate { id, row, spec, tier, tenant, metadata } = job;
         let array = || spec.array.map(|member| ArrayId::of_member(id, member.ordinal));
         (self.jobs.is_empty() || self.jobs.contains(&id))
             && (self.array.is_none() || self.array == array())
-            && self.is_of_tenant(view, &spec.tenant)
+            && self.is_of_tenant(view, tenant)
             && (self.tiers.is_empty() || self.tiers.contains(&tier))
             && spec.name.starts_with(&self.name_prefix)
             && self.created_from.is_none_or(|from| row.submitted_at >= from)
@@ -226,7 +228,7 @@ impl JobFilter {
         let end = after.unwrap_or(JobId(u64::MAX));
         let of = move |id: JobId, row| {
             let spec = view.spec(id)?;
-            Some(Candidate { id, row, spec, tier: spec.tier, metadata: view.metadata(id) })
+            Some(Candidate { id, row, spec, tier: spec.tier, tenant: &spec.tenant, metadata: view.metadata(id) })
         };
         if !self.jobs.is_empty() {
             let named = self.jobs.range(..end).rev();
@@ -257,7 +259,7 @@ impl JobFilter {
     ) -> Box<dyn Iterator<Item = Option<Candidate<'a>>> + Send + 'a> {
         let of = move |id: JobId| {
             let (row, spec) = (view.job(id)?, view.spec(id)?);
-            let job = Candidate { id, row, spec, tier: spec.tier, metadata: view.metadata(id) };
+            let job = Candidate { id, row, spec, tier: spec.tier, tenant: &spec.tenant, metadata: view.metadata(id) };
             self.shows(view, job).then_some(job)
         };
         match (self.jobs.is_empty(), self.array.map(range_of)) {
@@ -284,7 +286,7 @@ impl JobFilter {
         }
         let (row, spec) = view.shown_member(id)?;
         let spec = Arc::new(spec);
-        let job = Candidate { id, row: &row, spec: &spec, tier: spec.tier, metadata: view.carried(id) };
+        let job = Candidate { id, row: &row, spec: &spec, tier: spec.tier, tenant: &spec.tenant, metadata: view.carried(id) };
         self.shows(view, job).then_some(())
     }
 
@@ -356,7 +358,7 @@ impl JobFilter {
         // Only jobs that carry something can pass, and they are far fewer.
         let carrying = view.all_metadata().iter().filter_map(move |(id, carried)| {
             let (row, spec) = (view.job(*id)?, view.spec(*id)?);
-            let job = Candidate { id: *id, row, spec, tier: spec.tier, metadata: Some(carried) };
+            let job = Candidate { id: *id, row, spec, tier: spec.tier, tenant: &spec.tenant, metadata: Some(carried) };
             self.shows(view, job).then_some(job)
         });
         Box::new(carrying)

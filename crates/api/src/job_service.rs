@@ -2,18 +2,14 @@
 
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
-use futures::{StreamExt, TryStreamExt};
 use muster_decider::{Answer, Command, JobPath};
-use muster_engine::{Attempt, Engine, LogRequest, Reading};
+use muster_engine::Reading;
 use muster_metrics::ReplicaMetrics;
-use muster_state::{Phase, RankState, State};
-use muster_types::{
-    Consistency, FencingToken, JobId, NodeId, Refusal, RefusalCode, Submission, Violation, limits,
-};
-use muster_wire::closed::{number_or_zero, of_word, value_from_proto, word};
+use muster_state::State;
+use muster_types::{Consistency, JobId, Refusal, RefusalCode, Submission, Violation, limits};
 use muster_wire::convert::{
-    UNSAID_OF_LISTS, array_id, fencing_token_from_proto, fencing_token_to_proto, job_id, jobs_from_proto,
-    request_id, request_id_of, submission_to_proto, submissions_from_proto,
+    UNSAID_OF_LISTS, array_id, fencing_token_from_proto, job_id, jobs_from_proto, request_id, request_id_of,
+    submission_to_proto, submissions_from_proto,
 };
 use muster_wire::shared::encoded_len;
 use muster_wire::status::to_status;
@@ -22,22 +18,24 @@ use muster_wire::v1;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::job_service_server::JobService;
 use std::sync::Arc;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::arrays;
 use crate::controls;
 use crate::exec::{self, Execs};
 use crate::explanation;
-use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router, of_leader};
+use crate::forward::{Caller, ONWARD_BYTES_MAX, Router};
 use crate::job_filter::JobFilter;
 use crate::original::Onward;
+use crate::outputs::Outputs;
 use crate::port_forward;
 use crate::read::{PAGE_BYTES_MAX, bad_page, cluster, freshness, invalid, page_size, written};
 use crate::recorded::StreamRecorder;
 use crate::render::{self, Detail};
-use crate::shares::{Account, Pool, PoolPermit, Tallies, Tally};
+use crate::shares::{Pool, PoolPermit};
 use crate::spans::MadeJobs;
+use crate::starting;
+use crate::starts;
 use crate::submit_stream::{self, naming_leader};
 use crate::visibility::Visibility;
 use crate::watcher::{JobTopic, Messages, Watches};
@@ -53,12 +51,11 @@ const PAGE_BYTES: usize = 1 << 20;
 pub(crate) const FULL_PAGE_BYTES: usize = 4 * PAGE_BYTES;
 /// What submissions that wait for a decision may take in memory, in KiB: as much as the engine has for them.
 const WAITING_KIB_MAX: u64 = 64 << 10;
-/// Outputs that are read at a time.
+
+/// Outputs that clients read at a time.
 const OUTPUTS_MAX: u64 = 8_192;
 /// Of one tenant, or of one certificate that is of no tenant.
 const OUTPUTS_EACH_MAX: u64 = 512;
-/// Of one node, for one account: half of what its agent sends at a time.
-const OUTPUTS_OF_NODE_MAX: u32 = 16;
 
 #[derive(Clone)]
 pub(crate) struct Jobs {
@@ -68,9 +65,7 @@ pub(crate) struct Jobs {
     /// What submissions that wait for the leader's decision, here, take in memory; [`Router::write`] counts them.
     waiting_kib: Pool,
     /// Outputs that are read through here.
-    outputs: Pool,
-    /// Of one node, by account: its agent sends only a limited number at a time.
-    outputs_of_nodes: Tallies<(Account, NodeId)>,
+    outputs: Outputs,
     execs: Execs,
 }
 
@@ -82,35 +77,9 @@ impl Jobs {
             watches,
             metrics,
             waiting_kib,
-            outputs: Pool::new(OUTPUTS_MAX, OUTPUTS_EACH_MAX),
-            outputs_of_nodes: Tallies::default(),
+            outputs: Outputs::new(OUTPUTS_MAX, OUTPUTS_EACH_MAX),
             execs: Execs::default(),
         }
-    }
-
-    /// A place among the outputs that are read from the node of a worker.
-    fn place_at_node(
-        &self,
-        account: Account,
-        job: JobId,
-        (rank, attempt): (u32, Attempt),
-    ) -> Result<Option<Tally<(Account, NodeId)>>, Status> {
-        let view = self.router.engine().view();
-        let placement = view.job(job).and_then(|row| attempt.of(row));
-        let slot = placement.and_then(|placement| placement.slots.get(rank as usize));
-        // What cannot be read is refused behind this.
-        let Some(node) = slot.map(|slot| slot.node).filter(|_| !account.is_unbounded()) else {
-            return Ok(None);
-        };
-        let place = self.outputs_of_nodes.enter((account, node), OUTPUTS_OF_NODE_MAX).ok_or_else(|| {
-            let node = render::node_name(&view, node);
-            let text =
-                format!("{account} reads {OUTPUTS_OF_NODE_MAX} outputs of {node}, as many at once as it may");
-            to_status(
-                &Refusal::new(RefusalCode::Overloaded, text).with("account", account).with("node", node),
-            )
-        })?;
-        Ok(Some(place))
     }
 
     /// Memory for a submission among those that wait: no tenant takes all of it.
@@ -226,7 +195,7 @@ fn messages(jobs: &[Submission]) -> impl Iterator<Item = v1::Job> {
     jobs.iter().map(submission_to_proto)
 }
 
-fn onward_client(channel: Onward) -> JobServiceClient<Onward> {
+pub(crate) fn onward_client(channel: Onward) -> JobServiceClient<Onward> {
     JobServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX)
 }
 
@@ -379,7 +348,18 @@ impl JobService for Jobs {
         let job = arrays::job_explained(&self.router, &view, id, caller)
             .await
             .map_err(|refusal| to_status(&refusal))?;
-        let job = job.ok_or_else(|| to_status(&no_such_job(id)))?;
+        let mut job = job.ok_or_else(|| to_status(&no_such_job(id)))?;
+        if starting::waits_for_images(&view, id) && caller.visibility().sees_job(&view, id) {
+            let onward = |channel| async move {
+                Ok(onward_client(channel).get_job(Router::onward(message, caller)).await?.into_inner())
+            };
+            if let Some(answer) = self.router.ask_leader(caller, onward).await {
+                return Ok(Response::new(answer));
+            }
+            if let Some(sentence) = starting::sentence(engine, &view, id) {
+                job.status_mut().message = sentence;
+            }
+        }
         Ok(Response::new(v1::GetJobResponse { job: Some(job), freshness: Some(freshness(engine, &view)) }))
     }
 
@@ -436,6 +416,19 @@ impl JobService for Jobs {
         let explained = self.router.in_turn(caller.account(), work).await;
         let explanation = match explained.map_err(|refusal| to_status(&refusal))? {
             Some(explained) => explanation::waiting(&view, &explained),
+            None if starting::waits_for_images(&view, id) && visibility.sees_job(&view, id) => {
+                let onward = |channel| async move {
+                    Ok(onward_client(channel).explain_job(Router::onward(message, caller)).await?.into_inner())
+                };
+                if let Some(answer) = self.router.ask_leader(caller, onward).await {
+                    return Ok(Response::new(answer));
+                }
+                let placed = explanation::placed(&view, id, row);
+                match starting::sentence(engine, &view, id) {
+                    Some(message) => v1::Explanation { message, ..placed },
+                    None => placed,
+                }
+            }
             None => explanation::placed(&view, id, row),
         };
         Ok(Response::new(v1::ExplainJobResponse {
@@ -487,7 +480,14 @@ impl JobService for Jobs {
             Detail::Basic => size.saturating_mul(ROW_BYTES),
             Detail::Full => FULL_PAGE_BYTES,
         };
-        let make = move || list(&engine, &view, &message.page_token, filter, (size, detail, visibility));
+        let make = move || {
+            let shown = (size, detail, visibility);
+            let mut listed = list(&engine, &view, &message.page_token, filter, shown)?;
+            if message.expected_starts {
+                starts::add(&engine, &view, &mut listed);
+            }
+            Ok(listed)
+        };
         self.router.page(account, bytes, make).await
     }
 
@@ -550,65 +550,7 @@ impl JobService for Jobs {
         request: Request<v1::ReadLogsRequest>,
     ) -> Result<Response<Self::ReadLogsStream>, Status> {
         let caller = self.router.caller(&request);
-        let message = request.into_inner();
-        let job = job_id("job_id", &message.job_id).map_err(|v| invalid(vec![v]))?;
-        value_from_proto::<v1::OutputStream>("stream", message.stream).map_err(|v| invalid(vec![v]))?;
-        let attempt = attempt(&message).map_err(|v| invalid(vec![v]))?;
-        let message_rank = message.rank;
-        let account = caller.account();
-        let place = self.outputs.enter(account, 1).ok_or_else(|| {
-            let text = format!("{account} reads as many outputs at once as its share allows; try again");
-            to_status(&Refusal::new(RefusalCode::Overloaded, text).with("account", account))
-        })?;
-        let stream = match self.router.route(caller).await? {
-            Route::Remote(leader) => {
-                // Following may take as long as the job: no deadline on the way.
-                let mut onward = Router::onward(message, caller);
-                onward.metadata_mut().remove("grpc-timeout");
-                let opened = onward_client(leader.channel).read_logs(onward).await;
-                let stream = opened.map_err(of_leader)?.into_inner();
-                stream.map_err(of_leader).boxed()
-            }
-            Route::Local => {
-                let request = LogRequest {
-                    read_id: 0,
-                    job,
-                    token: FencingToken::default(),
-                    rank: message.rank,
-                    follow: message.follow,
-                    stream: word::<v1::OutputStream>(message.stream).to_owned(),
-                    tail_bytes: message.tail_bytes,
-                    from_position: message.from_position,
-                };
-                let engine = self.router.engine();
-                caller.check_job_there(&engine.view(), job).map_err(|refusal| to_status(&refusal))?;
-                let of_node = self.place_at_node(account, job, (message_rank, attempt))?;
-                let reading = engine.read_logs(job, message.rank, attempt, request).await;
-                let (token, chunks) = reading.map_err(|refusal| to_status(&refusal))?;
-                let placed = engine.clone();
-                let stream = ReceiverStream::new(chunks)
-                    .map_ok(move |chunk| v1::ReadLogsResponse {
-                        stream: number_or_zero(of_word::<v1::OutputStream>(&chunk.stream)),
-                        data: chunk.data.into(),
-                        position: chunk.position,
-                        dropped_bytes: chunk.dropped_bytes,
-                        token: Some(fencing_token_to_proto(token)),
-                    })
-                    .map_err(move |refusal| {
-                        to_status(&of_unlaunched(&placed, job, token, message_rank, refusal))
-                    });
-                // The place is taken until the output ends.
-                let held = stream.inspect(move |_| {
-                    let _ = &of_node;
-                });
-                held.boxed()
-            }
-        };
-        // The place is taken until the output ends.
-        let held = stream.inspect(move |_| {
-            let _ = &place;
-        });
-        Ok(Response::new(held.boxed()))
+        self.outputs.open(&self.router, caller, request.into_inner()).await.map(Response::new)
     }
 
     type ExecWorkerStream = exec::ToCaller;
@@ -669,36 +611,6 @@ impl JobService for Jobs {
         request: Request<v1::UpdateJobRequest>,
     ) -> Result<Response<v1::UpdateJobResponse>, Status> {
         controls::update(&self.router, request).await
-    }
-}
-
-/// A node that knows nothing of a worker that was never reported has not launched it yet.
-fn of_unlaunched(engine: &Engine, job: JobId, token: FencingToken, rank: u32, refusal: Refusal) -> Refusal {
-    let view = engine.view();
-    let placement = view.job(job).filter(|row| !matches!(row.phase, Phase::Finished(_)));
-    let placement =
-        placement.and_then(|row| row.placement.as_ref()).filter(|placement| placement.token == token);
-    let state = placement.and_then(|placement| placement.ranks.get(rank as usize));
-    if refusal.code != RefusalCode::OutputNotFound || state != Some(&RankState::Assigned) {
-        return refusal;
-    }
-    let text = format!("rank {rank} of {job} is placed and has not started");
-    Refusal::new(RefusalCode::WorkerNotStarted, text).with("job_id", job).with("rank", rank)
-}
-
-/// Which placement's output is meant.
-fn attempt(message: &v1::ReadLogsRequest) -> Result<Attempt, Violation> {
-    match &message.token {
-        Some(_) if message.previous => Err(Violation::new(
-            "previous",
-            "cannot be asked for together with a token, which names the attempt",
-        )),
-        Some(token) => fencing_token_from_proto("token", Some(token)).map(Attempt::Token),
-        None if message.from_position > 0 => {
-            Err(Violation::new("from_position", "needs the token of the attempt that it is a position of"))
-        }
-        None if message.previous => Ok(Attempt::Previous),
-        None => Ok(Attempt::Current),
     }
 }
 
@@ -781,5 +693,6 @@ pub(crate) fn list(
         None => JobTopic::new(filter, false, (detail, visibility)).resume_behind(view, oldest)?,
     };
     let freshness = Some(freshness(engine, view));
-    Ok(v1::ListJobsResponse { jobs, next_page_token: next.unwrap_or_default(), freshness, resume_token })
+    let next_page_token = next.unwrap_or_default();
+    Ok(v1::ListJobsResponse { jobs, next_page_token, freshness, resume_token, forecast: None })
 }

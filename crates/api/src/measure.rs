@@ -4,7 +4,6 @@
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use muster_metrics::{CallLabels, CallSeries, RefusalLabels, ReplicaMetrics};
-use muster_page::ErrorBudget;
 use muster_types::RefusalCode;
 use muster_wire::status::Refused;
 use std::pin::Pin;
@@ -26,9 +25,9 @@ const CODES: [Code; 6] =
 const TIMED: [&str; 3] =
     ["muster.v1beta1.JobService/SubmitJob", "muster.v1beta1.JobService/SubmitJobs", STREAMED_SUBMISSION];
 /// What is promised, the millionths of calls that may fail, and whether a method counts.
-type CallObjective = (&'static str, u64, fn(&str) -> bool);
+pub(crate) type CallObjective = (&'static str, u64, fn(&str) -> bool);
 /// The objectives of `ops/slo` about calls that have an answer or none.
-const OBJECTIVES: [CallObjective; 2] = [
+pub(crate) const OBJECTIVES: [CallObjective; 2] = [
     ("Submissions are accepted or refused with a reason.", 500, is_submission),
     ("Reads of jobs, queues and nodes are answered.", 1_000, is_read),
 ];
@@ -79,13 +78,9 @@ fn is_read(method: &str) -> bool {
     method.split_once('/').is_some_and(|(_, name)| READ_NAMES.iter().any(|read| name.starts_with(read)))
 }
 
-/// What this replica has spent of the error budgets since it started.
-pub(crate) fn budgets(metrics: &ReplicaMetrics) -> Vec<ErrorBudget> {
-    let budget = |(promise, budget_millionths, is_of): (&'static str, u64, fn(&str) -> bool)| {
-        let (calls, failed) = counted(metrics, is_of);
-        ErrorBudget { promise, budget_millionths, calls, failed }
-    };
-    OBJECTIVES.map(budget).into()
+/// For each objective, the calls that this replica has answered since it started, and those that failed.
+pub(crate) fn spent(metrics: &ReplicaMetrics) -> [(u64, u64); OBJECTIVES.len()] {
+    OBJECTIVES.map(|(_, _, is_of)| counted(metrics, is_of))
 }
 
 /// Calls of the methods, and those that failed by the fault of the service.
@@ -328,9 +323,7 @@ mod tests {
         answered("muster.v1beta1.JobService/GetJob", "UNAVAILABLE", "unmet");
         answered("muster.v1beta1.JobService/ExplainJob", "INTERNAL", "");
         answered("muster.v1beta1.JobService/CancelJob", "INTERNAL", "");
-        let found: Vec<(u64, u64)> =
-            budgets(&metrics).into_iter().map(|budget| (budget.calls, budget.failed)).collect();
-        assert_eq!(found, [(3, 1), (2, 1)]);
+        assert_eq!(spent(&metrics), [(3, 1), (2, 1)]);
     }
 
     #[test]

@@ -3,12 +3,14 @@
 use bytes::Bytes;
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt, TryStreamExt};
+use muster_decider::PlannedImage;
 use muster_engine::{
-    Inbound, LogChunk, Opening, Order, Outbound, ProbeOrder, ProbeReport, Session, WorkerReport,
+    Inbound, LogChunk, NodeStage, Opening, Order, Outbound, ProbeOrder, ProbeReport, Session, WorkerReport,
 };
 use muster_state::State;
 use muster_transport::ShortName;
-use muster_types::{Features, NodeId, Refusal, RefusalCode, Violation, limits};
+use muster_types::container::is_reference;
+use muster_types::{Features, NodeId, Refusal, RefusalCode, StartStage, Violation, limits};
 use muster_wire::agent;
 use muster_wire::agent::node_service_client::NodeServiceClient;
 use muster_wire::agent::node_service_server::NodeService;
@@ -329,13 +331,45 @@ fn inbound_of(request: agent::SessionRequest) -> Result<Inbound, Vec<Violation>>
         Some(session_request::Message::ForeignLoad(load)) => {
             foreign_load_from_proto("foreign_load", &load).map(Inbound::ForeignLoad).map_err(|v| vec![v])
         }
+        Some(session_request::Message::Images(held)) => Ok(Inbound::Images(held_images(held))),
+        Some(session_request::Message::StartStage(report)) => start_stage(report),
         Some(session_request::Message::Note(note)) => inbound_note(note),
         Some(session_request::Message::Register(_)) => refuse("message", "a session registers once"),
         None => refuse(
             "message",
-            "must be one of register, heartbeat, report, confirm_start, health, note, preflight_report, foreign_load",
+            "must be one of register, heartbeat, report, confirm_start, health, note, preflight_report, foreign_load, \
+             images, start_stage",
         ),
     }
+}
+
+/// What is no reference, or too much, is left out: a hint is worth no session.
+fn held_images(held: agent::HeldImages) -> Vec<String> {
+    let references = held.references.into_iter().filter(|reference| is_reference(reference));
+    references.take(limits::IMAGES_HELD_MAX).collect()
+}
+
+fn start_stage(report: agent::StartStageReport) -> Result<Inbound, Vec<Violation>> {
+    let job = job_id("start_stage.job_id", &report.job_id).map_err(|v| vec![v])?;
+    let token =
+        fencing_token_from_proto("start_stage.token", report.token.as_ref()).map_err(|v| vec![v])?;
+    let stage = match report.stage() {
+        agent::StartStage::Pulling => StartStage::Pulling,
+        agent::StartStage::Unpacking => StartStage::Unpacking,
+        // One of a later release is behind these.
+        agent::StartStage::Starting | agent::StartStage::Unspecified => StartStage::Starting,
+    };
+    let image = if is_reference(&report.image) { report.image } else { String::new() };
+    Ok(Inbound::StartStage { job, token, stage: NodeStage { stage, image } })
+}
+
+fn prefetch_order(images: &[PlannedImage]) -> agent::PrefetchOrder {
+    let image = |planned: &PlannedImage| agent::PrefetchImage {
+        tenant: planned.tenant.to_string(),
+        image: planned.image.clone(),
+        credentials: planned.credentials.as_ref().map(ToString::to_string).unwrap_or_default(),
+    };
+    agent::PrefetchOrder { images: images.iter().take(limits::IMAGES_AHEAD_MAX).map(image).collect() }
 }
 
 fn inbound_note(note: agent::WorkerNote) -> Result<Inbound, Vec<Violation>> {
@@ -350,7 +384,10 @@ fn inbound_note(note: agent::WorkerNote) -> Result<Inbound, Vec<Violation>> {
             let agent::StepNote { number, duration_ms } = step;
             Ok(Inbound::Step { job, token, rank: note.rank, number, duration_ms })
         }
-        None => Err(vec![Violation::new("note.note", "must be one of checkpoint_committed, step")]),
+        Some(agent::worker_note::Note::Ready(agent::ReadyNote {})) => {
+            Ok(Inbound::Ready { sequence: note.sequence, job, token, rank: note.rank })
+        }
+        None => Err(vec![Violation::new("note.note", "must be one of checkpoint_committed, step, ready")]),
     }
 }
 
@@ -457,6 +494,7 @@ fn response(view: &State, node: NodeId, message: Outbound) -> agent::SessionResp
             reason: stop.reason.map(|reason| reason.name().to_owned()).unwrap_or_default(),
         }),
         Outbound::Probe(order) => Message::PreflightOrder(preflight_order(order)),
+        Outbound::Prefetch(images) => Message::Prefetch(prefetch_order(&images)),
         Outbound::ReadLogs(read) => Message::ReadLogs(agent::ReadLogsOrder {
             read_id: read.read_id,
             job_id: read.job.to_string(),

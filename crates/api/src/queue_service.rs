@@ -9,6 +9,7 @@ use muster_wire::v1::tenant_service_server::TenantService;
 use tonic::{Request, Response, Status};
 
 use crate::forward::Router;
+use crate::licences;
 use crate::read::{bad_page, cluster, freshness, page_size};
 use crate::render;
 use crate::watcher::{Messages, QueueTopic, Watches};
@@ -41,6 +42,23 @@ impl TenantService for Queues {
         let view = self.router.fresh(account, (message.read.as_ref(), UNSAID_OF_LISTS), deadline).await?;
         let make = move || list(&engine, &view, &message, size);
         self.router.page(account, size.saturating_mul(ROW_BYTES), make).await
+    }
+
+    async fn list_licences(
+        &self,
+        request: Request<v1::ListLicencesRequest>,
+    ) -> Result<Response<v1::ListLicencesResponse>, Status> {
+        let (deadline, account) =
+            (self.router.read_deadline(&request), self.router.caller(&request).account());
+        let message = request.into_inner();
+        let engine = self.router.engine().clone();
+        let view = self.router.fresh(account, (message.read.as_ref(), UNSAID_OF_LISTS), deadline).await?;
+        let bytes = licences::LISTED_MAX.saturating_mul(licences::ROW_BYTES);
+        let make = move || {
+            let licences = licences::list(&view);
+            Ok(v1::ListLicencesResponse { licences, freshness: Some(freshness(&engine, &view)) })
+        };
+        self.router.page(account, bytes, make).await
     }
 
     type WatchTenantsStream = Messages<v1::WatchTenantsResponse>;

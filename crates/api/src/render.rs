@@ -91,6 +91,7 @@ fn whole(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail) 
         spec: full.then(|| v1::JobSpec { array: spec.array.map(alone), ..job_spec_to_proto(spec, contract) }),
         status: Some(status(view, id, row, spec, detail)),
         redacted: false,
+        hold: false,
     }
 }
 
@@ -128,6 +129,7 @@ fn status(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail)
             .map(|promise| nominated_placement(view, promise, detail)),
         history: attempt_history(view, id, detail),
         controls: if full { controls(view, id, row) } else { None },
+        expected_start: None,
     }
 }
 
@@ -258,9 +260,20 @@ pub(crate) fn status_of(view: &State, id: JobId, row: &JobRow) -> (String, Strin
             ("REQUEUED", format!("waits again: {so}; why: muster explain {id}"))
         }
         (Phase::Running, _, Some(slow)) => ("STRAGGLER", straggles(slow)),
+        (Phase::Running, _, None) => ("RUNNING", who_is_ready(view, id, row)),
         (phase, ..) => return status_of_row(id, row, phase),
     };
     (code.to_owned(), text)
+}
+
+/// How many workers of a job that asks for it are ready; empty where all are, or nobody asks.
+fn who_is_ready(view: &State, id: JobId, row: &JobRow) -> String {
+    let is_asked = view.spec(id).is_some_and(|spec| spec.readiness_ms.is_some());
+    let placement = row.placement.as_deref().filter(|_| is_asked);
+    let missing = placement.filter(|placement| placement.ready.len() < placement.slots.len());
+    missing.map_or_else(String::new, |placement| {
+        format!("{} of {} workers are ready", placement.ready.len(), placement.slots.len())
+    })
 }
 
 /// The same of a member of an array that has no row among the jobs: the array knows who ended what was left of it.
@@ -537,6 +550,8 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
     let mine = placement.slots.iter().enumerate().filter(|(_, slot)| slot.node == node);
     let workers = mine.filter_map(|(rank, slot)| {
         let (group, _) = spec.group_of(rank as u32, placement.slots.len())?;
+        // A worker that has its host to itself has all of it, whatever it asked for at least.
+        let whole = view.node(node).filter(|_| group.request.exclusive);
         Some(agent::WorkerLaunch {
             rank: rank as u32,
             group: group.name.to_string(),
@@ -550,8 +565,8 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
                 .as_ref()
                 .and_then(|_| view.node(node)?.spec.accelerators.as_ref().map(|a| a.kind.to_string()))
                 .unwrap_or_default(),
-            cpu_milli: group.request.cpu_milli,
-            memory_bytes: group.request.memory_bytes,
+            cpu_milli: whole.map_or(group.request.cpu_milli, |host| host.spec.cpu_milli),
+            memory_bytes: whole.map_or(group.request.memory_bytes, |host| host.spec.memory_bytes),
             device_share_milli: match group.request.accelerators.as_ref().map(|asked| asked.amount) {
                 Some(DeviceAmount::Share(milli)) => milli.into(),
                 Some(DeviceAmount::Whole(_)) | None => 0,
@@ -590,7 +605,9 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
         artifacts: contract.artifacts.as_ref().map(muster_wire::convert::artifacts_to_proto),
         artifacts_bytes_max: view.policy().policy.job_limits(&spec.tenant, spec.tier).artifacts_bytes_max,
         ulimits: muster_wire::convert::ulimits_to_proto(&contract.ulimits),
+        host: muster_wire::convert::host_rules_to_proto(&contract.host),
         trace_parent: contract.trace_parent.map(|parent| parent.to_string()).unwrap_or_default(),
+        terminal: contract.terminal,
     }
 }
 
@@ -642,6 +659,7 @@ fn controls(view: &State, id: JobId, job: &JobRow) -> Option<v1::JobControls> {
     let row = view.control(id)?;
     let text = |by: &Option<Requester>| by.as_ref().map(Requester::to_string).unwrap_or_default();
     let modified = row.modified.as_ref();
+    let spec = view.spec(id);
     Some(v1::JobControls {
         hold: row.hold.as_ref().filter(|_| job.held).map(|hold| v1::JobHold {
             principal: hold.by.to_string(),
@@ -655,5 +673,7 @@ fn controls(view: &State, id: JobId, job: &JobRow) -> Option<v1::JobControls> {
         modified_by: modified.map(|change| change.by.to_string()).unwrap_or_default(),
         modify_time: modified.and_then(|change| log_time(change.at)),
         modified_at_index: modified.map_or(0, |change| change.index.0),
+        moved_to_front_at_index: spec.and_then(|spec| spec.front).map_or(0, |index| index.0),
+        size: spec.and_then(|spec| spec.size).unwrap_or(0),
     })
 }

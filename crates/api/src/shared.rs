@@ -22,6 +22,7 @@ pub struct Shared {
     pub(crate) issuers: Issuers,
     pub(crate) denied: DeniedLog,
     pub(crate) drills: Drills,
+    pub(crate) objectives: ObjectiveAccount,
 }
 
 impl Shared {
@@ -32,7 +33,14 @@ impl Shared {
         let router = Router::new(engine, config, security);
         let issuers = Issuers::new(Vec::new());
         let (unwritten, recorder) = (Ledger::default(), CallRecorder::default());
-        Shared { router, unwritten, recorder, issuers, denied: None, drills }
+        let objectives = ObjectiveAccount::default();
+        Shared { router, unwritten, recorder, issuers, denied: None, drills, objectives }
+    }
+
+    /// The same with error budgets from there.
+    #[must_use]
+    pub fn accounting(self, objectives: ObjectiveAccount) -> Shared {
+        Shared { objectives, ..self }
     }
 
     /// The same with calls recorded there.

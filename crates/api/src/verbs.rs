@@ -43,6 +43,7 @@ fn verb_of(path: &str) -> Option<Verb> {
         | "v1beta1.FleetService/GetHealthPolicy"
         | "v1beta1.FleetService/GetNode"
         | "v1beta1.FleetService/ListCapacity"
+        | "v1beta1.FleetService/ListFleetHolds"
         | "v1beta1.FleetService/ListNodes"
         | "v1beta1.FleetService/WatchNodes"
         | "v1beta1.HistoryService/ReadDecisions"
@@ -57,6 +58,7 @@ fn verb_of(path: &str) -> Option<Verb> {
         | "v1beta1.QuotaService/ListQuotaGrants"
         | "v1beta1.ScheduleService/GetSchedule"
         | "v1beta1.ScheduleService/ListSchedules"
+        | "v1beta1.TenantService/ListLicences"
         | "v1beta1.TenantService/ListTenants"
         | "v1beta1.TenantService/WatchTenants" => Verb::Read,
         "v1beta1.JobService/SubmitJob"
@@ -132,6 +134,7 @@ mod tests {
             "ListTokens",
             "PlanBooking",
             "RevokeToken",
+            "SetFleetHold",
         ];
         for rule in RULES {
             let name = rule.path.rsplit('/').next().expect("a path");

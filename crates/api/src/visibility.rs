@@ -75,7 +75,7 @@ impl Visibility {
     }
 
     /// Whether it sees a job whole. Of one that is not kept any more nobody knows whose it was.
-    fn sees_job(self, view: &State, job: JobId) -> bool {
+    pub(crate) fn sees_job(self, view: &State, job: JobId) -> bool {
         self == Visibility::All || view.tenant_of(job).is_some_and(|tenant| self.sees(view, tenant))
     }
 
@@ -163,13 +163,16 @@ impl Visibility {
             | Decision::CertificateRevoked { by, .. }
             | Decision::NodeOverridesSet { by, .. }
             | Decision::BookingDeleted { by, .. }
+            | Decision::FleetHoldSet { by, .. }
                 if !by.is_unknown() =>
             {
                 blank(content, &OPERATOR);
                 true
             }
             // What a booking keeps is for everybody to see; who made it, for whom and why, for its owner.
-            Decision::BookingCreated { spec, .. } if !self.sees(view, &spec.tenant) => {
+            Decision::BookingCreated { spec, .. }
+                if !spec.tenant.as_ref().is_some_and(|owner| self.sees(view, owner)) =>
+            {
                 blank(content, &BOOKING);
                 true
             }

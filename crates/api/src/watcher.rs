@@ -163,11 +163,13 @@ impl Topic for JobTopic {
 
     fn wants(&self, engine: &Engine, change: &Change) -> Want {
         match change {
-            // Also one whose labels or tier match no more: a watch that selects by them has to show it.
+            // Also one whose labels, tier or tenant match no more: a watch that selects by them has to show it.
             Change::Job { id, row, spec, metadata, before } => {
-                let job = Candidate { id: *id, row, spec, tier: spec.tier, metadata: metadata.as_ref() };
+                let (tier, tenant) = (spec.tier, &spec.tenant);
+                let job = Candidate { id: *id, row, spec, tier, tenant, metadata: metadata.as_ref() };
                 let was = before.as_ref().map(|before| Candidate {
                     tier: before.tier,
+                    tenant: &before.tenant,
                     metadata: before.metadata.as_ref(),
                     ..job
                 });
@@ -175,7 +177,10 @@ impl Topic for JobTopic {
                 whole(follows(job) || was.is_some_and(follows))
             }
             Change::JobForgotten(id) => whole(self.filter.may_have_shown(*id)),
-            Change::Node { .. } | Change::NodeForgotten { .. } | Change::Queues(_) => Want::Nothing,
+            Change::Node { .. }
+            | Change::NodeForgotten { .. }
+            | Change::ScheduleSuspended { .. }
+            | Change::Queues(_) => Want::Nothing,
         }
     }
 
@@ -193,7 +198,10 @@ impl Topic for JobTopic {
                 Some(Body::Changed(job))
             }
             Change::JobForgotten(id) => Some(Body::Forgotten(id.to_string())),
-            Change::Node { .. } | Change::NodeForgotten { .. } | Change::Queues(_) => None,
+            Change::Node { .. }
+            | Change::NodeForgotten { .. }
+            | Change::ScheduleSuspended { .. }
+            | Change::Queues(_) => None,
         }
     }
 
@@ -260,7 +268,10 @@ impl Topic for NodeTopic {
                 whole(left || self.covers(&row.spec))
             }
             Change::NodeForgotten { spec, .. } => whole(self.covers(spec)),
-            Change::Job { .. } | Change::JobForgotten(_) | Change::Queues(_) => Want::Nothing,
+            Change::Job { .. }
+            | Change::JobForgotten(_)
+            | Change::ScheduleSuspended { .. }
+            | Change::Queues(_) => Want::Nothing,
         }
     }
 
@@ -271,7 +282,10 @@ impl Topic for NodeTopic {
                 Some(Body::Changed(render::node_with(*id, row, restriction.as_deref(), gangs)))
             }
             Change::NodeForgotten { id, .. } => Some(Body::Forgotten(id.to_string())),
-            Change::Job { .. } | Change::JobForgotten(_) | Change::Queues(_) => None,
+            Change::Job { .. }
+            | Change::JobForgotten(_)
+            | Change::ScheduleSuspended { .. }
+            | Change::Queues(_) => None,
         }
     }
 

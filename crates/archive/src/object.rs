@@ -187,15 +187,18 @@ impl DirectoryStore {
 
     /// Copies every object of another archive's directory, unchanged; an object that is here already under the same name
     /// and with the same size stays. Objects never change, so where the system can, both directories share one file. How
-    /// many were taken in, and their bytes.
+    /// many were taken in, and their bytes. `told` hears behind each object how many bytes of how many are here.
     ///
     /// # Errors
     /// When either directory cannot be read or written; what was copied by then is whole, and calling again
     /// goes on.
-    pub fn take_in(&self, from: &DirectoryStore) -> io::Result<(u64, u64)> {
-        let (mut taken, mut bytes) = (0, 0);
+    pub fn take_in(&self, from: &DirectoryStore, told: &mut dyn FnMut(u64, u64)) -> io::Result<(u64, u64)> {
+        let (mut taken, mut bytes, mut here) = (0, 0, 0);
         let objects = [from.list(SEGMENTS)?, from.list(BASES)?, from.list(RETENTION)?].concat();
+        let all: u64 = objects.iter().map(|object| object.bytes).sum();
         for object in objects {
+            told(here, all);
+            here += object.bytes;
             if self.size(&object.name).is_ok_and(|size| size == object.bytes) {
                 continue;
             }

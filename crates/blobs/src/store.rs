@@ -64,7 +64,7 @@ pub enum BlobError {
     Local(io::Error),
 }
 
-/// Where objects are. A directory today; a service that puts, gets and looks up whole objects can follow.
+/// Where objects are: a directory, a bucket, or the store of an agent elsewhere.
 pub trait BlobStore {
     /// Whether the object is there. One that is counts as used now, as far as the store can record that.
     ///
@@ -234,7 +234,8 @@ fn fault(digest: &BlobDigest, error: &io::Error) -> BlobError {
 }
 
 fn no_answer(error: io::Error) -> BlobError {
-    BlobError::Unreachable(error.to_string())
+    // What is written to may be a store that says more than that it does not answer.
+    error.downcast().unwrap_or_else(|error| BlobError::Unreachable(error.to_string()))
 }
 
 fn failed(path: &Path, error: &io::Error) -> BlobError {

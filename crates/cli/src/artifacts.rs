@@ -2,12 +2,13 @@
 
 use clap::Subcommand;
 use clap_complete::engine::ArgValueCompleter;
-use muster_blobs::{BlobDirectory, UnpackError, Unpacking, unpack};
+use muster_blobs::{Store, UnpackError, Unpacking, unpack};
 use muster_client::Client;
 use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items};
-use muster_types::{BlobDigest, limits};
+use muster_types::{BlobDigest, limits, quantity};
 use muster_wire::v1;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::complete;
 use crate::find::{self, Find};
@@ -46,28 +47,87 @@ A directory that exists is left alone. Nothing is written outside of it, whateve
         /// The directory that is made; without it `artifacts-` and the job's id
         #[arg(short = 'd', long = "directory", value_name = "DIR")]
         directory: Option<PathBuf>,
-        /// The directory of the store of files, which nodes have as files.store
-        #[arg(long, env = "MUSTER_STORE", value_name = "DIR")]
+        /// The store of files, which nodes have as files.store: a directory, or s3://BUCKET/PREFIX
+        #[arg(long, env = "MUSTER_STORE", value_name = "STORE")]
+        store: Option<PathBuf>,
+    },
+    /// Remove from a bucket what was not used for long, of artifacts and of files that were sent with jobs
+    #[command(after_help = "\
+Examples:
+  muster artifacts expire --older-than 90d --dry-run    how much that is
+  muster artifacts expire --older-than 90d
+
+A job whose files are gone fails at its next attempt, so keep them longer than jobs wait and run. Of a store that is a directory, remove \
+old files below `objects` with find.")]
+    Expire {
+        /// For how long it was not used; at least 8d, because a use is recorded once a week
+        #[arg(long, value_name = "DURATION", value_parser = age_ms)]
+        older_than: u64,
+        /// Count only
+        #[arg(long)]
+        dry_run: bool,
+        /// The bucket, s3://BUCKET/PREFIX, which nodes have as files.store
+        #[arg(long, env = "MUSTER_STORE", value_name = "STORE")]
         store: Option<PathBuf>,
     },
 }
 
+/// The least age of what is removed: longer than a bucket does not record a use.
+const AGE_MIN_MS: u64 = 8 * 24 * 3_600_000;
+
+fn age_ms(text: &str) -> Result<u64, String> {
+    let ms = quantity::span_ms(text).ok_or_else(|| format!("must be {}", quantity::SPAN_RULE))?;
+    if ms < AGE_MIN_MS {
+        return Err("must be at least 8d".to_owned());
+    }
+    Ok(ms)
+}
+
+/// The store that is named, else that of the configuration.
+fn store_of(global: &Global, store: Option<PathBuf>) -> Result<Store, Failure> {
+    let store = match store {
+        Some(store) => Some(store),
+        None => global.store()?,
+    };
+    let store = store.ok_or_else(|| {
+        Failure::usage("the files are in a store, and none is named").with_next(
+            "name what nodes have as files.store: --store STORE, MUSTER_STORE, or `store = \"STORE\"` next to \
+             `endpoints` in $XDG_CONFIG_HOME/muster/config.toml (~/.config/muster/config.toml)",
+        )
+    })?;
+    Ok(Store::at(store, &global.bucket()?))
+}
+
+fn expire(console: &Console, store: &Store, older_than_ms: u64, dry_run: bool) -> Result<Exit, Failure> {
+    let Store::Bucket(bucket) = store else {
+        return Err(Failure::usage("the store is no bucket").with_next(
+            "name one with --store s3://BUCKET/PREFIX; of a directory, remove old files: find DIR/objects -type f -mtime +90 -delete",
+        ));
+    };
+    let expired = bucket.expire(Duration::from_millis(older_than_ms), dry_run);
+    let expired = expired.map_err(|error| {
+        Failure::new(Exit::Unavailable, error.to_string()).with_next("repeat it; what was removed is not looked at again")
+    })?;
+    let done = if dry_run { "would be removed" } else { "were removed" };
+    let (objects, kept) = (expired.objects, expired.kept);
+    console.line(&format!("{objects} objects with {} {done}, {kept} stay", size(expired.bytes)))?;
+    Ok(Exit::Ok)
+}
+
 pub async fn run(global: &Global, console: &Console, command: ArtifactsCommand) -> Result<Exit, Failure> {
+    let (id, wanted) = match command {
+        ArtifactsCommand::Expire { older_than, dry_run, store } => {
+            return expire(console, &store_of(global, store)?, older_than, dry_run);
+        }
+        ArtifactsCommand::List { id } => (id, None),
+        ArtifactsCommand::Get { id, rank, directory, store } => (id, Some((rank, directory, store))),
+    };
     let client = global.client().await?;
-    match command {
-        ArtifactsCommand::List { id } => list(&client, console, &id).await,
-        ArtifactsCommand::Get { id, rank, directory, store } => {
-            let store = match store {
-                Some(store) => Some(store),
-                None => global.store()?,
-            };
-            let store = store.ok_or_else(|| {
-                Failure::usage("the files are in a store, and none is named").with_next(
-                    "name the directory that nodes have as files.store: --store DIR, MUSTER_STORE, or `store = \"DIR\"` next to \
-                     `endpoints` in $XDG_CONFIG_HOME/muster/config.toml (~/.config/muster/config.toml)",
-                )
-            })?;
-            get(&client, console, (&id, rank), directory, store).await
+    match wanted {
+        None => list(&client, console, &id).await,
+        Some((rank, directory, store)) => {
+            let store = store_of(global, store)?;
+            get(&client, console, (&id, rank), directory, &store).await
         }
     }
 }
@@ -139,7 +199,7 @@ async fn get(
     console: &Console,
     (id, rank): (&str, Option<u32>),
     directory: Option<PathBuf>,
-    store: PathBuf,
+    store: &Store,
 ) -> Result<Exit, Failure> {
     let (job, _) = known(client, id).await?;
     let wanted: Vec<_> = kept_of(&job)
@@ -160,13 +220,12 @@ async fn get(
     if rank.is_none() {
         std::fs::create_dir(&directory)?;
     }
-    let store = BlobDirectory::at(store);
     for (kept, digest) in wanted.iter().zip(lists) {
         let into = match rank {
             Some(_) => directory.clone(),
             None => directory.join(format!("rank-{}", kept.rank)),
         };
-        fetch(&store, digest, &into, kept.bytes).inspect_err(|_| {
+        fetch(store, digest, &into, kept.bytes).inspect_err(|_| {
             // It stays where others of its workers' files are in it, and goes where the first ones could not be had.
             if rank.is_none() {
                 let _ = std::fs::remove_dir(&directory);
@@ -183,7 +242,7 @@ async fn get(
 }
 
 /// Makes the directory with all files of one worker, or leaves nothing of it.
-fn fetch(store: &BlobDirectory, digest: BlobDigest, into: &Path, bytes_max: u64) -> Result<(), Failure> {
+fn fetch(store: &Store, digest: BlobDigest, into: &Path, bytes_max: u64) -> Result<(), Failure> {
     let asked = Unpacking { digest, into, bytes_max, owner: None, is_given_up: &|| false };
     unpack(store, &asked).map_err(|error| {
         // It was made here.
@@ -193,7 +252,7 @@ fn fetch(store: &BlobDirectory, digest: BlobDigest, into: &Path, bytes_max: u64)
             _ => Exit::Failed,
         };
         Failure::new(exit, format!("{}: {error}", into.display()))
-            .with_next("name the store that the job's nodes have as files.store with --store, where this machine has it mounted")
+            .with_next("name the store that the job's nodes have as files.store with --store: a directory where this machine has it mounted, or the bucket")
     })
 }
 

@@ -1,4 +1,4 @@
-//! `muster booking create|list|show|delete`: nodes that are set aside for a tenant over windows of time.
+//! `muster booking create|list|show|delete`: nodes that are set aside over windows of time, for a tenant or for maintenance.
 
 use clap::{Args, Subcommand};
 use muster_client::Client;
@@ -15,7 +15,7 @@ use crate::job_files::now_ms;
 /// Commands about bookings.
 #[derive(Subcommand)]
 pub enum BookingCommand {
-    /// Set nodes aside for a tenant, or say with --dry-run what that would cost others
+    /// Set nodes aside for a tenant or for maintenance, or say with --dry-run what that would cost others
     #[command(after_help = "\
 Examples:
   muster booking create demo --tenant research --devices 16 --type h100 --start 2027-03-01T09:00:00+01:00 --for 4h --dry-run
@@ -23,6 +23,7 @@ Examples:
   muster booking create nightly --tenant vision --hosts 2 --type h100 --start 2027-03-01T22:00:00Z --for 6h --every 1d --times 30
   muster booking create office --tenant vision --hosts 2 --type h100 --every mon-fri --at 09:00 --zone Europe/Berlin --for 8h --times 20
   muster booking create lab --tenant vision --node h1,h2 --for 8h --others stop --shared --reason 'repair of the model'
+  muster booking create upgrade --maintenance --region eu-1 --every sun --at 02:00 --zone Europe/Berlin --for 4h --times 26 --notice 2h
 
 Nodes are whole hosts of one cluster; the leader chooses them, and chooses again when one is lost. A job uses them during a window if it
 names the booking (booking: NAME in its file), or with --shared if it is of the tenant. A start has an offset from UTC, and windows with
@@ -31,7 +32,10 @@ a time that is skipped when clocks are set forward is the first moment after the
 During --notice nothing is placed there whose run-time limit passes the start.
 --others decides about work that is still there then: finish lets it run to its end, stop and fill stop it with its grace, and fill lets
 jobs without a limit begin there until the start. An administrator of a tenant books where the policy gives that right (rights.bookings),
-names --type, stays within the nominal quota, and lets others finish.")]
+names --type, stays within the nominal quota, and lets others finish.
+With --maintenance nothing at all runs there in a window: name nodes, or a region, a cluster or both, with the nodes that join later.
+What is still there is stopped, and bookings of tenants have their nodes again behind it. Operators alone may ask for it; the windows
+of a policy (muster policy) are for what happens once.")]
     Create(Box<CreateArgs>),
     /// List the bookings that are not over
     #[command(after_help = "\
@@ -64,8 +68,11 @@ pub struct CreateArgs {
     /// What to call it: jobs name it so
     name: String,
     /// Whose jobs may use the nodes: this tenant's, and those of the tenants below it
-    #[arg(long, value_name = "TENANT")]
-    tenant: String,
+    #[arg(long, value_name = "TENANT", required_unless_present = "maintenance")]
+    tenant: Option<String>,
+    /// Let nothing run there during a window: for operators
+    #[arg(long, conflicts_with_all = ["tenant", "user", "jobs", "shared", "hosts", "devices", "kind", "labels"])]
+    maintenance: bool,
     /// The user whose jobs alone may name it, as `muster job show` names creators
     #[arg(long = "for-user", value_name = "USER")]
     user: Option<String>,
@@ -76,7 +83,7 @@ pub struct CreateArgs {
     #[arg(long, conflicts_with_all = ["user", "jobs"])]
     shared: bool,
     /// These nodes, whatever becomes of them; several with commas, or several times
-    #[arg(long = "node", value_name = "NODE", value_delimiter = ',', conflicts_with_all = ["hosts", "devices", "kind", "region", "in_cluster", "labels"], required_unless_present_any = ["hosts", "devices"])]
+    #[arg(long = "node", value_name = "NODE", value_delimiter = ',', conflicts_with_all = ["hosts", "devices", "kind", "region", "in_cluster", "labels"], required_unless_present_any = ["hosts", "devices", "maintenance"])]
     nodes: Vec<String>,
     /// This number of hosts, which the leader chooses
     #[arg(long, value_name = "COUNT", conflicts_with = "devices")]
@@ -118,9 +125,9 @@ pub struct CreateArgs {
     /// How long ahead of each window the nodes are cleared, up to 30d
     #[arg(long, value_name = "DURATION", value_parser = duration_ms)]
     notice: Option<u64>,
-    /// How others' work on the nodes is treated: finish, stop or fill
-    #[arg(long, value_name = "HOW", default_value = "finish", value_parser = others)]
-    others: BookingClearing,
+    /// How others' work on the nodes is treated: finish, stop or fill [default: finish, and stop for maintenance]
+    #[arg(long, value_name = "HOW", value_parser = others)]
+    others: Option<BookingClearing>,
     /// Why, for people
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
@@ -183,7 +190,7 @@ impl CreateArgs {
             labels: self.labels.iter().cloned().collect(),
         };
         v1::BookingSpec {
-            tenant: self.tenant.clone(),
+            tenant: self.tenant.clone().unwrap_or_default(),
             user: self.user.clone().unwrap_or_default(),
             jobs: self.jobs.clone(),
             shared: self.shared,
@@ -196,14 +203,24 @@ impl CreateArgs {
             },
             windows: self.times.unwrap_or_default(),
             notice: self.notice.map(duration),
-            clearing: number(self.others),
+            clearing: number(self.clearing()),
             reason: self.reason.clone(),
             rule: self.rule(),
+            maintenance: self.maintenance,
         }
     }
 
-    /// Days of the week go with a local time, and whole days without one.
+    fn clearing(&self) -> BookingClearing {
+        let usual = if self.maintenance { BookingClearing::Stop } else { BookingClearing::Finish };
+        self.others.unwrap_or(usual)
+    }
+
+    /// Days of the week go with a local time, and whole days without one; maintenance says where.
     fn check(&self) -> Result<(), Failure> {
+        if self.maintenance && self.nodes.is_empty() && self.region.is_none() && self.in_cluster.is_none() {
+            let text = "--maintenance goes with --node, --region or --in-cluster";
+            return Err(Failure::usage(text).with_next("say what is to be empty, as in --region eu-1"));
+        }
         let (text, next) = match (self.every, &self.at) {
             (Some(Recurrence::Weekdays(_)), None) => (
                 "--every with days of the week goes with --at",
@@ -248,6 +265,10 @@ pub async fn run(global: &Global, console: &Console, command: BookingCommand) ->
 struct BookingView {
     name: String,
     tenant: String,
+    maintenance: bool,
+    /// All nodes of this place, for maintenance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    place: Option<String>,
     #[serde(skip_serializing_if = "String::is_empty")]
     user: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -279,6 +300,8 @@ impl From<v1::Booking> for BookingView {
         let spec = booking.spec.unwrap_or_default();
         BookingView {
             name: booking.name,
+            maintenance: spec.maintenance,
+            place: spec.shape.as_ref().filter(|_| spec.maintenance && booking.nodes.is_empty()).map(place),
             tenant: spec.tenant,
             user: spec.user,
             jobs: spec.jobs,
@@ -296,6 +319,22 @@ impl From<v1::Booking> for BookingView {
             reason: spec.reason,
             above_quota: booking.above_quota,
         }
+    }
+}
+
+/// A region or a cluster in words.
+fn place(shape: &v1::BookingShape) -> String {
+    match (shape.region.as_str(), shape.cluster.as_str()) {
+        (region, "") => format!("region {region}"),
+        ("", cluster) => format!("cluster {cluster}"),
+        (region, cluster) => format!("cluster {cluster} of region {region}"),
+    }
+}
+
+impl BookingView {
+    /// The nodes, or the place of which it has all.
+    fn what(&self, apart: &str) -> String {
+        self.place.as_ref().map_or_else(|| self.nodes.join(apart), |place| format!("all nodes of {place}"))
     }
 }
 
@@ -325,6 +364,9 @@ struct Overrunning {
 #[serde(rename_all = "camelCase")]
 struct PlanView {
     nodes: Vec<String>,
+    node_count: u32,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    met_bookings: Vec<String>,
     others: &'static str,
     overrunning: Vec<Overrunning>,
     displaced_job_ids: Vec<String>,
@@ -342,7 +384,9 @@ async fn plan(client: &Client, console: &Console, args: &CreateArgs) -> Result<(
         .map(|job| Overrunning { job_id: job.job_id, expected_end: moment(job.expected_end_time) });
     let view = PlanView {
         nodes: answer.nodes,
-        others: word::<BookingClearing>(number(args.others)),
+        node_count: answer.node_count,
+        met_bookings: answer.met_bookings,
+        others: word::<BookingClearing>(number(args.clearing())),
         overrunning: overrunning.collect(),
         displaced_job_ids: answer.displaced_job_ids,
         truncated: answer.truncated,
@@ -358,7 +402,13 @@ async fn plan(client: &Client, console: &Console, args: &CreateArgs) -> Result<(
 }
 
 fn plan_lines(view: &PlanView) -> Vec<String> {
-    let mut lines = vec![format!("nodes: {}", view.nodes.join(" "))];
+    let mut lines = vec![match view.nodes.is_empty() {
+        true => format!("nodes: {} now, and those that join later", view.node_count),
+        false => format!("nodes: {}", view.nodes.join(" ")),
+    }];
+    for booking in &view.met_bookings {
+        lines.push(format!("booking {booking} has some of them during a window"));
+    }
     let fate =
         if view.others == "finish" { "would run into the window" } else { "would be stopped at the start" };
     if view.overrunning.is_empty() {
@@ -399,7 +449,7 @@ async fn create(client: &Client, console: &Console, args: &CreateArgs) -> Result
         return console.object(&Document::new("Booking", answer.freshness, view));
     }
     let from = view.window_start.as_deref().unwrap_or("unknown");
-    console.progress(&format!("booking {} keeps {} from {from}", view.name, view.nodes.join(", ")));
+    console.progress(&format!("booking {} keeps {} from {from}", view.name, view.what(", ")));
     Ok(())
 }
 
@@ -418,14 +468,16 @@ async fn list(client: &Client, console: &Console) -> Result<(), Failure> {
             let header = vec!["NAME", "TENANT", "STATE", "FROM", "UNTIL", "LEFT", "NODES", "OTHERS", "QUOTA"];
             let mut grid = Grid::new(header);
             for booking in items {
+                let whose = if booking.maintenance { "(maintenance)".to_owned() } else { booking.tenant };
+                let nodes = booking.place.unwrap_or_else(|| booking.nodes.len().to_string());
                 grid.row(vec![
                     booking.name,
-                    booking.tenant,
+                    whose,
                     (if booking.open { "open" } else { "ahead" }).to_owned(),
                     booking.window_start.unwrap_or_default(),
                     booking.window_end.unwrap_or_default(),
                     booking.windows_left.to_string(),
-                    booking.nodes.len().to_string(),
+                    nodes,
                     booking.others.to_owned(),
                     (if booking.above_quota.is_empty() { "-" } else { "above" }).to_owned(),
                 ]);
@@ -459,6 +511,7 @@ fn shown(view: &BookingView) -> Vec<(&'static str, String)> {
         (None, days) => format!(", {} left, every {days}d", view.windows_left),
     };
     let whose = match (view.shared, view.jobs.is_empty(), view.user.is_empty()) {
+        _ if view.maintenance => "nobody: maintenance".to_owned(),
         (true, ..) => "every job of the tenant".to_owned(),
         (_, true, true) => "jobs of the tenant that name it".to_owned(),
         (_, false, _) => format!("jobs that name it, of these names: {}", view.jobs.join(", ")),
@@ -466,11 +519,11 @@ fn shown(view: &BookingView) -> Vec<(&'static str, String)> {
     };
     let mut pairs = vec![
         ("name", view.name.clone()),
-        ("tenant", view.tenant.clone()),
+        ("tenant", if view.maintenance { "-".to_owned() } else { view.tenant.clone() }),
         ("open to", whose),
         ("window", format!("{from} to {until} ({state}{again})")),
         ("others", view.others.to_owned()),
-        ("nodes", view.nodes.join(" ")),
+        ("nodes", view.what(" ")),
     ];
     pairs.extend(view.notice.clone().map(|notice| ("notice", notice)));
     let texts = [("made by", &view.creator), ("reason", &view.reason), ("quota", &view.above_quota)];
@@ -543,6 +596,8 @@ mod tests {
         let job = Overrunning { job_id: "job-1".to_owned(), expected_end: None };
         let mut view = PlanView {
             nodes: vec!["h1".to_owned(), "h2".to_owned()],
+            node_count: 2,
+            met_bookings: Vec::new(),
             others: "finish",
             overrunning: vec![job],
             displaced_job_ids: vec!["job-2".to_owned()],
@@ -557,7 +612,28 @@ mod tests {
                 "job-2 would lose the place that is kept for it",
             ]
         );
-        view.others = "stop";
-        assert!(plan_lines(&view)[1].starts_with("job-1 would be stopped at the start"));
+        (view.others, view.met_bookings) = ("stop", vec!["nightly".to_owned()]);
+        let lines = plan_lines(&view);
+        assert_eq!(lines[1], "booking nightly has some of them during a window");
+        assert!(lines[2].starts_with("job-1 would be stopped at the start"), "{lines:?}");
+        (view.nodes, view.node_count) = (Vec::new(), 40);
+        assert_eq!(plan_lines(&view)[0], "nodes: 40 now, and those that join later");
+    }
+
+    #[test]
+    fn maintenance_says_where_and_stops_what_is_there() {
+        let parsed = |more: &[&str]| {
+            let usual = ["create", "upgrade", "--maintenance", "--for", "4h"];
+            Line::try_parse_from([&usual[..], more].concat()).map(|line| line.args)
+        };
+        let region = parsed(&["--region", "eu-1"]).expect("it is whole");
+        region.check().expect("it says where");
+        let spec = region.spec();
+        assert_eq!((spec.maintenance, spec.tenant.as_str()), (true, ""));
+        assert_eq!(spec.clearing, number(BookingClearing::Stop));
+        assert!(parsed(&[]).expect("words").check().is_err());
+        for wrong in [&["--tenant", "lab"][..], &["--hosts", "2"], &["--shared"]] {
+            assert!(parsed(wrong).is_err(), "{wrong:?}");
+        }
     }
 }

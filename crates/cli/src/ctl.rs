@@ -21,6 +21,14 @@ Examples:
     /// Say that a step is done; waits for nobody
     #[command(after_help = "Examples:\n  muster ctl step --number 1201 --duration-ms 830")]
     Step(StepArgs),
+    /// Say that this worker is ready; returns once the cluster knows
+    #[command(after_help = "\
+Each worker says it, once it does what it was started for. A job that has `readiness: {timeout: 10m}` in its file fails to
+start unless all of them do in time. Waits 30 s for the cluster.
+
+Examples:
+  muster ctl ready")]
+    Ready,
     /// Print the notice to stop; exit code 3 while there is none
     #[command(after_help = "Examples:\n  while ! muster ctl notice; do do_some_work; done; save")]
     Notice,
@@ -59,6 +67,7 @@ pub fn run(global: &Global, console: &Console, command: CtlCommand) -> Result<Ex
             let patience = global.timeout.unwrap_or(COMMIT_MAX);
             worker.checkpoint_committed_within(args.step, patience).map_err(failure)?;
         }
+        CtlCommand::Ready => worker.ready().map_err(failure)?,
         CtlCommand::Step(args) => worker.step(args.number, Duration::from_millis(args.duration_ms)),
         CtlCommand::Notice => {
             let Some(notice) = worker.notice() else { return Ok(Exit::NotFound) };

@@ -23,6 +23,7 @@ mod foreign;
 mod incident;
 mod job;
 mod job_files;
+mod licence;
 mod log;
 mod login;
 mod man;
@@ -38,6 +39,7 @@ mod queue_reason;
 mod queue_text;
 mod quota;
 mod reading;
+mod region;
 mod report;
 mod run;
 mod schedule;
@@ -120,6 +122,8 @@ pub enum ClientCommand {
     Logs(job::logs::LogsArgs),
     /// Run a command next to a worker that runs, with what the worker has
     Exec(job::exec::ExecArgs),
+    /// Type to a worker that has a terminal, and see what it writes
+    Attach(job::exec::AttachArgs),
     /// Reach a port of a worker from this machine: TensorBoard, a notebook, a dashboard
     PortForward(job::port_forward::PortForwardArgs),
     /// Files that workers have left: list them, fetch them
@@ -191,12 +195,18 @@ pub enum ClientCommand {
     /// The cluster's own certificates: make an authority, issue, rotate, look; needs no cluster
     #[command(subcommand)]
     Ca(ca::CaCommand),
-    /// Nodes that are set aside for a tenant over windows of time: book them, look, give them back
+    /// Nodes that are set aside over windows of time, for a tenant or for maintenance: book them, look, give them back
     #[command(subcommand, visible_alias = "bookings")]
     Booking(booking::BookingCommand),
+    /// Regions, clusters and tenants that are held until further notice: hold, release, list
+    #[command(subcommand, visible_alias = "regions")]
+    Region(region::RegionCommand),
     /// What there is of each type in each region, by how it was bought: what is free, prices, how often nodes are taken away
     #[command(subcommand)]
     Capacity(capacity::CapacityCommand),
+    /// Licences and other things that the policy counts: how many there are, who holds them, which job is next
+    #[command(subcommand, visible_alias = "licences")]
+    Licence(licence::LicenceCommand),
     /// Jobs that are submitted again and again: make, look at, suspend and run schedules
     #[command(subcommand, visible_alias = "schedules")]
     Schedule(schedule::ScheduleCommand),
@@ -320,7 +330,9 @@ async fn dispatch(
         ClientCommand::Drill(command) => muster_live_drill::run(global, console, command).await,
         ClientCommand::Ca(command) => ca::run(global, console, command).await,
         ClientCommand::Booking(command) => booking::run(global, console, command).await,
+        ClientCommand::Region(command) => region::run(global, console, command).await,
         ClientCommand::Capacity(command) => capacity::run(global, console, command).await,
+        ClientCommand::Licence(command) => licence::run(global, console, command).await,
         ClientCommand::Schedule(command) => schedule::run(global, console, command).await,
         ClientCommand::Token(command) => token::run(global, console, command).await,
         ClientCommand::Login(args) => login::run(global, console, args).await,
@@ -336,6 +348,7 @@ async fn dispatch(
         ClientCommand::Ctl(command) => ctl::run(global, console, command),
         ClientCommand::Logs(args) => job::logs::run(global, console, args).await,
         ClientCommand::Exec(args) => job::exec::run(global, console, args).await,
+        ClientCommand::Attach(args) => job::exec::attach(global, console, args).await,
         ClientCommand::PortForward(args) => job::port_forward::run(global, console, args).await,
         ClientCommand::Artifacts(command) => artifacts::run(global, console, command).await,
         ClientCommand::Cancel(args) => job::run(global, console, job::JobCommand::Cancel(args)).await,
@@ -365,7 +378,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("kill", "muster cancel ID"),
     ("stop", "muster cancel ID"),
     ("scancel", "muster cancel ID"),
-    ("scontrol", "muster job hold|release|requeue|suspend|modify ID, muster job show ID"),
+    ("scontrol", "muster job hold|release|requeue|suspend|modify|top ID, muster job show ID"),
     ("hold", "muster job hold ID"),
     ("release", "muster job release ID"),
     ("requeue", "muster job requeue ID"),
@@ -383,7 +396,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("sacct", "muster job list --all"),
     ("sacctmgr", "muster policy show|set, muster quota request TENANT TYPE:COUNT"),
     ("salloc", "muster run --detach -- sleep 8h, and then muster exec ID -it -- bash"),
-    ("sattach", "muster logs ID -f"),
+    ("sattach", "muster attach ID, muster logs ID -f"),
     ("scrontab", "muster schedule create NAME -f FILE --cron TEXT, muster schedule list"),
     ("sdiag", "muster cluster status"),
     ("sprio", "muster explain ID, muster queue list -o wide"),
@@ -391,7 +404,6 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("sshare", "muster queue list -o wide"),
     ("strigger", "muster notification list"),
     ("sview", "muster top"),
-    ("attach", "muster logs ID -f"),
     ("tail", "muster logs ID -f"),
     ("watch", "muster job watch ID, muster node watch, muster queue watch, muster cluster watch"),
     ("wait", "muster job wait ID"),

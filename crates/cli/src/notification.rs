@@ -1,8 +1,10 @@
 //! `muster notification …`.
 
 use clap::Subcommand;
-use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items};
+use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items, moment};
+use muster_types::policy::NotificationEvent;
 use muster_wire::admin;
+use muster_wire::closed::word;
 use serde::Serialize;
 
 /// Commands about notifications.
@@ -18,6 +20,18 @@ Receivers are in the policy (`muster policy show`), their keys in a directory of
 that were not looked at for a receiver yet. GIVEN UP are events that it did not take in time, SKIPPED records that could
 not be read any more.")]
     List,
+    /// Show what became of the last events of one receiver: taken, given up or tried again, and why
+    #[command(after_help = "\
+Examples:
+  muster notification log vision-chat
+  muster notification log vision-chat -o json | jq '.items[] | select(.result == \"given_up\")'
+
+The leader remembers the last 64 events of each receiver, and a new leader begins with none. What a receiver has taken in all,
+and how far it has come, is in `muster notification list` and survives every leader.")]
+    Log {
+        /// A receiver of the policy
+        receiver: String,
+    },
 }
 
 /// One receiver.
@@ -56,11 +70,13 @@ impl From<admin::NotificationProgress> for Receiver {
 pub async fn run(global: &Global, console: &Console, command: NotificationCommand) -> Result<Exit, Failure> {
     match command {
         NotificationCommand::List => list(global, console).await,
+        NotificationCommand::Log { receiver } => log(global, console, receiver).await,
     }
 }
 
 async fn list(global: &Global, console: &Console) -> Result<Exit, Failure> {
-    let answer = global.client().await?.list_notifications(admin::ListNotificationsRequest {}).await?;
+    let answer =
+        global.client().await?.list_notifications(admin::ListNotificationsRequest::default()).await?;
     let receivers: Vec<Receiver> = answer.receivers.into_iter().map(Receiver::from).collect();
     match console.format {
         Format::Json | Format::Yaml => {
@@ -74,6 +90,76 @@ async fn list(global: &Global, console: &Console) -> Result<Exit, Failure> {
         Format::Table | Format::Wide | Format::Html => console.table(&table(receivers))?,
     }
     Ok(Exit::Ok)
+}
+
+/// One delivery.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Delivery {
+    id: String,
+    event: &'static str,
+    subject: String,
+    result: &'static str,
+    attempts: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_attempt_time: Option<String>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    last_error: String,
+}
+
+impl From<admin::NotificationDelivery> for Delivery {
+    fn from(sent: admin::NotificationDelivery) -> Delivery {
+        let result = match sent.result() {
+            admin::NotificationResult::Retrying => "retrying",
+            admin::NotificationResult::Taken => "taken",
+            admin::NotificationResult::GivenUp => "given_up",
+            admin::NotificationResult::Unspecified => "unknown",
+        };
+        Delivery {
+            id: sent.id,
+            event: word::<NotificationEvent>(sent.event),
+            subject: sent.subject,
+            result,
+            attempts: sent.attempts,
+            last_attempt_time: moment(sent.last_attempt_time),
+            last_error: sent.last_error,
+        }
+    }
+}
+
+async fn log(global: &Global, console: &Console, receiver: String) -> Result<Exit, Failure> {
+    let request = admin::ListNotificationsRequest { receiver };
+    let answer = global.client().await?.list_notifications(request).await?;
+    let sent = answer.receivers.into_iter().flat_map(|receiver| receiver.deliveries);
+    let deliveries: Vec<Delivery> = sent.map(Delivery::from).collect();
+    match console.format {
+        Format::Json | Format::Yaml => {
+            let items = Items { items: deliveries };
+            console.object(&Document::new("NotificationDeliveryList", answer.freshness, items))?;
+        }
+        Format::Name => {
+            let lines: String = deliveries.iter().map(|delivery| format!("{}\n", delivery.id)).collect();
+            console.bytes(lines.as_bytes())?;
+        }
+        Format::Table | Format::Wide | Format::Html => console.table(&deliveries_table(deliveries))?,
+    }
+    Ok(Exit::Ok)
+}
+
+fn deliveries_table(deliveries: Vec<Delivery>) -> Grid {
+    let mut grid = Grid::new(vec!["DELIVERY", "EVENT", "OF", "RESULT", "ATTEMPTS", "LAST ATTEMPT", "ERROR"]);
+    for delivery in deliveries {
+        grid.row(vec![
+            delivery.id,
+            delivery.event.to_owned(),
+            delivery.subject,
+            delivery.result.to_owned(),
+            delivery.attempts.to_string(),
+            delivery.last_attempt_time.unwrap_or_default(),
+            delivery.last_error,
+        ]);
+    }
+    grid
 }
 
 fn table(receivers: Vec<Receiver>) -> Grid {

@@ -3,9 +3,12 @@
 use clap::{Args, Subcommand};
 use muster_client::QueueItem;
 use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items};
+use muster_wire::time::unix_ms;
 use muster_wire::v1;
 
 use crate::job::follow::{Next, next_until};
+use crate::job::list::tell_forecast;
+use crate::job::print_jobs;
 use crate::queue_text::{milli, quotas, share};
 use crate::reading::ReadArgs;
 use crate::view::{self, QueueEvent};
@@ -29,6 +32,15 @@ Examples:
         #[command(flatten)]
         read: ReadArgs,
     },
+    /// List waiting jobs by when they are expected to start
+    #[command(after_help = "\
+Examples:
+  muster queue starts
+  muster queue starts --tenant vision -o json | jq '.items[0].status.expectedStart'
+
+One forecast of the whole queue gives each waiting job its capacity in turn, as what runs is expected to end. It ends at a
+bound on its work, and says for how many jobs it was made; `muster explain JOB` looks at one job more closely.")]
+    Starts(StartsArgs),
     /// Print each change of queues, with its log index, until Ctrl-C
     #[command(after_help = "\
 Examples:
@@ -59,10 +71,21 @@ pub struct ListArgs {
     read: ReadArgs,
 }
 
+/// Options of `muster queue starts`.
+#[derive(Args)]
+pub struct StartsArgs {
+    /// Only jobs of this tenant
+    #[arg(long, value_name = "TENANT")]
+    tenant: Option<String>,
+    #[command(flatten)]
+    read: ReadArgs,
+}
+
 pub async fn run(global: &Global, console: &Console, command: QueueCommand) -> Result<Exit, Failure> {
     match command {
         QueueCommand::List(args) => list(global, console, &args.read).await,
         QueueCommand::Why { tenant, read } => crate::queue_reason::why(global, console, &tenant, &read).await,
+        QueueCommand::Starts(args) => starts(global, console, args).await,
         QueueCommand::Watch { tenants } => watch(global, console, tenants).await,
     }
 }
@@ -92,6 +115,44 @@ async fn list(global: &Global, console: &Console, read: &ReadArgs) -> Result<Exi
         Format::Table | Format::Wide | Format::Html => console.table(&table(&queues, console.is_wide()))?,
     }
     read.tell_age(console, freshness.as_ref());
+    Ok(Exit::Ok)
+}
+
+/// Waiting jobs, the first to start first; those for which nothing is known come last, the newest first.
+async fn starts(global: &Global, console: &Console, args: StartsArgs) -> Result<Exit, Failure> {
+    let client = args.read.client(global).await?;
+    let filter = v1::JobFilter {
+        phases: vec![v1::JobPhase::Pending.into()],
+        tenant: args.tenant.unwrap_or_default(),
+        ..Default::default()
+    };
+    let mut request = v1::ListJobsRequest {
+        page_size: PAGE_SIZE,
+        filter: Some(filter),
+        expected_starts: true,
+        ..Default::default()
+    };
+    let (mut jobs, mut freshness, mut forecast) = (Vec::new(), None, None);
+    loop {
+        let page = client.list_jobs(request.clone()).await?;
+        freshness = freshness.or(page.freshness);
+        forecast = forecast.or(page.forecast);
+        jobs.extend(page.jobs);
+        if page.next_page_token.is_empty() || page.next_page_token == request.page_token {
+            break;
+        }
+        request.page_token = page.next_page_token;
+    }
+    let expected = |job: &v1::Job| {
+        let start = job.status.as_ref().and_then(|status| status.expected_start.as_ref());
+        start.and_then(|start| unix_ms(start.p50)).unwrap_or(u64::MAX)
+    };
+    jobs.sort_by_key(expected);
+    print_jobs(console, freshness, jobs.into_iter().map(view::Job::from).collect())?;
+    if let Some(forecast) = forecast {
+        tell_forecast(console, &forecast);
+    }
+    args.read.tell_age(console, freshness.as_ref());
     Ok(Exit::Ok)
 }
 

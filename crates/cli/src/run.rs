@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
+use muster_client::{Client, WatchItem};
 use muster_console::{Console, Exit, Failure, Global, local};
 use muster_manifest::{Manifest, ManifestError, Overrides};
 use muster_types::{PriorityTier, RequestId, limits};
@@ -12,9 +13,11 @@ use serde_json::{Value, json};
 
 use crate::foreign::ForeignArgs;
 use crate::job::attach::{self, Ranks};
+use crate::job::exec;
 use crate::job_files::{self, located, name_own_tenant, now_ms};
 use crate::parallel::auto;
 use crate::submit::{MetadataArgs, NodeArgs};
+use crate::view::has_ended;
 use crate::workdir::WorkdirArgs;
 
 /// Options of `muster run`.
@@ -24,20 +27,22 @@ Examples:
   muster run -- hostname
   muster run --workers 4 --accelerators h100:8 --time-limit 2h -- python train.py --epochs 3
   muster run --workdir . --store /mnt/shared/muster -- python train.py
+  muster run -it --accelerators h100:1 -- bash
   muster run --file train.sh --epochs 3
+  muster run --accelerators h100:1 --cpu 8 --binding cores --shell login -- python train.py
 
 The output of the workers comes to stdout and stderr as they write it; that of several with their ranks in
 front. Ctrl-C detaches and the job goes on; a second one within two seconds cancels it. The exit code is the
 job's: that of the worker that failed, 128 and the signal of one that was killed, and 6 when the job succeeded but its
-output could not be read to the end. Workers read nothing from stdin: what is piped into this command does not reach
-them. The command has to be on the nodes; a script given with --file travels with
+output could not be read to the end. Workers read nothing from stdin, but with -it: then this terminal is that of one worker, every
+key goes to it, and Ctrl-P Ctrl-Q leaves it. The command has to be on the nodes; a script given with --file travels with
 the job, and so do the files of the directory given with --workdir. With a running `muster dev` the command starts in this directory.")]
 pub struct RunArgs {
     /// The command, after --; with --file the arguments of the script
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     command: Vec<String>,
     /// A job file with one job, or a script, instead of a command; - for stdin
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["workers", "accelerators", "cpu", "memory", "time_limit", "env", "directory"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["workers", "accelerators", "cpu", "memory", "time_limit", "env", "directory", "binding", "shell", "shared_memory"])]
     file: Option<String>,
     /// Name of the job; else that of the program or file
     #[arg(long, value_name = "NAME")]
@@ -63,6 +68,15 @@ pub struct RunArgs {
     /// Memory per worker: 16Gi
     #[arg(long, value_name = "BYTES")]
     memory: Option<String>,
+    /// On which processors of its host each worker runs: none, numa or cores
+    #[arg(long, value_name = "HOW")]
+    binding: Option<String>,
+    /// The shell that runs the command: none, or login for one that reads the host's profile and environment modules
+    #[arg(long, value_name = "SHELL")]
+    shell: Option<String>,
+    /// Size of a /dev/shm that each worker has for itself: 16Gi
+    #[arg(long, value_name = "BYTES")]
+    shared_memory: Option<String>,
     /// Longest run of one attempt: 2h
     #[arg(long, value_name = "DURATION")]
     time_limit: Option<String>,
@@ -81,6 +95,12 @@ pub struct RunArgs {
     nodes: NodeArgs,
     #[command(flatten)]
     files: WorkdirArgs,
+    /// Pass on what this command reads; with -t
+    #[arg(short = 'i', long = "stdin", requires = "terminal", conflicts_with_all = ["detach", "file"])]
+    stdin: bool,
+    /// Give the workers terminals, and attach to that of rank 0, or of --rank, as `muster attach`; with -i
+    #[arg(short = 't', long = "tty", requires = "stdin")]
+    terminal: bool,
     /// Print the id and return at once
     #[arg(long)]
     detach: bool,
@@ -127,9 +147,34 @@ pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Ex
         console.line(&id)?;
         return Ok(Exit::Ok);
     }
-    console.progress(&format!("{id}; Ctrl-C detaches, a second one cancels the job"));
+    console.progress(&match args.terminal {
+        true => format!("{id}; Ctrl-P Ctrl-Q leaves its terminal, and muster attach {id} comes back to it"),
+        false => format!("{id}; Ctrl-C detaches, a second one cancels the job"),
+    });
+    if args.stdin && args.terminal && runs(&client, &id).await? {
+        return exec::attach_to(&client, console, id, args.rank.unwrap_or(0)).await;
+    }
     let ranks = args.rank.map_or(Ranks::All, Ranks::One);
     attach::attach(&client, console, &id, ranks, global.timeout.unwrap_or(Duration::MAX)).await
+}
+
+/// Waits until a job runs; false when it has ended before anybody saw it run.
+async fn runs(client: &Client, id: &str) -> Result<bool, Failure> {
+    let request = v1::WatchJobsRequest {
+        filter: Some(v1::JobFilter { job_ids: vec![id.to_owned()], ..Default::default() }),
+        ..Default::default()
+    };
+    let mut watch = client.watch_jobs(request);
+    loop {
+        match watch.next().await? {
+            WatchItem::Changed { job, .. } if job.id == id && job.phase() == v1::JobPhase::Running => {
+                return Ok(true);
+            }
+            WatchItem::Changed { job, .. } if job.id == id && has_ended(job.phase()) => return Ok(false),
+            WatchItem::Forgotten { job_id, .. } if job_id == id => return Ok(false),
+            _ => {}
+        }
+    }
 }
 
 /// A word of the command that names a file of this directory, which workers would look for in theirs.
@@ -186,6 +231,9 @@ fn of_command(args: &RunArgs) -> Result<Manifest, Failure> {
         text("accelerators", &args.accelerators),
         text("cpu", &args.cpu),
         text("memory", &args.memory),
+        text("binding", &args.binding),
+        text("shell", &args.shell),
+        text("sharedMemory", &args.shared_memory),
         text("runTimeLimit", &args.time_limit),
         text("workingDirectory", &args.directory),
     ]
@@ -194,6 +242,9 @@ fn of_command(args: &RunArgs) -> Result<Manifest, Failure> {
     .collect();
     if !args.region.is_empty() {
         spec.push(("regions", json!(args.region)));
+    }
+    if args.terminal {
+        spec.push(("terminal", Value::String("true".to_owned())));
     }
     if !args.env.is_empty() {
         let mut variables = serde_json::Map::new();

@@ -23,6 +23,7 @@ Examples:
   muster submit train.yaml --name try-2 --tier batch --region eu-north --wait
   muster submit train.yaml --label team=vision --annotation ticket=1234
   muster submit sweep.yaml --array 4,9,12-20%5
+  muster submit train.yaml --hold         starts after `muster job release ID`
   muster submit train.yaml --exclude h7,h8 --where 'zone in (a,b),memory-gib>512'
   muster submit train.yaml --workdir . --store /mnt/shared/muster      with the files of this directory
   muster submit train.sh --epochs 3       a script; what follows is for it
@@ -64,6 +65,12 @@ pub struct SubmitArgs {
     /// Instead of the file's array: 100, or indices like 0-99:5,200; %N lets N members be unfinished at a time
     #[arg(long, value_name = "ARRAY", value_parser = muster_manifest::array)]
     array: Option<v1::JobArray>,
+    /// Instead of the file's nice value: from -100 to 100, the lower goes first among the jobs of its tenant and tier
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = muster_manifest::nice)]
+    nice: Option<i32>,
+    /// Submit it held: it starts once `muster job release` has released it
+    #[arg(long, conflicts_with_all = ["wait", "watch"])]
+    hold: bool,
     #[command(flatten)]
     metadata: MetadataArgs,
     #[command(flatten)]
@@ -156,6 +163,12 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
     }
     if args.name.is_some() && manifests.len() > 1 {
         return Err(Failure::usage(format!("--name is for one job, and {file} holds several")));
+    }
+    for manifest in &mut manifests {
+        manifest.message.hold = args.hold;
+        if let Some(nice) = args.nice {
+            manifest.message.spec_mut().nice = nice;
+        }
     }
     let workdir = args.files.apply(global, &mut manifests)?;
     if args.dry_run {

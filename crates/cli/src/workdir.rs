@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use muster_blobs::{BlobDirectory, BlobError, PackError, Packed, Progress};
+use muster_blobs::{BlobError, PackError, Packed, Progress, Store};
 use muster_console::{Console, Exit, Failure, Global};
 use muster_manifest::Manifest;
 use muster_types::blob::{HAS_STORE, STORE_LABEL};
+use muster_types::bucket::BucketConfig;
 use muster_wire::v1;
 
 /// Between two lines of progress.
@@ -19,8 +20,8 @@ pub struct WorkdirArgs {
     /// Send the files of this directory, in which each worker starts; .musterignore and .gitignore say what stays here
     #[arg(long, value_name = "DIR")]
     pub workdir: Option<PathBuf>,
-    /// The directory of the store of files, which nodes have as files.store; for --workdir
-    #[arg(long, env = "MUSTER_STORE", value_name = "DIR")]
+    /// The store of files, which nodes have as files.store: a directory, or s3://BUCKET/PREFIX; for --workdir
+    #[arg(long, env = "MUSTER_STORE", value_name = "STORE")]
     pub store: Option<PathBuf>,
 }
 
@@ -28,6 +29,7 @@ pub struct WorkdirArgs {
 pub struct Workdir {
     packed: Packed,
     store: Option<PathBuf>,
+    bucket: BucketConfig,
 }
 
 impl WorkdirArgs {
@@ -56,7 +58,7 @@ impl WorkdirArgs {
             Some(store) => Some(store.clone()),
             None => global.store()?,
         };
-        Ok(Some(Workdir { packed, store }))
+        Ok(Some(Workdir { packed, store, bucket: global.bucket()? }))
     }
 }
 
@@ -71,11 +73,12 @@ impl Workdir {
     pub fn send(&self, console: &Console) -> Result<(), Failure> {
         let Some(store) = &self.store else {
             return Err(Failure::usage("--workdir needs a store, and none is named").with_next(
-                "name the directory that nodes have as files.store: --store DIR, MUSTER_STORE, or `store = \"DIR\"` next to \
+                "name what nodes have as files.store: --store STORE, MUSTER_STORE, or `store = \"STORE\"` next to \
                  `endpoints` in $XDG_CONFIG_HOME/muster/config.toml (~/.config/muster/config.toml)",
             ));
         };
-        let store = BlobDirectory::open_or_make(store.clone()).map_err(|error| unstored(&error))?;
+        let store = Store::open_or_make(store.clone(), &self.bucket, records());
+        let store = store.map_err(|error| unstored(&error))?;
         let mut last = Instant::now();
         let sent = self.packed.send(&store, &mut |progress| {
             if last.elapsed() >= TELL {
@@ -93,6 +96,14 @@ impl Workdir {
         console.progress(&format!("{}: {files} files with {}; {which}", self.packed.digest(), size(bytes)));
         Ok(())
     }
+}
+
+/// Where it is on record what a bucket has of a large file whose sending was interrupted: `$XDG_CACHE_HOME/muster/uploads`, or below
+/// `~/.cache`.
+fn records() -> Option<PathBuf> {
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let base = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+    Some(base.join("muster").join("uploads"))
 }
 
 fn so_far(progress: &Progress) -> String {
@@ -120,7 +131,7 @@ fn unpacked(error: PackError) -> Failure {
 
 fn unstored(error: &BlobError) -> Failure {
     Failure::usage(format!("--store: {error}"))
-        .with_next("name the directory that nodes have as files.store, where this machine has it mounted")
+        .with_next("name what nodes have as files.store: the directory, where this machine has it mounted, or the bucket")
 }
 
 #[cfg(test)]

@@ -356,6 +356,23 @@ impl Client {
         Ok(answer)
     }
 
+    /// What operators hold: regions, clusters and tenants.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn list_fleet_holds(
+        &self,
+        mut request: v1::ListFleetHoldsRequest,
+    ) -> Result<v1::ListFleetHoldsResponse, CallError> {
+        let read = self.wanted_read(request.read);
+        request.read = Some(read);
+        let limit = self.confirmed_within(&read);
+        let send = |channel| async move { fleet(channel).list_fleet_holds(within(limit, request)).await };
+        let answer: v1::ListFleetHoldsResponse = self.retry(repeatable("list holds"), send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
     /// One node.
     ///
     /// # Errors
@@ -370,6 +387,23 @@ impl Client {
             async move { fleet(channel).get_node(within(limit, request)).await }
         };
         let answer: v1::GetNodeResponse = self.retry(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// Counted resources of the policy, with who holds them.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn list_licences(
+        &self,
+        mut request: v1::ListLicencesRequest,
+    ) -> Result<v1::ListLicencesResponse, CallError> {
+        let read = self.wanted_read(request.read);
+        request.read = Some(read);
+        let limit = self.confirmed_within(&read);
+        let send = |channel| async move { queues(channel).list_licences(within(limit, request)).await };
+        let answer: v1::ListLicencesResponse = self.retry(repeatable("list licences"), send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
     }
@@ -400,6 +434,8 @@ impl Client {
         "cordon node", cordon_node: CordonNodeRequest -> CordonNodeResponse;
         /// Puts a cordoned node back into placement.
         "uncordon node", uncordon_node: UncordonNodeRequest -> UncordonNodeResponse;
+        /// Holds a region, a cluster or a tenant, or releases it.
+        "set hold", set_fleet_hold: SetFleetHoldRequest -> SetFleetHoldResponse;
         /// Sets labels and taints of a node, or takes back what operators had set.
         "set node labels", set_node_labels: SetNodeLabelsRequest -> SetNodeLabelsResponse;
         /// Empties a node.

@@ -136,9 +136,57 @@ impl JobSpec {
         self.with(|spec| spec.affinity.push(entry))
     }
 
+    /// How many it holds of a counted resource of the policy, as a whole.
+    pub fn licence(self, name: impl Into<String>, count: u32) -> JobSpec {
+        self.with(|spec| spec.licences.push(v1::LicenceRequest { name: name.into(), count }))
+    }
+
+    /// Its place among the waiting jobs of its tenant and tier, from -100 to 100: the lower goes first.
+    pub fn nice(self, nice: i32) -> JobSpec {
+        self.with(|spec| spec.nice = nice)
+    }
+
+    /// Each worker has a host without accelerators to itself.
+    pub fn exclusive(self) -> JobSpec {
+        self.with(|spec| spec.exclusive = true)
+    }
+
+    /// Each worker has to say within this time of the start of an attempt that it is ready.
+    pub fn ready_within(self, timeout: Duration) -> JobSpec {
+        let timeout = Some(duration(span_ms(timeout)));
+        self.with(|spec| spec.readiness = Some(v1::ReadinessRule { timeout }))
+    }
+
+    /// It is held from the beginning, until somebody releases it.
+    pub fn held(mut self) -> JobSpec {
+        self.0.hold = true;
+        self
+    }
+
+    /// A receiver of the policy that is told of what happens to it.
+    pub fn notify(
+        self,
+        receiver: impl Into<String>,
+        events: impl IntoIterator<Item = v1::NotificationEvent>,
+    ) -> JobSpec {
+        let events = events.into_iter().map(i32::from).collect();
+        let entry = v1::JobNotification { receiver: receiver.into(), events };
+        self.with(|spec| spec.notify.push(entry))
+    }
+
     /// What the kernel bounds of each process of its workers; what is none is as the hosts have it.
     pub fn ulimits(self, ulimits: v1::Ulimits) -> JobSpec {
         self.with(|spec| spec.ulimits = Some(ulimits))
+    }
+
+    /// How its workers are run on their hosts: on which processors, by which shell, with how much shared memory.
+    pub fn host(self, rules: v1::HostRules) -> JobSpec {
+        self.with(|spec| spec.host = Some(rules))
+    }
+
+    /// Gives each worker a terminal, which people attach to.
+    pub fn terminal(self) -> JobSpec {
+        self.with(|spec| spec.terminal = true)
     }
 
     /// How its nodes may have been bought.
@@ -496,6 +544,7 @@ mod tests {
             .launch(LaunchForm::Torchrun)
             .preflight(Preflight::On)
             .ulimits(v1::Ulimits { open_files: Some(4_096), ..Default::default() })
+            .notify("chat", [v1::NotificationEvent::JobFailed])
             .spare_workers(1);
         let job = v1::Job::from(spec);
         assert_eq!((job.name.as_str(), job.tenant.as_str()), ("train", "vision"));
@@ -520,6 +569,7 @@ mod tests {
         assert_eq!(spec.node_selector["zone"].values, ["a", "b"]);
         assert_eq!((spec.preemptible, spec.spare_workers), (Some(false), 1));
         assert_eq!(spec.ulimits.as_ref().and_then(|ulimits| ulimits.open_files), Some(4_096));
+        assert_eq!((spec.notify[0].receiver.as_str(), spec.notify[0].events.len()), ("chat", 1));
     }
 
     #[test]

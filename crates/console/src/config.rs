@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use muster_client::Endpoints;
 use muster_transport::{Bearer, Security, Tls, TlsFiles};
+use muster_types::bucket::{BucketConfig, BucketName};
 use serde::Deserialize;
 
 use super::failure::Failure;
@@ -22,9 +23,12 @@ struct ConfigFile {
     /// Where the web pages of replicas are.
     #[serde(default)]
     web: Vec<String>,
-    /// Where this machine has the store of files of jobs.
+    /// Where this machine has the store of files of jobs: a directory, or `s3://bucket/prefix`.
     #[serde(default)]
     store: Option<PathBuf>,
+    /// How a store is reached that is a bucket.
+    #[serde(default)]
+    s3: BucketConfig,
 }
 
 /// Authorities, certificate and key, as given by flags or the environment.
@@ -180,10 +184,25 @@ pub fn web(
 pub fn store() -> Result<Option<PathBuf>, Failure> {
     let Some(path) = path() else { return Ok(None) };
     match read(&path)?.store {
-        Some(store) if !store.is_absolute() => {
-            Err(Failure::usage(format!("{}: store = {store:?} must be an absolute path", path.display())))
-        }
+        Some(store) if !store.is_absolute() && !is_bucket(&store) => Err(Failure::usage(format!(
+            "{}: store = {store:?} must be an absolute path, or s3:// and a bucket",
+            path.display()
+        ))),
         store => Ok(store),
+    }
+}
+
+fn is_bucket(store: &Path) -> bool {
+    store.to_str().is_some_and(BucketName::is_meant)
+}
+
+/// How the configuration file says that a bucket is reached.
+pub fn bucket() -> Result<BucketConfig, Failure> {
+    let Some(path) = path() else { return Ok(BucketConfig::default()) };
+    let config = read(&path)?.s3;
+    match config.violation() {
+        Some((key, rule)) => Err(Failure::usage(format!("{}: s3.{key} {rule}", path.display()))),
+        None => Ok(config),
     }
 }
 

@@ -7,6 +7,7 @@ use clap::Args;
 use muster_client::{Client, Endpoints, Options};
 use muster_manifest::quantity;
 use muster_types::TraceParent;
+use muster_types::bucket::BucketConfig;
 
 use super::config;
 use super::console::{Console, Format};
@@ -101,6 +102,11 @@ impl Global {
             Some(store) => Ok(Some(store)),
             None => config::store(),
         }
+    }
+
+    /// How a store is reached that is a bucket, as the configuration file says.
+    pub fn bucket(&self) -> Result<BucketConfig, Failure> {
+        config::bucket()
     }
 
     /// The replicas, with what the caller shows them: a token or a certificate that is named, else what `muster login` has kept for

@@ -58,6 +58,8 @@ pub struct Rules {
     pub expressions: Vec<Value>,
     /// The booking on whose nodes it runs.
     pub booking: Option<String>,
+    /// How many it holds of each counted resource.
+    pub licences: BTreeMap<String, u32>,
     /// The only nodes; empty for any.
     pub only: Vec<String>,
     /// Nodes that are excluded.
@@ -76,6 +78,10 @@ pub struct Rules {
     pub segment_level: Option<&'static str>,
     /// How many workers a segment has.
     pub segment_workers: Option<u32>,
+    /// Its place among the jobs of its tenant and tier; none for the usual one.
+    pub nice: Option<i32>,
+    /// Whether each worker has a host to itself.
+    pub exclusive: Option<bool>,
 }
 
 /// One group of workers.
@@ -202,6 +208,9 @@ impl Draft {
         put(&mut spec, "nodes", Value::Object(nodes));
         put(&mut spec, "booking", json!(rules.booking));
         put(&mut spec, "affinity", json!(rules.affinity));
+        put(&mut spec, "licences", json!(rules.licences));
+        put(&mut spec, "nice", json!(rules.nice));
+        put(&mut spec, "exclusive", json!(rules.exclusive));
         put(&mut spec, "tolerations", json!(rules.tolerations));
         put(&mut spec, "after", json!(self.after));
         put(&mut spec, "notBefore", json!(self.not_before));

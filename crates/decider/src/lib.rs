@@ -42,13 +42,17 @@ pub use answers::explain::{
     Blocker, JobExplanation, Position, QuotaReport, StartEstimate, explain_briefly, explain_job, explain_spec,
 };
 pub use answers::goodput::{CheckpointAdvice, checkpoint_advice};
+pub use answers::licences::first_for_licences;
+pub use answers::planned_images::{PlannedImage, planned_images};
 pub use answers::policy_warnings::{
     POLICY_WARNINGS_MAX, PolicyWarning, PolicyWarningCode, PolicyWarnings, policy_warnings,
 };
 pub use answers::queue_front::{FrontRequest, QueueFront, queue_front, queue_front_counted};
 pub use answers::quota_impact::{DisplacedBorrower, QuotaImpact, quota_impact};
+pub use answers::starts::{ExpectedStarts, JobStart, expected_starts};
 pub use commands::answer::Answer;
 pub use commands::booking::BookingOrder;
+pub use commands::fleet_holds::FleetHoldOrder;
 pub use commands::command::{Command, DrainOrder, QuotaAnswerOrder, QuotaOrder, RepairOrder, TokenOrder};
 pub use commands::controls::{
     ControlOrder, JobSelection, check_acts_for, check_array_control, check_control,
@@ -67,6 +71,7 @@ pub use passes::schedule::{Pass, schedule};
 pub use round::EncodedRound;
 pub use rules::bookings::{BookingExcess, BookingExcesses};
 pub use rules::faults::fails_more_often;
+pub use rules::images::HeldImages;
 pub use rules::network::suspects_beyond_the_bound;
 pub use rules::requested::JobPath;
 pub use settle::job::settle_all;

@@ -10,7 +10,7 @@ use muster_policy::Refresh;
 use muster_state::{Applied, CheckedDecision, RequestAnswer, State};
 use muster_types::{
     AdmissionMode, ArrayId, ClusterId, Control, JobId, Leadership, LogIndex, LogTime, Name, NodeId,
-    Parameters, QueueKey, Refusal, Requester,
+    Parameters, PriorityTier, QueueKey, Refusal, Requester,
 };
 
 use crate::future::KeptReservations;
@@ -22,6 +22,7 @@ use crate::memory::searches::{Searches, have_lapsed};
 use crate::memory::starts::Starts;
 use crate::memory::sweep::Sweep;
 use crate::round::{EncodedRound, sealed};
+use crate::rules::images::HeldImages;
 use crate::rules::planned::Unheard;
 
 /// What a leader brings along that is not in the log: what the first one of a new cluster writes, and what
@@ -123,11 +124,15 @@ pub struct Speculation {
     sweep: Sweep,
     /// The last job whose fallback a tick has looked at, where it could not look at all of them.
     fallback_place: Option<(LogTime, JobId)>,
+    /// The earliest fallback that a tick looked at before it was due.
+    fallback_due: Option<LogTime>,
     /// When bookings were last looked at.
     booking_looks: BookingLooks,
     /// How far jobs whose time has come have been looked at.
     starts: Starts,
     unheard: Unheard,
+    /// Which hosts hold which images, as their agents say.
+    images: Arc<HeldImages>,
     /// How long log time has been steady; none where log time is the only clock.
     steady: Option<Steady>,
     /// Nodes of which a record of this leadership says that they opened a session.
@@ -179,9 +184,11 @@ impl Speculation {
             valuation: RefCell::default(),
             sweep: Sweep::default(),
             fallback_place: None,
+            fallback_due: None,
             booking_looks: BookingLooks::default(),
             starts: Starts::default(),
             unheard: Unheard::default(),
+            images: Arc::default(),
             steady: None,
             heard: BTreeSet::new(),
             requests: Requests::default(),
@@ -468,6 +475,15 @@ impl Speculation {
         self.unheard.lapsed = Arc::new(nodes.into_iter().collect());
     }
 
+    /// Says which hosts hold which images. A hint that is in no record, as that of silent nodes.
+    pub fn set_images(&mut self, images: Arc<HeldImages>) {
+        self.images = images;
+    }
+
+    pub(crate) fn images(&self) -> &HeldImages {
+        &self.images
+    }
+
     pub(crate) fn unheard(&self) -> &Unheard {
         &self.unheard
     }
@@ -524,8 +540,9 @@ impl Speculation {
     pub(crate) fn count_submission<'a>(
         &mut self,
         users: &BTreeSet<(&'a Name, &'a str)>,
+        tiers: &BTreeSet<(&'a Name, PriorityTier)>,
     ) -> Result<(), Refusal> {
-        self.requests.take_submission(&self.state, self.now, users)
+        self.requests.take_submission(&self.state, self.now, users, tiers)
     }
 
     /// The last job whose fallback a tick has looked at, where it could not look at all of them.
@@ -535,6 +552,23 @@ impl Speculation {
 
     pub(crate) fn set_fallback_place(&mut self, place: Option<(LogTime, JobId)>) {
         self.fallback_place = place;
+    }
+
+    /// The earliest fallback that a tick looked at before it was due.
+    pub(crate) fn fallback_due(&self) -> Option<LogTime> {
+        self.fallback_due
+    }
+
+    pub(crate) fn set_fallback_due(&mut self, due: Option<LogTime>) {
+        self.fallback_due = due;
+    }
+
+    /// When the next job takes what it names as a fallback, as far as that is known behind a tick of a time.
+    #[must_use]
+    pub fn next_fallback(&self, looked_at: LogTime) -> Option<LogTime> {
+        let mut behind = self.state.closed_fallbacks_behind((looked_at, JobId(u64::MAX)));
+        let late = self.fallback_due.filter(|at| *at > looked_at);
+        behind.next().map(|(at, _)| at).into_iter().chain(late).min()
     }
 
     /// How far the hosts of open windows have been looked at.
@@ -745,6 +779,8 @@ fn changes_capacity_or_demand(state: &State, decision: &Decision) -> bool {
         | Decision::BookingEnded { .. }
         | Decision::BookingMoved { .. }
         | Decision::FallbackOpened { .. }
+        | Decision::FleetHoldSet { .. }
+        | Decision::FleetHoldEnded { .. }
         | Decision::JobFinished { .. } => true,
         Decision::ClusterCreated { .. }
         | Decision::LeaderStarted

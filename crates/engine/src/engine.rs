@@ -5,12 +5,12 @@ use muster_consensus::{Consensus, Environment, Leader, LeadershipView, Space, To
 use muster_decider::{Answer, BootstrapConfig, Command, JobPath, ModifyOrder};
 use muster_journal::RankUpdate;
 use muster_state::{JobRow, NodeStatus, Phase, State};
-use muster_types::policy::NotificationProgress;
+use muster_types::policy::{NotificationEvent, NotificationProgress};
 use muster_types::{
     AdmissionMode, ExitStatus, FencingToken, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Refusal,
     RefusalCode, ReplicaId, Submission, Violation,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -99,6 +99,55 @@ pub struct Delivery {
     pub failed_attempts: u64,
     /// Why the last attempt failed; none once one has succeeded.
     pub last_error: Option<String>,
+    /// What became of its last events, at most [`DELIVERIES_KEPT`], the newest last. It is shared between copies.
+    pub recent: Arc<VecDeque<Delivered>>,
+}
+
+/// Events of one receiver that the leader remembers.
+pub const DELIVERIES_KEPT: usize = 64;
+
+/// What became of one event for one receiver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Delivered {
+    /// Log index, position within the record, and receiver: what the receiver gets with every attempt.
+    pub id: String,
+    /// What has happened.
+    pub event: NotificationEvent,
+    /// The job's id, the node's name, or the schedule's tenant and name.
+    pub subject: String,
+    /// What became of it.
+    pub result: DeliveryResult,
+    /// Attempts so far.
+    pub attempts: u32,
+    /// When the last of them ended, by this replica's clock.
+    pub at_ms: u64,
+    /// Why the last of them failed; none for one that was taken.
+    pub error: Option<String>,
+}
+
+/// What became of a delivery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeliveryResult {
+    /// Its last attempt failed, and another one follows.
+    Retrying,
+    /// The receiver has taken it.
+    Taken,
+    /// It did not take it in the time that it is tried for.
+    GivenUp,
+}
+
+impl Delivery {
+    /// Notes what became of an event, in the place of what is known of the same one. The oldest is forgotten.
+    pub fn note(&mut self, delivered: Delivered) {
+        let recent = Arc::make_mut(&mut self.recent);
+        if recent.back().is_some_and(|last| last.id == delivered.id) {
+            recent.pop_back();
+        }
+        if recent.len() >= DELIVERIES_KEPT {
+            recent.pop_front();
+        }
+        recent.push_back(delivered);
+    }
 }
 
 /// Commands that wait for the decision loop.
@@ -272,6 +321,12 @@ impl<G: Environment> Engine<G> {
     #[must_use]
     pub fn usual_admission(&self) -> AdmissionMode {
         self.inner.admission
+    }
+
+    /// Sessions of nodes that are open here: this replica must lead.
+    #[must_use]
+    pub fn open_sessions(&self) -> usize {
+        self.inner.sessions.count()
     }
 
     /// Nodes that have tried to register here within the last minutes and are not admitted, by name. This replica must
@@ -639,7 +694,7 @@ fn node_memory_kib(command: &Command) -> u32 {
     let bytes = match command {
         Command::Report { updates, .. } => {
             let of_one = |update: &RankUpdate| match update {
-                RankUpdate::Running => 64,
+                RankUpdate::Running | RankUpdate::Ready => 64,
                 RankUpdate::Exited(exit) => 64 + exit_bytes(exit),
             };
             updates.iter().map(|(_, update)| of_one(update)).sum()

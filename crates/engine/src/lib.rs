@@ -40,8 +40,8 @@ pub use apply::replicated::{
 pub use apply::traced::{Stages, TracedSubmission};
 pub use background::{NotDone, in_background};
 pub use engine::{
-    Delivery, Engine, EngineConfig, InboxDepth, LEADERSHIPS_COUNTED_FOR, LocalFacts, ReplicaInfo,
-    submission_kib,
+    DELIVERIES_KEPT, Delivered, Delivery, DeliveryResult, Engine, EngineConfig, InboxDepth,
+    LEADERSHIPS_COUNTED_FOR, LocalFacts, ReplicaInfo, submission_kib,
 };
 pub use history::follower::{LogBatch, LogFollower, LogPosition};
 pub use history::records::{ArchiveStatus, round as archived_round};
@@ -60,6 +60,7 @@ pub use services::watching::Subscription;
 pub use sessions::execs::{
     CallerSide, ExecInput, ExecOrder, ExecOutput, ForwardedContent, ForwardedPiece, NodeSide,
 };
+pub use sessions::images::NodeStage;
 pub use sessions::liveness::Liveness;
 pub use sessions::logs::{Attempt, LogChunk, LogRequest};
 pub use sessions::messages::{Inbound, Opening, Outbound, ProbeOrder, ProbeReport, WorkerReport};

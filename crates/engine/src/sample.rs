@@ -16,6 +16,7 @@ pub(crate) fn job(text: &str, workers: u32) -> JobSpec {
         accelerators: Some(Accelerators { kind: name("h100"), count: 1 }.into()),
         cpu_milli: 100,
         memory_bytes: 1 << 20,
+        exclusive: false,
     };
     let group = TaskGroup {
         name: name("main"),
@@ -52,6 +53,11 @@ pub(crate) fn job(text: &str, workers: u32) -> JobSpec {
         booking: None,
         capacity: None,
         affinity: Vec::new(),
+        licences: muster_types::Licences::new(),
+        nice: 0,
+        front: None,
+        size: None,
+        readiness_ms: None,
     };
     draft.check().expect("it is a job")
 }

@@ -61,19 +61,19 @@ pub struct Answer {
 }
 
 /// Where a request goes.
-struct Target {
+pub(crate) struct Target {
     is_tls: bool,
     /// As the certificate names it: without brackets.
     host: String,
     port: u16,
     /// As the header has it.
-    authority: String,
+    pub(crate) authority: String,
     /// What the request asks for.
-    path: String,
+    pub(crate) path: String,
 }
 
 impl Target {
-    fn of(url: &str, rules: &FetchRules) -> Result<Target, FetchError> {
+    pub(crate) fn of(url: &str, rules: &FetchRules) -> Result<Target, FetchError> {
         let refused = |text: &str| FetchError::Refused(text.to_owned());
         let uri: Uri = url.parse().map_err(|_| refused("its address is none of HTTP"))?;
         let is_tls = uri.scheme_str() == Some("https");
@@ -112,12 +112,22 @@ impl Target {
 }
 
 /// A connection that can be used again.
-struct Connection {
-    sender: http1::SendRequest<Full<Bytes>>,
+pub(crate) struct Connection {
+    pub(crate) sender: http1::SendRequest<Full<Bytes>>,
     /// Scheme, host and port that it is for.
     origin: (bool, String),
     opened: Instant,
     driver: JoinHandle<()>,
+}
+
+impl Connection {
+    /// It, when it is still good for a request to this target.
+    pub(crate) async fn if_good(mut self, target: &Target) -> Option<Connection> {
+        let is_same = self.origin.0 == target.is_tls && self.origin.1 == target.authority;
+        let is_good =
+            is_same && self.opened.elapsed() < CONNECTION_AGE_MAX && self.sender.ready().await.is_ok();
+        is_good.then_some(self)
+    }
 }
 
 impl Drop for Connection {
@@ -173,7 +183,7 @@ impl Fetcher {
         let request = request.body(Full::new(Bytes::from(body))).map_err(FetchError::Request)?;
         let mut connection = match self.reused(&target).await {
             Some(connection) => connection,
-            None => self.open(&target).await?,
+            None => open(&target, &self.rules, &self.tls).await?,
         };
         let answer = connection.sender.send_request(request).await.map_err(FetchError::Exchange)?;
         let status = answer.status();
@@ -187,32 +197,32 @@ impl Fetcher {
 
     /// The connection of the request before, when it is still good for this one.
     async fn reused(&mut self, target: &Target) -> Option<Connection> {
-        let mut connection = self.connection.take()?;
-        let is_same = connection.origin.0 == target.is_tls && connection.origin.1 == target.authority;
-        let is_good = is_same
-            && connection.opened.elapsed() < CONNECTION_AGE_MAX
-            && connection.sender.ready().await.is_ok();
-        is_good.then_some(connection)
+        self.connection.take()?.if_good(target).await
     }
+}
 
-    async fn open(&self, target: &Target) -> Result<Connection, FetchError> {
-        let timed_out = |_| FetchError::TimedOut(CONNECT_MAX);
-        let connect = async {
-            let address = target.resolve(&self.rules).await?;
-            let stream = TcpStream::connect(address).await.map_err(FetchError::Connect)?;
-            stream.set_nodelay(true).map_err(FetchError::Connect)?;
-            let origin = (target.is_tls, target.authority.clone());
-            if !target.is_tls {
-                return begin(origin, stream).await;
-            }
-            let tls = match &*self.tls {
-                Ok(tls) => tls,
-                Err(text) => return Err(FetchError::Authorities(text.clone())),
-            };
-            begin(origin, tls.connect(&target.host, stream).await.map_err(FetchError::Connect)?).await
+/// A new connection to a target.
+pub(crate) async fn open(
+    target: &Target,
+    rules: &FetchRules,
+    tls: &Result<PublicTls, String>,
+) -> Result<Connection, FetchError> {
+    let timed_out = |_| FetchError::TimedOut(CONNECT_MAX);
+    let connect = async {
+        let address = target.resolve(rules).await?;
+        let stream = TcpStream::connect(address).await.map_err(FetchError::Connect)?;
+        stream.set_nodelay(true).map_err(FetchError::Connect)?;
+        let origin = (target.is_tls, target.authority.clone());
+        if !target.is_tls {
+            return begin(origin, stream).await;
+        }
+        let tls = match tls {
+            Ok(tls) => tls,
+            Err(text) => return Err(FetchError::Authorities(text.clone())),
         };
-        tokio::time::timeout(CONNECT_MAX, connect).await.map_err(timed_out)?
-    }
+        begin(origin, tls.connect(&target.host, stream).await.map_err(FetchError::Connect)?).await
+    };
+    tokio::time::timeout(CONNECT_MAX, connect).await.map_err(timed_out)?
 }
 
 async fn begin<S>(origin: (bool, String), stream: S) -> Result<Connection, FetchError>

@@ -12,8 +12,8 @@ use muster_types::health::{Condition, Drain, HealthPolicy, NodeHealth, RepairSte
 use muster_types::policy::{NotificationProgress, Policy, QuotaGrant};
 use muster_types::{
     Approval, ArrayId, ArraySpec, Artifacts, BookingEnd, BookingSpec, CertificateSerial, ClusterId, Control,
-    DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, JobContract,
-    JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeAdmission, NodeId, NodeOverrides, NodeSpec,
+    DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange, FleetHold, ForeignLoad, HoldTarget,
+    HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeAdmission, NodeId, NodeOverrides, NodeSpec,
     OwnerRole, Parameters, QueueKey, ReplicaId, RequestId, Requester, Revocation, Schedule, ScheduleKey,
     ScheduleRun, TokenGrant, TokenId,
 };
@@ -175,6 +175,8 @@ pub enum RankUpdate {
     Running,
     /// Its process has ended, with everything it started.
     Exited(ExitStatus),
+    /// It says that it is ready.
+    Ready,
 }
 
 /// Why a gang is being stopped before its end.
@@ -882,5 +884,21 @@ pub enum Decision {
     FallbackOpened {
         /// Which.
         job: JobId,
+    },
+    /// Input: an operator holds a part of the fleet or a tenant, holds it in another way than before, or releases it.
+    FleetHoldSet {
+        /// By which request.
+        request: RequestKey,
+        /// Who asked.
+        by: Requester,
+        /// What is held.
+        target: HoldTarget,
+        /// How; none releases it.
+        hold: Option<Box<FleetHold>>,
+    },
+    /// Decision: the time of a hold of a part of the fleet or of a tenant is over.
+    FleetHoldEnded {
+        /// What is held no more.
+        target: HoldTarget,
     },
 }

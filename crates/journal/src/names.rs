@@ -7,7 +7,7 @@ use crate::decision::TEST_FORMAT_REASON;
 use crate::decision::{Decision, FORMAT_MIN};
 
 /// Names of the decisions that somebody asks for: those with a [`Decision::requester`].
-pub const REQUESTED_DECISIONS: [&str; 32] = [
+pub const REQUESTED_DECISIONS: [&str; 33] = [
     "jobs_submitted",
     "job_cancel_requested",
     "node_cordon_set",
@@ -40,6 +40,7 @@ pub const REQUESTED_DECISIONS: [&str; 32] = [
     "schedule_set",
     "schedule_deleted",
     "schedule_suspension_set",
+    "fleet_hold_set",
 ];
 
 impl Decision {
@@ -87,6 +88,7 @@ impl Decision {
             | Decision::BookingDeleted { by, .. }
             | Decision::PortForwardOpened { by, .. }
             | Decision::ScheduleSet { by, .. }
+            | Decision::FleetHoldSet { by, .. }
             | Decision::ScheduleDeleted { by, .. }
             | Decision::ScheduleSuspensionSet { by, .. } => Some(by),
             _ => None,
@@ -166,6 +168,8 @@ impl Decision {
             Decision::SchedulePlanned { .. } => "schedule_planned",
             Decision::ScheduleRan { .. } => "schedule_ran",
             Decision::FallbackOpened { .. } => "fallback_opened",
+            Decision::FleetHoldSet { .. } => "fleet_hold_set",
+            Decision::FleetHoldEnded { .. } => "fleet_hold_ended",
         }
     }
 }

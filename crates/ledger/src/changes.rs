@@ -172,6 +172,8 @@ impl ChangeSet {
             | Decision::BookingEnded { .. }
             | Decision::BookingMoved { .. }
             | Decision::FallbackOpened { .. }
+            | Decision::FleetHoldSet { .. }
+            | Decision::FleetHoldEnded { .. }
             | Decision::PortForwardOpened { .. }
             | Decision::ArtifactsKept { .. }
             | Decision::ScheduleSet { .. }
@@ -261,6 +263,8 @@ impl ChangeSet {
             | Decision::BookingEnded { .. }
             | Decision::BookingMoved { .. }
             | Decision::FallbackOpened { .. }
+            | Decision::FleetHoldSet { .. }
+            | Decision::FleetHoldEnded { .. }
             | Decision::PortForwardOpened { .. }
             | Decision::ArtifactsKept { .. }
             | Decision::ScheduleSet { .. }

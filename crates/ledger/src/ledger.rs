@@ -358,8 +358,9 @@ impl Ledger {
         }
         self.queue.leave(&old);
         let (shape, label) = (self.queue.enter(Shape::of(spec)), self.labels.number(&Label::of(spec)));
+        let tenant = self.tenants.number(&spec.tenant);
         if let Some(job) = self.jobs.get_mut(&id) {
-            (job.shape, job.label, job.tier) = (shape, label, spec.tier);
+            (job.shape, job.label, job.tier, job.tenant) = (shape, label, spec.tier, tenant);
             job.milli = spec.device_milli();
         }
     }

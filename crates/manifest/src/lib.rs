@@ -169,6 +169,11 @@ pub fn node_tests(text: &str) -> Result<NodeTests, String> {
     Ok(NodeTests(expressions.iter().map(convert::node_expression_to_proto).collect()))
 }
 
+/// The nice value that an option says.
+pub fn nice(text: &str) -> Result<i32, String> {
+    quantity::nice(text).map_err(|error| error.to_string())
+}
+
 /// The array that an option says.
 pub fn array(text: &str) -> Result<v1::JobArray, String> {
     quantity::array(text).map_err(|error| error.to_string())
@@ -356,6 +361,9 @@ impl Manifest {
         // Names of labels, variables and classes are the user's own and stay as they are.
         if let Some(label) = rest.strip_prefix("node_selector") {
             return format!("spec.nodeSelector{label}");
+        }
+        if let Some(name) = rest.strip_prefix("licences") {
+            return format!("spec.licences{name}");
         }
         // A test of a label has its values in the field that says which test it is.
         if rest.starts_with("nodes.expressions[") {

@@ -59,6 +59,13 @@ pub fn count(text: &str) -> Result<u32, QuantityError> {
         .ok_or_else(|| refuse("a whole number from 0 to 4294967295", text))
 }
 
+/// A nice value.
+pub fn nice(text: &str) -> Result<i32, QuantityError> {
+    let max = i32::from(muster_types::limits::NICE_MAX);
+    let value = text.parse::<i32>().ok().filter(|value| (-max..=max).contains(value));
+    value.ok_or_else(|| refuse("a whole number from -100 to 100", text))
+}
+
 /// The members of an array: a number of them, or indices; and its throttle.
 pub fn array(text: &str) -> Result<v1::JobArray, QuantityError> {
     let array = ArraySpec::parse(text.trim()).map_err(|_| refuse(ARRAY_FORMS, text))?;

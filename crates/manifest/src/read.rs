@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use muster_types::policy::NotificationEvent;
 use muster_types::{
-    AffinityLevel, AffinityRule, DependencyRule, LaunchForm, Level, Preflight, PriorityTier, PullRule,
+    AffinityLevel, AffinityRule, CommandShell, CpuBinding, DependencyRule, LaunchForm, Level, Preflight,
+    PriorityTier, PullRule,
 };
 use muster_wire::v1::task_group::Runtime;
 use muster_wire::{process, v1};
@@ -14,7 +16,7 @@ use super::quantity;
 use super::reader::{API_VERSION, Reader, structure, with_rules};
 use super::shape::{
     AcceleratorFields, Accelerators, Affinity, After, AfterFields, Command, Container, Document, Group,
-    Metadata, NodeExpression, Nodes, Slice, Spec, Text, Topology, Ulimits, Values,
+    Metadata, NodeExpression, Nodes, Notify, Slice, Spec, Text, Topology, Ulimits, Values,
 };
 use super::{Form, Manifest, ManifestError};
 
@@ -158,13 +160,41 @@ impl Reader<'_> {
                     .unwrap_or_default(),
             }),
             ulimits: spec.ulimits.map(|asked| self.ulimits(asked)),
+            host: self.host_rules(spec.binding, spec.shell, spec.shared_memory),
             capacity: spec.capacity.map(|asked| self.capacity(asked)),
             // A file is submitted more than once, and each time in another span.
             trace_parent: String::new(),
             affinity: self.affinity("spec.affinity", spec.affinity.unwrap_or_default()),
+            licences: self.licences("spec.licences", spec.licences.unwrap_or_default()),
+            nice: self.value("spec.nice", spec.nice, quantity::nice).unwrap_or_default(),
+            exclusive: self.value("spec.exclusive", spec.exclusive, quantity::flag).unwrap_or_default(),
+            readiness: spec
+                .readiness
+                .map(|rule| v1::ReadinessRule { timeout: self.span("spec.readiness.timeout", rule.timeout) }),
+            terminal: self
+                .value("spec.terminal", spec.terminal, quantity::flag)
+                .unwrap_or_default(),
+            notify: self.notify("spec.notify", spec.notify.unwrap_or_default()),
         };
         let message = v1::Job { spec: Some(asked), ..message };
         (message, shorthand, parallel)
+    }
+
+    /// How workers are run on their hosts; none where nothing is said.
+    fn host_rules(
+        &mut self,
+        binding: Option<Text>,
+        shell: Option<Text>,
+        shared_memory: Option<Text>,
+    ) -> Option<v1::HostRules> {
+        let is_said = binding.is_some() || shell.is_some() || shared_memory.is_some();
+        let shared = self.value("spec.sharedMemory", shared_memory, quantity::memory_bytes);
+        let rules = v1::HostRules {
+            binding: self.closed::<CpuBinding>("spec.binding", binding),
+            shell: self.closed::<CommandShell>("spec.shell", shell),
+            shared_memory_bytes: shared.unwrap_or_default(),
+        };
+        is_said.then_some(rules)
     }
 
     fn ulimits(&mut self, asked: Ulimits) -> v1::Ulimits {
@@ -180,6 +210,36 @@ impl Reader<'_> {
             ),
             stack_bytes: self.value("spec.ulimits.stackSize", asked.stack_size, quantity::memory_bytes),
         }
+    }
+
+    /// How many of each counted resource, by name.
+    fn licences(&mut self, at: &str, given: BTreeMap<String, Text>) -> Vec<v1::LicenceRequest> {
+        let mut asked = Vec::with_capacity(given.len());
+        for (name, count) in given {
+            self.place(at, count.referenced);
+            let shown: String = name.chars().take(80).collect();
+            let count = self.value(&format!("{at}.{shown}"), Some(count), quantity::count);
+            asked.push(v1::LicenceRequest { name, count: count.unwrap_or_default() });
+        }
+        asked
+    }
+
+    fn notify(&mut self, at: &str, given: Vec<Spanned<Notify>>) -> Vec<v1::JobNotification> {
+        let mut entries = Vec::with_capacity(given.len());
+        for (index, entry) in given.into_iter().enumerate() {
+            let field = format!("{at}[{index}]");
+            self.place(&field, entry.referenced);
+            let Notify { receiver, events } = entry.value;
+            let receiver = self.text(&format!("{field}.receiver"), receiver);
+            let mut message = v1::JobNotification { receiver, events: Vec::new() };
+            for (index, event) in events.unwrap_or_default().into_iter().enumerate() {
+                let event =
+                    self.closed::<NotificationEvent>(&format!("{field}.events[{index}]"), Some(event));
+                message.events.push(event);
+            }
+            entries.push(message);
+        }
+        entries
     }
 
     fn affinity(&mut self, at: &str, given: Vec<Spanned<Affinity>>) -> Vec<v1::JobAffinity> {
@@ -304,7 +364,23 @@ impl Reader<'_> {
                 quantity::memory_bytes,
                 "leave it out for that of the gang",
             ),
+            credentials: self.secret(&path("credentials"), container.credentials),
             ..Default::default()
+        }
+    }
+
+    /// The name of a secret, from a value like `muster-secret://NAME`.
+    fn secret(&mut self, field: &str, text: Option<Text>) -> String {
+        let Some(text) = text else { return String::new() };
+        self.place(field, text.referenced);
+        match text.value.strip_prefix(SECRET).filter(|name| !name.is_empty()) {
+            Some(name) => name.to_owned(),
+            None => {
+                // What stands here may be the secret itself, and is not repeated.
+                let rule = format!("must be a reference like {SECRET}NAME, never the credentials themselves");
+                self.problem(Some(text.referenced), field, rule);
+                String::new()
+            }
         }
     }
 
@@ -503,7 +579,7 @@ impl Reader<'_> {
         message
     }
 
-    fn nodes(&mut self, at: &str, given: Nodes) -> v1::NodeRequirements {
+    pub(crate) fn nodes(&mut self, at: &str, given: Nodes) -> v1::NodeRequirements {
         let expressions = given.expressions.unwrap_or_default().into_iter().enumerate();
         v1::NodeRequirements {
             expressions: expressions

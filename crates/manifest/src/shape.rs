@@ -64,8 +64,17 @@ pub struct Spec {
     pub booking: Option<Text>,
     pub artifacts: Option<Artifacts>,
     pub ulimits: Option<Ulimits>,
+    pub binding: Option<Text>,
+    pub shell: Option<Text>,
+    pub shared_memory: Option<Text>,
     pub capacity: Option<Spanned<Capacity>>,
     pub affinity: Option<Vec<Spanned<Affinity>>>,
+    pub licences: Option<BTreeMap<String, Text>>,
+    pub nice: Option<Text>,
+    pub exclusive: Option<Text>,
+    pub readiness: Option<Readiness>,
+    pub terminal: Option<Text>,
+    pub notify: Option<Vec<Spanned<Notify>>>,
     pub parallel: Option<Spanned<Parallel>>,
     // The only group, written without a list around it. Not `flatten`: that loses places and names.
     pub workers: Option<Text>,
@@ -97,6 +106,12 @@ pub struct Checkpoint {
     pub step: Option<Text>,
     pub save: Option<Text>,
     pub interval: Option<Text>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Readiness {
+    pub timeout: Option<Text>,
 }
 
 #[derive(Deserialize)]
@@ -156,11 +171,19 @@ pub struct Affinity {
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Notify {
+    pub receiver: Option<Text>,
+    pub events: Option<Vec<Text>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Container {
     pub image: Option<Text>,
     pub pull: Option<Text>,
     pub mounts: Option<Vec<Mount>>,
     pub shared_memory: Option<Text>,
+    pub credentials: Option<Text>,
 }
 
 #[derive(Default, Deserialize)]

@@ -4,9 +4,10 @@ mod text;
 
 use std::collections::BTreeMap;
 
-use muster_types::policy::PurchaseKind;
+use muster_types::policy::{NotificationEvent, PurchaseKind};
 use muster_types::{
-    AffinityLevel, AffinityRule, DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier,
+    AffinityLevel, AffinityRule, CommandShell, CpuBinding, DependencyRule, FailureClass, LaunchForm, Level,
+    Preflight, PriorityTier,
     PullRule,
 };
 use muster_wire::closed::word;
@@ -174,7 +175,23 @@ fn described(spec: &v1::JobSpec, is_short: bool) -> Fields {
         shown.put("artifacts", Some(Content::Fields(artifacts)));
     }
     shown.say_fields("ulimits", spec.ulimits.as_ref().map(ulimits).unwrap_or_default());
+    if let Some(rules) = &spec.host {
+        shown.say("binding", word::<CpuBinding>(rules.binding));
+        shown.say("shell", word::<CommandShell>(rules.shell));
+        shown.say("sharedMemory", Some(rules.shared_memory_bytes).filter(|bytes| *bytes > 0).map(show_bytes));
+    }
     shown.say_fields("capacity", spec.capacity.as_ref().map(capacity).unwrap_or_default());
+    if spec.nice != 0 {
+        shown.say("nice", spec.nice);
+    }
+    if spec.exclusive {
+        shown.say("exclusive", true);
+    }
+    if let Some(rule) = &spec.readiness {
+        let mut readiness = Fields::default();
+        readiness.say("timeout", span(rule.timeout));
+        shown.say_fields("readiness", readiness);
+    }
     if let Some(array) = &spec.array {
         let is_count = array.indices.is_empty() && array.throttle.is_none();
         shown.say("array", if is_count { json!(array.size) } else { json!(show_array(array)) });
@@ -187,6 +204,12 @@ fn described(spec: &v1::JobSpec, is_short: bool) -> Fields {
     if !spec.affinity.is_empty() {
         let entries = spec.affinity.iter().map(|entry| Content::Fields(affinity(entry)));
         shown.put("affinity", Some(Content::List(entries.collect())));
+    }
+    let licences = spec.licences.iter().map(|of| (of.name.clone(), json!(of.count)));
+    shown.say("licences", licences.collect::<Value>());
+    if !spec.notify.is_empty() {
+        let entries = spec.notify.iter().map(|entry| Content::Fields(notify(entry)));
+        shown.put("notify", Some(Content::List(entries.collect())));
     }
     shown.say("tolerations", spec.tolerations.clone());
     shown.say("preemptible", spec.preemptible);
@@ -212,6 +235,7 @@ fn described(spec: &v1::JobSpec, is_short: bool) -> Fields {
     say_rules(spec, &mut shown);
     shown.say("spareWorkers", count(spec.spare_workers));
     shown.say("preflight", word::<Preflight>(spec.preflight));
+    shown.say("terminal", Some(true).filter(|_| spec.terminal));
     shown.say("booking", spec.booking.as_str());
     shown
 }
@@ -286,7 +310,15 @@ fn affinity(entry: &v1::JobAffinity) -> Fields {
     shown
 }
 
-fn nodes(asked: &v1::NodeRequirements) -> Fields {
+fn notify(entry: &v1::JobNotification) -> Fields {
+    let mut shown = Fields::default();
+    shown.say("receiver", entry.receiver.as_str());
+    let events = entry.events.iter().map(|event| word::<NotificationEvent>(*event));
+    shown.say("events", events.map(str::to_owned).collect::<Vec<String>>());
+    shown
+}
+
+pub(crate) fn nodes(asked: &v1::NodeRequirements) -> Fields {
     let mut shown = Fields::default();
     if !asked.expressions.is_empty() {
         let expressions = asked.expressions.iter().map(|test| Content::Fields(node_expression(test)));
@@ -385,6 +417,8 @@ fn image(container: &v1::ContainerRuntime) -> Fields {
     shown.put("mounts", Some(Content::List(mounts)).filter(|_| !container.mounts.is_empty()));
     let shared = Some(container.shared_memory_bytes).filter(|bytes| *bytes > 0);
     shown.say("sharedMemory", shared.map(show_bytes));
+    let credentials = Some(&container.credentials).filter(|name| !name.is_empty());
+    shown.say("credentials", credentials.map(|name| format!("{SECRET}{name}")));
     shown
 }
 

@@ -75,11 +75,19 @@ fn variable() -> impl Strategy<Value = v1::env_var::Source> {
 fn container() -> impl Strategy<Value = v1::ContainerRuntime> {
     let mount = ("/[a-cé]{1,8}", "/[a-c]{1,8}", any::<bool>());
     let image = "[a-z]{1,5}[.][a-z]{1,5}/[a-z]{1,5}:[0-9]";
-    (image, 0..4i32, vec(mount, 0..3), 0..1_000_000_000u64).prop_map(
-        |(image, pull, mounts, shared_memory_bytes)| {
+    let credentials = prop_oneof![Just(String::new()), name()];
+    (image, 0..4i32, vec(mount, 0..3), 0..1_000_000_000u64, credentials).prop_map(
+        |(image, pull, mounts, shared_memory_bytes, credentials)| {
             let mount = |(source, target, read_only)| v1::ContainerMount { source, target, read_only };
             let mounts = mounts.into_iter().map(mount).collect();
-            v1::ContainerRuntime { image, pull, mounts, shared_memory_bytes, ..Default::default() }
+            v1::ContainerRuntime {
+                image,
+                pull,
+                mounts,
+                shared_memory_bytes,
+                credentials,
+                ..Default::default()
+            }
         },
     )
 }
@@ -174,7 +182,9 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
         1u64 << 16..1 << 40,
     ));
     let capacity = prop::option::of((1..1_000_000_000u64, prop::option::of(1..1_000_000u32)));
-    let files = (files, artifacts, ulimits, capacity);
+    let host = prop::option::of((1..4i32, 1..3i32, 0..1u64 << 30));
+    let notify = btree_map(name(), prop::collection::btree_set(1..8i32, 1..3), 0..3);
+    let files = (files, artifacts, ulimits, capacity, host, notify);
     prop::option::of((launch, retry, checkpoint, notice, preflight, 0..3u32, files)).prop_map(|said| {
         said.map(
             |(
@@ -184,10 +194,24 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
                 notice,
                 preflight,
                 spare_workers,
-                (workdir, artifacts, ulimits, capacity),
+                (workdir, artifacts, ulimits, capacity, host, notify),
             )| {
                 v1::JobSpec {
                     workdir,
+                    nice: preflight - 2,
+                    readiness: Some(v1::ReadinessRule { timeout: Some(duration(60_000 + u64::from(retry.1))) }),
+                    host: host.map(|(binding, shell, shared_memory_bytes)| v1::HostRules {
+                        binding,
+                        shell,
+                        shared_memory_bytes,
+                    }),
+                    notify: notify
+                        .into_iter()
+                        .map(|(receiver, events)| v1::JobNotification {
+                            receiver,
+                            events: events.into_iter().collect(),
+                        })
+                        .collect(),
                     capacity: capacity.map(|(after, most)| v1::CapacityRules {
                         purchases: vec![v1::Purchase::Spot.into(), v1::Purchase::Owned.into()],
                         fallback: Some(v1::CapacityFallback {
@@ -221,6 +245,7 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
                     notice: notice.map(|(http_port, http_path)| v1::NoticeRules { http_port, http_path }),
                     spare_workers,
                     preflight,
+                    terminal: spare_workers % 2 == 1,
                     ..v1::JobSpec::default()
                 }
             },
@@ -267,6 +292,13 @@ fn affinity() -> impl Strategy<Value = Vec<v1::JobAffinity>> {
     vec(entry, 0..3)
 }
 
+/// In the order of names, in which a file is read.
+fn licences() -> impl Strategy<Value = Vec<v1::LicenceRequest>> {
+    btree_map("[a-z][a-z0-9]{1,6}", 1..9u32, 0..3).prop_map(|asked| {
+        asked.into_iter().map(|(name, count)| v1::LicenceRequest { name, count }).collect()
+    })
+}
+
 fn topology() -> impl Strategy<Value = Option<v1::TopologyRule>> {
     let level = || 0..4i32;
     let spread = prop::option::of((level(), 1..9u32));
@@ -308,7 +340,7 @@ fn job() -> impl Strategy<Value = v1::Job> {
     let paths =
         (prop_oneof![Just(String::new()), "/[a-z é]{1,8}"], prop_oneof![Just(String::new()), "/[a-z]{1,8}"]);
     let tier = 0..6i32;
-    let rest = (topology(), rules(), 0..3i32, 0..3usize, nodes(), affinity());
+    let rest = (topology(), rules(), 0..3i32, 0..3usize, nodes(), affinity(), licences());
     (groups, metadata, times, lists, numbers, paths, tier, rest).prop_map(
         |(
             groups,
@@ -318,7 +350,7 @@ fn job() -> impl Strategy<Value = v1::Job> {
             numbers,
             paths,
             tier,
-            (topology, mut rules, rule, after, nodes, affinity),
+            (topology, mut rules, rule, after, nodes, affinity, licences),
         )| {
             rules.retry_mut().max_failures = numbers.0;
             rules.checkpoint_mut().directory = paths.0;
@@ -345,6 +377,7 @@ fn job() -> impl Strategy<Value = v1::Job> {
                 datasets: lists.2,
                 nodes,
                 affinity,
+                licences,
                 ..rules
             };
             v1::Job {

@@ -1,7 +1,7 @@
 //! "Did you mean …": the known name that is nearest to an unknown one.
 
 /// What people bring from other systems, where no spelling distance leads.
-const SYNONYMS: [(&str, &str); 20] = [
+const SYNONYMS: [(&str, &str); 21] = [
     ("gpus", "accelerators"),
     ("gpu", "accelerators"),
     ("tpus", "accelerators"),
@@ -20,6 +20,7 @@ const SYNONYMS: [(&str, &str); 20] = [
     ("failureRetries", "retry"),
     ("checkpointDirectory", "checkpoint"),
     ("spares", "spareWorkers"),
+    ("readinessProbe", "readiness"),
     ("quota", "quotas"),
     ("maxBorrow", "borrowingLimit"),
 ];

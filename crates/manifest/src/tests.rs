@@ -556,6 +556,42 @@ fn a_policy_that_is_shown_can_be_set_again() {
 }
 
 #[test]
+fn limits_and_choices_of_a_queue_are_read_and_shown() {
+    let vision = "vision:
+      parent: research
+      limits:
+        spend: {most: 5000, window: 7d}
+        user: {spend: {most: 400, window: 1d}, devices: 64}
+        onLimit: refuse
+        tiers: [{tier: free, submissionsPerMinute: 10}]
+      queue: {order: strict, blockFor: 2h, preemption: fair_share, nodes: {only: [h1], expressions: [{key: pool, in: [big]}]}, isolated: true}";
+    let text = POLICY.replace("vision: {parent: research}", vision);
+    let file = parse_policy(text.as_bytes(), NOW_MS).unwrap();
+    file.check().unwrap();
+    let tenant = &file.message.tenants["vision"];
+    let limits = tenant.limits.as_ref().unwrap();
+    assert_eq!(limits.spend.as_ref().unwrap().most, Some(5_000));
+    assert_eq!(limits.on_limit(), v1::OnLimit::Refuse);
+    assert_eq!(limits.tiers[0].submissions_per_minute, Some(10));
+    let queue = tenant.queue.as_ref().unwrap();
+    assert_eq!((queue.order(), queue.preemption()), (v1::QueueOrder::Strict, v1::QueuePreemption::FairShare));
+    assert_eq!(queue.nodes.as_ref().unwrap().expressions[0].values, ["big"]);
+    let answer = v1::GetPolicyResponse { policy: Some(file.message.clone()), version: 812, ..Default::default() };
+    let yaml = serde_saphyr::to_string(&policy_file(&answer)).unwrap();
+    let again = parse_policy(yaml.as_bytes(), NOW_MS).unwrap_or_else(|error| panic!("{error:?} in\n{yaml}"));
+    assert_eq!(again.message.tenants, file.message.tenants, "{yaml}");
+    for (from, to, part) in [
+        ("blockFor: 2h", "blockFor: 1s", "spec.tenants.vision.queue.blockFor: must be between"),
+        ("preemption: fair_share", "preemption: all", "queue.preemption: must be one of none, reclaim, fair_share"),
+        ("most: 5000", "most: 0", "spec.tenants.vision.limits.spend.most: must be at least 1 dollar"),
+        ("onLimit: refuse", "onLimit: wait", "limits.onLimit: must be one of hold, refuse"),
+    ] {
+        let found = policy_problems(&text.replace(from, to));
+        assert!(found.iter().any(|problem| problem.contains(part)), "{part}: {found:?}");
+    }
+}
+
+#[test]
 fn prices_have_dates_purchases_and_parts() {
     let prices = "{type: h100, perDeviceHour: 1.95}
     - {type: h100, purchase: spot, perDeviceHour: 0.9, endTime: 2027-01-01T00:00:00Z}
@@ -672,6 +708,27 @@ fn one_group_needs_no_list() {
 }
 
 #[test]
+fn nice_values_whole_hosts_and_readiness_are_read() {
+    let spec = |lines: &str| one(&job(&format!("  command: [run]\n{lines}"))).message.spec().clone();
+    let asked = spec("  nice: -7\n  exclusive: true\n  readiness: {timeout: 10m}\n");
+    assert_eq!((asked.nice, asked.exclusive), (-7, true));
+    let timeout = asked.readiness.and_then(|rule| rule.timeout).map(|timeout| timeout.seconds);
+    assert_eq!(timeout, Some(600));
+    let none = spec("");
+    assert_eq!((none.nice, none.exclusive, none.readiness), (0, false, None));
+    for (line, expected) in [
+        ("nice: 101", "line 6: spec.nice: must be a whole number from -100 to 100"),
+        ("nice: polite", "line 6: spec.nice: must be"),
+        ("exclusive: sometimes", "line 6: spec.exclusive: must be true or false"),
+        ("readiness: {}", "spec.readiness.timeout: must be given"),
+        ("readiness: {timeout: 0s}", "spec.readiness.timeout: must be between"),
+    ] {
+        let found = problems(&job(&format!("  command: [run]\n  {line}\n")));
+        assert!(found[0].contains(expected), "{line}: {found:?}");
+    }
+}
+
+#[test]
 fn several_documents_are_several_jobs() {
     let text = format!("{}---\n{}", job("  command: [a]\n"), job("  command: [b]\n"));
     let manifests = parse(text.as_bytes()).unwrap();
@@ -686,7 +743,7 @@ fn unknown_fields_are_named_with_line_and_neighbour() {
         ["line 5: comand: unknown field; did you mean command? (known here: tier, regions, groups, \
           runTimeLimit, stopGrace, workingDirectory, array, topology, \
           nodeSelector, nodes, tolerations, preemptible, after, notBefore, deadline, expectedRun, datasets, launch, \
-          retry, checkpoint, notice, spareWorkers, preflight, workdir, booking, artifacts, ulimits, capacity, affinity, parallel, workers, minWorkers, slice, command, environment, \
+          retry, checkpoint, notice, spareWorkers, preflight, workdir, booking, artifacts, ulimits, binding, shell, sharedMemory, capacity, affinity, licences, nice, exclusive, readiness, terminal, notify, parallel, workers, minWorkers, slice, command, environment, \
           accelerators, cpu, memory, container)"]
     );
     assert!(
@@ -721,7 +778,7 @@ fn every_mistake_is_listed_with_its_line() {
 #[test]
 fn an_image_is_read_and_its_mistakes_have_their_lines() {
     let manifest = one(&job(
-        "  container:\n    image: localhost/train:1\n    pull: always\n    sharedMemory: 64Mi\n    mounts:\n    - {source: /data, target: /mnt, readOnly: true}\n",
+        "  container:\n    image: localhost/train:1\n    pull: always\n    sharedMemory: 64Mi\n    credentials: muster-secret://registry\n    mounts:\n    - {source: /data, target: /mnt, readOnly: true}\n",
     ));
     manifest.check().unwrap();
     let expected = v1::ContainerRuntime {
@@ -729,6 +786,7 @@ fn an_image_is_read_and_its_mistakes_have_their_lines() {
         pull: v1::PullRule::Always.into(),
         mounts: vec![v1::ContainerMount { source: "/data".into(), target: "/mnt".into(), read_only: true }],
         shared_memory_bytes: 64 << 20,
+        credentials: "registry".into(),
         ..Default::default()
     };
     assert_eq!(manifest.message.spec().groups[0].container(), Some(&expected));
@@ -755,6 +813,10 @@ fn an_image_is_read_and_its_mistakes_have_their_lines() {
     for (found, begin) in found.iter().zip(begins) {
         assert!(found.starts_with(begin), "{found}");
     }
+    let bare = "  container: {image: localhost/train:1, credentials: 'user:hunter2'}\n";
+    let found = problems(&job(bare));
+    assert!(found[0].contains("spec.container.credentials: must be a reference like muster-secret://NAME"));
+    assert!(!found[0].contains("hunter2"), "{found:?}");
     let both = "  container: {image: localhost/train:1}\n  groups:\n  - {command: [a]}\n";
     assert!(problems(&job(both))[0].contains("spec.container: belongs into each of spec.groups"));
 }

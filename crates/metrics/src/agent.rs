@@ -3,6 +3,7 @@
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family as Series;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use std::fmt::Error;
@@ -67,6 +68,18 @@ closed! {
         Failed = "failed",
         /// It was stopped before.
         Stopped = "stopped",
+    }
+}
+
+closed! {
+    /// A stage of the start of a worker with an image.
+    LaunchStage {
+        /// Its image is fetched.
+        Pulling = "pulling",
+        /// Its image is unpacked.
+        Unpacking = "unpacking",
+        /// Its image is there, and it is launched.
+        Starting = "starting",
     }
 }
 
@@ -179,6 +192,7 @@ pub struct AgentMetrics {
     starts: Counts,
     ends: Counts,
     launches: Histogram,
+    stages: Series<[(&'static str, &'static str); 1], Histogram, fn() -> Histogram>,
     output: Counts,
     notes_refused: Counter,
 }
@@ -191,6 +205,7 @@ impl Default for AgentMetrics {
             starts: Counts::new(families::AGENT_STARTS),
             ends: Counts::new(families::AGENT_ENDS),
             launches: Histogram::new(LAUNCH_BUCKETS_S),
+            stages: Series::new_with_constructor(|| Histogram::new(LAUNCH_BUCKETS_S)),
             output: Counts::new(families::AGENT_OUTPUT),
             notes_refused: Counter::default(),
         };
@@ -198,6 +213,9 @@ impl Default for AgentMetrics {
         StartOutcome::ALL.iter().for_each(|outcome| metrics.starts.add(outcome.as_str(), 0));
         EndCause::ALL.iter().for_each(|cause| metrics.ends.add(cause.as_str(), 0));
         OutputFate::ALL.iter().for_each(|fate| metrics.output.add(fate.as_str(), 0));
+        for stage in LaunchStage::ALL {
+            drop(metrics.stages.get_or_create(&of_stage(*stage)));
+        }
         metrics
     }
 }
@@ -214,6 +232,11 @@ impl AgentMetrics {
         if let Some(took) = took {
             self.launches.observe(took.as_secs_f64());
         }
+    }
+
+    /// Workers with images waited so long in a stage of their start.
+    pub fn stage_over(&self, stage: LaunchStage, took: Duration) {
+        self.stages.get_or_create(&of_stage(stage)).observe(took.as_secs_f64());
     }
 
     /// A worker was not launched.
@@ -245,10 +268,17 @@ impl AgentMetrics {
         }
         let (launches, notes) = (families::AGENT_LAUNCH_SECONDS, families::AGENT_NOTES_REFUSED);
         registry.register(launches.name, launches.help, self.launches.clone());
+        let stages = families::AGENT_STAGE_SECONDS;
+        registry.register(stages.name, stages.help, self.stages.clone());
         registry.register(notes.name, notes.help, self.notes_refused.clone());
         registry.register_collector(Box::new(Reading(facts)));
         rows::text(&registry)
     }
+}
+
+/// The label of a stage.
+fn of_stage(stage: LaunchStage) -> [(&'static str, &'static str); 1] {
+    [(families::AGENT_STAGE_SECONDS.labels[0], stage.as_str())]
 }
 
 /// Facts of one moment as series.

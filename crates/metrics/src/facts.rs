@@ -69,6 +69,10 @@ pub struct ReplicaFacts {
     pub pools: Vec<PoolFacts>,
     /// Accelerators in use, by type.
     pub used: Vec<UsedFacts>,
+    /// Accelerators by region, type and what they do.
+    pub states: Vec<StateFacts>,
+    /// Sessions of nodes that are open; of a leader alone.
+    pub sessions: Option<u64>,
     /// Space left, in bytes.
     pub storage_free_bytes: Option<u64>,
     /// Age of a flush under way, in milliseconds.
@@ -162,6 +166,19 @@ pub struct PoolFacts {
     pub idle: u64,
     /// Price of an accelerator for an hour, in millionths of a dollar, where the policy has one.
     pub hourly_micro_dollars: Option<u64>,
+}
+
+/// Accelerators of one type in one region that do one thing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StateFacts {
+    /// Region.
+    pub region: String,
+    /// Type.
+    pub kind: String,
+    /// starting, running, stopping, idle, cordoned, unhealthy, foreign or lost.
+    pub state: &'static str,
+    /// Thousandths.
+    pub milli: u64,
 }
 
 /// Accelerators of one type that jobs hold or that are kept for them while others stop.

@@ -91,13 +91,16 @@ families! {
     TENANTS_LEFT_OUT = "muster_tenants_left_out" Gauge [] "1 while there are more tenants than have separate series";
     QUOTA_NOMINAL = "muster_quota_nominal_accelerators" Gauge ["tenant", "type", "region"] "Accelerators that a quota guarantees";
     QUOTA_USED = "muster_quota_used_accelerators" Gauge ["tenant", "type", "region"] "Accelerators of a quota that are in use, by the tenant and those below it";
+    QUOTA_BORROWED = "muster_quota_borrowed_accelerators" Gauge ["tenant", "type", "region"] "Accelerators in use beyond what the quota guarantees";
     QUOTA_BORROWING = "muster_quota_borrowing_limit_accelerators" Gauge ["tenant", "type", "region"] "Accelerators that may be borrowed beyond the quota; absent without a limit";
     QUOTA_LENDING = "muster_quota_lending_limit_accelerators" Gauge ["tenant", "type", "region"] "Accelerators of the quota that others may borrow; absent without a limit";
     NODES = "muster_nodes" Gauge ["state"] "Registered nodes by state: up, lost";
     NODES_RESTRICTED = "muster_nodes_restricted" Gauge [] "Nodes that an operator or a finding keeps from taking jobs, or that are being drained";
+    SESSIONS = "muster_sessions" Gauge [] "Sessions of nodes that are open on this leader; absent elsewhere";
     NODES_PENDING = "muster_nodes_awaiting_admission" Gauge [] "Nodes that tried to register and are not admitted";
     DEVICES = "muster_accelerators" Gauge ["region", "cluster", "type"] "Accelerators of registered nodes, in whatever state these are";
     DEVICES_USED = "muster_accelerators_used" Gauge ["type"] "Accelerators, and shares of them, that jobs hold or that are kept for jobs while others stop";
+    DEVICES_STATE = "muster_accelerators_by_state" Gauge ["region", "type", "state"] "Accelerators by state; those of cordoned and lost nodes count there also while jobs hold them";
     DEVICES_FREE = "muster_accelerators_free" Gauge ["region", "cluster", "type"] "Accelerators, and shares of them, that are free on nodes that take jobs";
     DEVICE_PRICE = "muster_accelerator_price_dollars" Gauge ["region", "cluster", "type"] "Price of an accelerator for an hour by which decisions compare places; absent where the policy has none";
     DEVICES_IDLE = "muster_accelerators_idle" Gauge ["region", "cluster", "type"] "Accelerators that are free as a whole on nodes that take jobs";
@@ -129,6 +132,7 @@ families! {
     AGENT_STARTS = "muster_agent_worker_starts" Counter ["outcome"] "Workers that were ordered and were launched, could not be, or were stopped before";
     AGENT_ENDS = "muster_agent_worker_ends" Counter ["cause"] "Workers that ended, and those that were never launched";
     AGENT_LAUNCH_SECONDS = "muster_agent_launch_duration_seconds" Histogram [] "From the arrival of a start order until the program of a worker runs";
+    AGENT_STAGE_SECONDS = "muster_agent_start_stage_duration_seconds" Histogram ["stage"] "Time that workers with images waited in each stage of their start";
     AGENT_DEVICES = "muster_agent_accelerators" Gauge ["type", "health"] "Accelerators by what the agent observes; foreign ones are in use by others than Muster";
     AGENT_OUTPUT = "muster_agent_output_bytes" Counter ["fate"] "Output of workers that was kept, or dropped since it could not be written; of a host, at their end";
     AGENT_UPLOADS = "muster_agent_uploads_pending" Gauge [] "Outputs of workers that are being sent to readers";

@@ -15,12 +15,12 @@ mod registry;
 mod rows;
 
 pub use agent::{
-    AgentFacts, AgentMetrics, DeviceFacts, DeviceHealth, EndCause, OutputFate, SessionOutcome, StartOutcome,
+    AgentFacts, AgentMetrics, DeviceFacts, DeviceHealth, EndCause, LaunchStage, OutputFate, SessionOutcome, StartOutcome,
     WorkerPhase,
 };
 pub use calls::{CallLabels, CallSeries, RefusalLabels};
 pub use decisions::{DecisionCounts, DecisionLabels};
-pub use facts::{PoolFacts, ProcessFacts, QuotaFacts, ReplicaFacts, TenantFacts, UsedFacts};
+pub use facts::{PoolFacts, ProcessFacts, QuotaFacts, ReplicaFacts, StateFacts, TenantFacts, UsedFacts};
 pub use families::{AGENT_FAMILIES, FAMILIES, Family, Kind};
 pub use objectives::{FILE_BYTES_MAX as OBJECTIVE_BYTES_MAX, Objective, ObjectiveError, rules};
 pub use registry::{CONTENT_TYPE, ReplicaMetrics, TENANTS_MAX};

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::calls::{CallLabels, CallSeries, MethodLabel, RefusalLabels};
 use crate::decisions::DecisionCounts;
-use crate::facts::{QuotaFacts, ReplicaFacts, TenantFacts, UsedFacts};
+use crate::facts::{QuotaFacts, ReplicaFacts, StateFacts, TenantFacts, UsedFacts};
 use crate::families;
 use crate::rows::{self, Rows, count, truth, units};
 
@@ -244,9 +244,14 @@ fn fleet(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
     for UsedFacts { kind, milli } in &facts.used {
         used.row([kind], units(*milli));
     }
+    let mut states = Rows::new(families::DEVICES_STATE);
+    for StateFacts { region, kind, state, milli } in &facts.states {
+        states.row([region, kind, state], units(*milli));
+    }
+    let sessions = Rows::one(families::SESSIONS, facts.sessions.map(count));
     let restricted = Rows::one(families::NODES_RESTRICTED, Some(count(facts.nodes_restricted)));
     let pending = Rows::one(families::NODES_PENDING, Some(count(facts.nodes_awaiting_admission)));
-    vec![jobs, held_back, nodes, restricted, pending, total, used, free, idle, price]
+    vec![jobs, held_back, nodes, restricted, sessions, pending, total, used, states, free, idle, price]
 }
 
 fn tenants(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
@@ -257,9 +262,14 @@ fn tenants(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
         families::TENANT_DEVICES,
     ]
     .map(Rows::new);
-    let [mut nominal, mut of_quota, mut borrowing, mut lending] =
-        [families::QUOTA_NOMINAL, families::QUOTA_USED, families::QUOTA_BORROWING, families::QUOTA_LENDING]
-            .map(Rows::new);
+    let [mut nominal, mut of_quota, mut borrowed, mut borrowing, mut lending] = [
+        families::QUOTA_NOMINAL,
+        families::QUOTA_USED,
+        families::QUOTA_BORROWED,
+        families::QUOTA_BORROWING,
+        families::QUOTA_LENDING,
+    ]
+    .map(Rows::new);
     for TenantFacts {
         tenant,
         pending: waiting,
@@ -292,6 +302,7 @@ fn tenants(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
             let labels: [&str; 3] = [tenant, kind, region];
             nominal.row(labels, units(*nominal_milli));
             of_quota.row(labels, units(*used_milli));
+            borrowed.row(labels, units(used_milli.saturating_sub(*nominal_milli)));
             for (rows, limit) in
                 [(&mut borrowing, borrowing_limit_milli), (&mut lending, lending_limit_milli)]
             {
@@ -302,7 +313,7 @@ fn tenants(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
         }
     }
     let left_out = Rows::one(families::TENANTS_LEFT_OUT, Some(truth(facts.leaves_tenants_out)));
-    vec![jobs, pending, eligible, used, left_out, nominal, of_quota, borrowing, lending]
+    vec![jobs, pending, eligible, used, left_out, nominal, of_quota, borrowed, borrowing, lending]
 }
 
 #[cfg(test)]
@@ -316,7 +327,7 @@ mod tests {
         let quota = |kind: &str, limit| QuotaFacts {
             kind: kind.to_owned(),
             nominal_milli: 8_000,
-            used_milli: 2_500,
+            used_milli: 9_500,
             borrowing_limit_milli: limit,
             lending_limit_milli: limit,
             ..QuotaFacts::default()
@@ -338,6 +349,8 @@ mod tests {
             peer_lag_entries: Some(vec![("2".to_owned(), 7)]),
             tenants: vec![tenant],
             used: vec![UsedFacts { milli: 2_500, ..UsedFacts::default() }],
+            states: vec![StateFacts { state: "starting", milli: 1_500, ..StateFacts::default() }],
+            sessions: Some(7),
             pools: vec![PoolFacts {
                 total: 16,
                 free_milli: 5_500,
@@ -411,6 +424,12 @@ mod tests {
             ("process_cpu_seconds_total", "1.25"),
             (r#"muster_raft_peer_lag_entries{replica="2"}"#, "7.0"),
             (r#"muster_accelerators_used{type=""}"#, "2.5"),
+            (r#"muster_accelerators_by_state{region="",type="",state="starting"}"#, "1.5"),
+            ("muster_sessions", "7.0"),
+            (
+                &format!(r#"muster_quota_borrowed_accelerators{{tenant="{escaped}",type="h100",region=""}}"#),
+                "1.5",
+            ),
             (r#"muster_accelerators_free{region="",cluster="",type=""}"#, "5.5"),
             ("muster_certificate_days_left", "-1.0"),
             (r#"muster_notifications_total{result="given_up"}"#, "1.0"),
@@ -418,7 +437,7 @@ mod tests {
             (r#"muster_build_info{version="1.2.3"}"#, "1"),
             (
                 &format!(r#"muster_quota_used_accelerators{{tenant="{escaped}",type="h100",region=""}}"#),
-                "2.5",
+                "9.5",
             ),
             (
                 &format!(

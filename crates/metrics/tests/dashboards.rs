@@ -42,6 +42,14 @@ const DASHBOARDS: &[Dashboard] = &[
                 ],
             ),
             Panel(
+                "Accelerators by state",
+                "short",
+                &[(
+                    "{{type}} {{state}}",
+                    "max by (type, state) (sum by (instance, type, state) (muster_accelerators_by_state))",
+                )],
+            ),
+            Panel(
                 "Share in use",
                 "percentunit",
                 &[(
@@ -343,6 +351,14 @@ const DASHBOARDS: &[Dashboard] = &[
                         "histogram_quantile(0.99, sum by (le) (rate(muster_agent_launch_duration_seconds_bucket[5m])))",
                     ),
                 ],
+            ),
+            Panel(
+                "Stages of starts from images, p90",
+                "s",
+                &[(
+                    "{{stage}}",
+                    "histogram_quantile(0.9, sum by (le, stage) (rate(muster_agent_start_stage_duration_seconds_bucket[5m])))",
+                )],
             ),
             Panel(
                 "Ends of workers per hour",

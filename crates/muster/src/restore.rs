@@ -2,11 +2,15 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use muster_archive::{Archive, DirectoryStore};
 use muster_cli::{RestoreArgs, read_backup, show_backup, with_causes};
 use muster_console::{Console, Exit, Failure};
 use muster_server::ServerConfig;
+
+/// Between two lines of progress.
+const TOLD_EVERY: Duration = Duration::from_secs(1);
 
 /// Makes the data directory of a first replica from a backup.
 pub async fn restore(console: &Console, args: RestoreArgs) -> Result<Exit, Failure> {
@@ -36,7 +40,14 @@ pub async fn restore(console: &Console, args: RestoreArgs) -> Result<Exit, Failu
     })?;
     let dir = config.data_dir.display();
     if let Some((from, to)) = history {
-        let taken = muster_server::take_archive(from, to, config.cluster_id).map_err(|error| {
+        let mut told_at = Instant::now();
+        let mut told = |here: u64, all: u64| {
+            if told_at.elapsed() >= TOLD_EVERY {
+                told_at = Instant::now();
+                console.progress(&format!("history: {} of {} MiB", here >> 20, all >> 20));
+            }
+        };
+        let taken = muster_server::take_archive(from, to, config.cluster_id, &mut told).map_err(|error| {
             Failure::new(Exit::Failed, format!("{dir} is restored, but without its history: {error}"))
                 .with_next(format!("copy {} to {} before the first start", from.display(), to.display()))
         })?;

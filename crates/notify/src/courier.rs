@@ -1,6 +1,6 @@
 //! One receiver: its events in the order of the log, one at a time.
 
-use muster_engine::{Delivery, Engine, Event, Subscription, WatchPosition};
+use muster_engine::{Delivered, Delivery, DeliveryResult, Engine, Event, Subscription, WatchPosition};
 use muster_transport::PublicTls;
 use muster_types::policy::{NotificationBody, NotificationEvent, NotificationProgress, Receiver};
 use muster_types::{LogIndex, Refusal, RefusalCode};
@@ -141,30 +141,50 @@ impl Courier {
     /// Sends an event until it is taken or given up. A receiver that fails gives back what it holds of the archive.
     async fn deliver(&mut self, event: &Event, occurrence: NotificationEvent, source: &mut Option<Source>) {
         let view = self.engine.view();
-        if !wants(&view.policy().policy, &self.receiver, occurrence, tenant(event)) {
+        if !wants(&view.policy().policy, &self.receiver, occurrence, (tenant(event), &event.named)) {
             return;
         }
         let Some(message) = message(&view, &self.receiver, event, occurrence) else { return };
         // A state that is held for as long as a receiver is silent would be a second one in memory.
         drop(view);
-        let mut failures = 0;
-        while let Err(error) = self.attempt(&message).await {
-            failures += 1;
+        let mut failures = 0_u32;
+        let (result, attempts) = loop {
+            let Err(error) = self.attempt(&message).await else {
+                break (DeliveryResult::Taken, failures.saturating_add(1));
+            };
+            failures = failures.saturating_add(1);
             if self.has_failed(&error) {
                 self.delivery.progress.given_up += 1;
                 tracing::warn!(receiver = %self.receiver.name, delivery = %message.id, "a notification was given up");
-                break;
+                break (DeliveryResult::GivenUp, failures);
             }
+            self.note(&message, occurrence, DeliveryResult::Retrying, failures);
             self.publish();
             if source.as_ref().is_some_and(|source| source.subscription.is_past()) {
                 *source = None;
             }
             tokio::time::sleep(pause(failures, rand::random())).await;
-        }
+        };
+        self.note(&message, occurrence, result, attempts);
         // Others of its record may follow.
         let before = LogIndex(event.position.log_index.0.saturating_sub(1));
         self.delivery.progress.delivered = self.delivery.progress.delivered.max(before);
         self.publish();
+    }
+
+    /// Remembers what became of an event, for people who look for it.
+    fn note(&mut self, message: &Message, event: NotificationEvent, result: DeliveryResult, attempts: u32) {
+        let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let error = if result == DeliveryResult::Taken { None } else { self.delivery.last_error.clone() };
+        self.delivery.note(Delivered {
+            id: message.id.clone(),
+            event,
+            subject: message.subject.clone(),
+            result,
+            attempts,
+            at_ms: u64::try_from(at.as_millis()).unwrap_or(u64::MAX),
+            error,
+        });
     }
 
     async fn attempt(&mut self, message: &Message) -> Result<(), DeliveryError> {

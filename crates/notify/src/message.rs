@@ -11,26 +11,29 @@ use serde_json::{Value, json};
 pub(crate) struct Message {
     /// `LOGINDEX-ORDINAL-RECEIVER`: the same for every attempt, by whichever leader, so that receivers can tell repetitions.
     pub(crate) id: String,
+    /// The job's id, the node's name, or the schedule's tenant and name.
+    pub(crate) subject: String,
     /// JSON.
     pub(crate) body: Vec<u8>,
 }
 
-/// The tenant of the job that an event happened to; none for one of a node.
+/// The tenant of the job or schedule that an event happened to; none for one of a node.
 pub(crate) fn tenant(event: &Event) -> Option<&Name> {
     match &event.change {
         Change::Job { spec, .. } => Some(&spec.tenant),
+        Change::ScheduleSuspended { schedule, .. } => Some(&schedule.tenant),
         _ => None,
     }
 }
 
-/// The message of an event; none for changes that are no event of a job or node.
+/// The message of an event; none for changes that are no event of a job, schedule or node.
 pub(crate) fn message(
     state: &State,
     receiver: &Receiver,
     event: &Event,
     occurrence: NotificationEvent,
 ) -> Option<Message> {
-    let (subject, line) = match &event.change {
+    let (row, line, subject) = match &event.change {
         Change::Job { id, row, spec, .. } => {
             let detail = job_detail(state, row);
             let line = job_line(spec, &id.to_string(), detail.as_deref());
@@ -42,7 +45,7 @@ pub(crate) fn message(
                 "failures": row.failures,
                 "detail": detail,
             });
-            (("job", job), line)
+            (("job", job), line, id.to_string())
         }
         Change::Node { id, row, restriction, .. } => {
             let quarantine = restriction.as_ref().and_then(|row| row.quarantine.as_ref());
@@ -59,17 +62,28 @@ pub(crate) fn message(
                 "cluster": row.spec.cluster.as_str(),
                 "detail": detail,
             });
-            (("node", node), line)
+            (("node", node), line, name.to_owned())
+        }
+        Change::ScheduleSuspended { schedule, by, reason } => {
+            let line = format!("schedule {} of tenant {}: {reason}", schedule.name, schedule.tenant);
+            let by = Some(by.name.as_str()).filter(|name| !name.is_empty());
+            let row = json!({
+                "name": schedule.name.as_str(),
+                "tenant": schedule.tenant.as_str(),
+                "by": by,
+                "detail": &**reason,
+            });
+            (("schedule", row), line, schedule.to_string())
         }
         Change::JobForgotten(_) | Change::NodeForgotten { .. } | Change::Queues(_) => return None,
     };
     let position = event.position;
     let id = format!("{}-{}-{}", position.log_index, position.ordinal, receiver.name);
     let body = match receiver.body {
-        NotificationBody::Generic => generic(state, &id, position.log_index.0, occurrence, subject),
+        NotificationBody::Generic => generic(state, &id, position.log_index.0, occurrence, row),
         NotificationBody::Slack => json!({ "text": escaped(&format!("{occurrence}: {line}")) }),
     };
-    Some(Message { id, body: body.to_string().into_bytes() })
+    Some(Message { id, subject, body: body.to_string().into_bytes() })
 }
 
 fn generic(
@@ -136,6 +150,7 @@ mod tests {
             position: WatchPosition { log_index: LogIndex(42), ordinal: 3 },
             change: Change::Job { id: JobId(7), row: Arc::new(row), spec, metadata: None, before: None },
             occurrence: Some(NotificationEvent::JobFailed),
+            named: Arc::default(),
         }
     }
 
@@ -146,6 +161,7 @@ mod tests {
             tenant: None,
             events: BTreeSet::from([NotificationEvent::JobFailed]),
             body,
+            for_jobs: false,
         }
     }
 
@@ -156,6 +172,7 @@ mod tests {
             let message = message(&State::default(), &receiver(kind), &event, NotificationEvent::JobFailed);
             let message = message.expect("it is an event of a job");
             assert_eq!(message.id, "42-3-ops");
+            assert_eq!(message.subject, JobId(7).to_string());
             serde_json::from_slice::<Value>(&message.body).expect("it is JSON")
         };
         let generic = body(NotificationBody::Generic);

@@ -13,14 +13,16 @@ const PAUSE_MAX_MS: u64 = 5 * 60 * 1_000;
 /// look at them again; were it smaller, the records of progress would keep each other going.
 const STRIDE_RECORDS: u64 = 1_024;
 
-/// Whether a receiver is told of an event. `tenant` is that of the job that it happened to; none for a node.
+/// Whether a receiver is told of an event. `tenant` is that of the job or schedule that it happened to, none for a node; `named` are the
+/// receivers that the job names for it. What the policy says now counts: a receiver that jobs may name no more is told of nothing by them.
 pub(crate) fn wants(
     policy: &Policy,
     receiver: &Receiver,
     event: NotificationEvent,
-    tenant: Option<&Name>,
+    (tenant, named): (Option<&Name>, &[Name]),
 ) -> bool {
-    if !receiver.events.contains(&event) {
+    let is_asked = receiver.for_jobs && named.contains(&receiver.name);
+    if !is_asked && !receiver.events.contains(&event) {
         return false;
     }
     match (&receiver.tenant, tenant) {
@@ -81,6 +83,7 @@ mod tests {
             tenant: tenant.map(name),
             events: events.iter().copied().collect(),
             body: NotificationBody::Generic,
+            for_jobs: false,
         }
     }
 
@@ -96,14 +99,55 @@ mod tests {
         let policy = PolicyDraft { tenants, ..PolicyDraft::default() }.check().expect("a policy");
         let failed = NotificationEvent::JobFailed;
         let lab = receiver(Some("lab"), &[failed]);
-        let told = |tenant: &str| wants(&policy, &lab, failed, Some(&name(tenant)));
+        let told = |tenant: &str| wants(&policy, &lab, failed, (Some(&name(tenant)), &[]));
         assert_eq!(["lab", "vision", "other", "unknown"].map(told), [true, true, false, false]);
-        assert!(!wants(&policy, &lab, NotificationEvent::JobStarted, Some(&name("lab"))), "it did not ask");
-        assert!(!wants(&policy, &lab, failed, None));
+        let started = NotificationEvent::JobStarted;
+        assert!(!wants(&policy, &lab, started, (Some(&name("lab")), &[])), "it did not ask");
+        assert!(!wants(&policy, &lab, failed, (None, &[])));
         let everything: BTreeSet<NotificationEvent> = NotificationEvent::ALL.into_iter().collect();
         let all = Receiver { events: everything, ..receiver(None, &[]) };
-        assert!(wants(&policy, &all, NotificationEvent::NodeDown, None));
-        assert!(wants(&policy, &all, failed, Some(&name("unknown"))));
+        assert!(wants(&policy, &all, NotificationEvent::NodeDown, (None, &[])));
+        assert!(wants(&policy, &all, failed, (Some(&name("unknown")), &[])));
+    }
+
+    #[test]
+    fn a_receiver_that_a_job_names_is_told_only_where_the_policy_lets_jobs_name_it() {
+        let below =
+            |parent: Option<&str>| TenantPolicy { parent: parent.map(name), ..TenantPolicy::default() };
+        let tenants = BTreeMap::from([(name("lab"), below(None)), (name("other"), below(None))]);
+        let policy = PolicyDraft { tenants, ..PolicyDraft::default() }.check().expect("a policy");
+        let failed = NotificationEvent::JobFailed;
+        let open = Receiver { for_jobs: true, ..receiver(Some("lab"), &[]) };
+        let closed = receiver(Some("lab"), &[]);
+        let told = |receiver: &Receiver, tenant: &str, named: &[Name]| {
+            wants(&policy, receiver, failed, (Some(&name(tenant)), named))
+        };
+        assert!(told(&open, "lab", &[name("else"), name("r")]));
+        assert!(!told(&open, "lab", &[name("else")]), "the job names another one");
+        assert!(!told(&open, "other", &[name("r")]), "it is for another tenant");
+        assert!(!told(&closed, "lab", &[name("r")]), "it is not for jobs any more");
+    }
+
+    #[test]
+    fn one_event_is_one_entry_and_the_oldest_are_forgotten() {
+        use muster_engine::{DELIVERIES_KEPT, Delivered, Delivery, DeliveryResult};
+        let delivered = |number: usize, result| Delivered {
+            id: format!("{number}-1-r"),
+            event: NotificationEvent::JobFailed,
+            subject: "job-1".to_owned(),
+            result,
+            attempts: 1,
+            at_ms: 0,
+            error: None,
+        };
+        let mut delivery = Delivery::default();
+        for number in 0..DELIVERIES_KEPT + 3 {
+            delivery.note(delivered(number, DeliveryResult::Retrying));
+            delivery.note(delivered(number, DeliveryResult::Taken));
+        }
+        let numbers: Vec<&str> = delivery.recent.iter().map(|delivered| delivered.id.as_str()).collect();
+        assert_eq!((numbers.len(), numbers[0]), (DELIVERIES_KEPT, "3-1-r"));
+        assert!(delivery.recent.iter().all(|delivered| delivered.result == DeliveryResult::Taken));
     }
 
     #[test]

@@ -13,6 +13,7 @@ pub(crate) fn job(text: &str) -> JobDraft {
         accelerators: Some(Accelerators { kind: name("h100"), count: 1 }.into()),
         cpu_milli: 100,
         memory_bytes: 1 << 20,
+        exclusive: false,
     };
     let group = TaskGroup {
         name: name("main"),
@@ -49,5 +50,10 @@ pub(crate) fn job(text: &str) -> JobDraft {
         booking: None,
         capacity: None,
         affinity: Vec::new(),
+        licences: muster_types::Licences::new(),
+        nice: 0,
+        front: None,
+        size: None,
+        readiness_ms: None,
     }
 }

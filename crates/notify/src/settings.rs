@@ -121,6 +121,7 @@ mod tests {
             tenant: None,
             events: BTreeSet::from([NotificationEvent::JobFailed]),
             body: NotificationBody::Slack,
+            for_jobs: false,
         };
         assert!(settings.url(&receiver).await.is_err());
         write("ops.url", b"https://hooks.example/T0/secret\n");

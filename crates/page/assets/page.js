@@ -115,6 +115,47 @@
     });
   }
 
+  // Characters of an output that a page keeps: its end.
+  const OUTPUT_CHARS_MAX = 64000;
+
+  // Shows the end of a worker's output and what follows, as text.
+  function followOutput(target) {
+    const status = document.getElementById("output-status");
+    const rank = document.getElementById("rank");
+    document.getElementById("output-choice").hidden = false;
+    let source;
+    const add = (text) => {
+      const isAtEnd = target.scrollTop + target.clientHeight >= target.scrollHeight - 8;
+      target.textContent = (target.textContent + text).slice(-OUTPUT_CHARS_MAX);
+      if (isAtEnd) target.scrollTop = target.scrollHeight;
+    };
+    document.getElementById("read-output").addEventListener("click", () => {
+      if (source) source.close();
+      const address = new URL(target.dataset.source, window.location.href);
+      address.searchParams.set("rank", String(Number.parseInt(rank.value, 10) || 0));
+      source = new EventSource(address);
+      target.hidden = false;
+      source.addEventListener("open", () => {
+        // One that connects again begins with the end once more.
+        target.textContent = "";
+        status.textContent = "Live.";
+      });
+      source.addEventListener("output", (message) => {
+        const piece = JSON.parse(message.data);
+        if (piece.dropped > 0) add("[" + piece.dropped + " bytes were not kept]\n");
+        add(piece.text);
+      });
+      source.addEventListener("end", (message) => {
+        source.close();
+        status.textContent = "The output has ended: " + JSON.parse(message.data).message;
+      });
+      source.addEventListener("error", () => {
+        const isOver = source.readyState === EventSource.CLOSED;
+        status.textContent = isOver ? "This output cannot be read now." : "Connecting again.";
+      });
+    });
+  }
+
   const STEP = 8;
   const GAP = 4;
   // Pixels of one canvas: phones draw nothing on larger ones.
@@ -124,20 +165,23 @@
   const COLOURS = ["state", "health", "tenant", "job"];
   // Lines of hosts that PageUp and PageDown go by.
   const PAGE_LINES = 20;
+  // How much larger than at first the map can be drawn, and by how many pixels a key moves what is shown of it.
+  const ZOOMS = [1, 1.5, 2, 3, 4];
+  const PAN_STEP = 64;
 
   function drawHosts(canvas, hosts, layout, shapes, colourOf) {
-    const { columnWidth, columns, lines, ratio } = layout;
-    const [width, height] = [columns * columnWidth, lines * STEP];
+    const { columnWidth, columns, lines, ratio, step, zoom } = layout;
+    const [width, height] = [columns * columnWidth, lines * step];
     canvas.width = Math.ceil(width * ratio);
     canvas.height = Math.ceil(height * ratio);
     canvas.style.width = width + "px";
     canvas.style.height = height + "px";
     const pen = canvas.getContext("2d");
     hosts.forEach((host, index) => {
-      const [x, y] = [(index % columns) * columnWidth, Math.floor(index / columns) * STEP];
+      const [x, y] = [(index % columns) * columnWidth, Math.floor(index / columns) * step];
       for (let device = 0; device < host.devices.length; device += 1) {
         const shape = shapes[host.devices[device]] || shapes.l;
-        pen.setTransform(ratio, 0, 0, ratio, (x + device * STEP) * ratio, y * ratio);
+        pen.setTransform(ratio * zoom, 0, 0, ratio * zoom, (x + device * step) * ratio, y * ratio);
         pen.fillStyle = colourOf(host, device, shape);
         pen.fill(shape.path);
       }
@@ -152,13 +196,15 @@
     const all = cluster.blocks.flatMap((block) => block.hosts.map(
       ([name, devices, owners]) => ({ block: block.block, name, devices, owners })));
     const widest = all.reduce((most, host) => Math.max(most, host.devices.length), 1);
-    const columnWidth = widest * STEP + GAP;
-    const columns = Math.max(1, Math.min(Math.floor((target.clientWidth || 320) / columnWidth), all.length));
+    // Hosts stay in their lines whatever the zoom: what does not fit is scrolled to.
+    const unzoomed = widest * STEP + GAP;
+    const columns = Math.max(1, Math.min(Math.floor((target.clientWidth || 320) / unzoomed), all.length));
+    const [step, columnWidth] = [STEP * map.zoom, unzoomed * map.zoom];
     const ratio = window.devicePixelRatio || 1;
-    const linesMax = Math.max(1, Math.floor(CANVAS_PIXELS_MAX / (columns * columnWidth * STEP * ratio * ratio)));
+    const linesMax = Math.max(1, Math.floor(CANVAS_PIXELS_MAX / (columns * columnWidth * step * ratio * ratio)));
     for (let first = 0; first < all.length; first += linesMax * columns) {
       const hosts = all.slice(first, first + linesMax * columns);
-      const layout = { columnWidth, columns, lines: Math.ceil(hosts.length / columns), ratio };
+      const layout = { columnWidth, columns, lines: Math.ceil(hosts.length / columns), ratio, step, zoom: map.zoom };
       const canvas = document.createElement("canvas");
       target.append(canvas);
       drawHosts(canvas, hosts, layout, shapes, map.colourOf);
@@ -167,14 +213,14 @@
       map.count += hosts.length;
       const under = (event) => {
         const column = Math.floor(event.offsetX / columnWidth);
-        return column < columns ? hosts[Math.floor(event.offsetY / STEP) * columns + column] : undefined;
+        return column < columns ? hosts[Math.floor(event.offsetY / step) * columns + column] : undefined;
       };
       canvas.addEventListener("mousemove", (event) => {
         const host = under(event);
         if (host) map.say(hostText(cluster, host, map.owners));
       });
       canvas.addEventListener("click", (event) => {
-        const host = under(event);
+        const host = map.wasDragged ? undefined : under(event);
         if (host) window.location.assign(hostAddress(host));
       });
     }
@@ -223,6 +269,48 @@
     End: () => Infinity,
   };
 
+  const PANS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+
+  // The keys + - 0 and the buttons zoom, and a drag with the mouse moves what is shown.
+  function zoomAndDrag(target, map, draw) {
+    const zoomTo = (zoom) => {
+      if (zoom === undefined || zoom === map.zoom) return;
+      const factor = zoom / map.zoom;
+      const [x, y] = [target.scrollLeft + target.clientWidth / 2, target.scrollTop + target.clientHeight / 2];
+      map.zoom = zoom;
+      target.classList.toggle("zoomed", zoom > 1);
+      draw();
+      target.scrollTo(x * factor - target.clientWidth / 2, y * factor - target.clientHeight / 2);
+      map.say("Zoom " + zoom * 100 + " %.");
+    };
+    const byStep = (steps) => zoomTo(ZOOMS[ZOOMS.indexOf(map.zoom) + steps]);
+    target.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.altKey || event.metaKey) return;
+      if (event.key === "+" || event.key === "=") byStep(1);
+      else if (event.key === "-") byStep(-1);
+      else if (event.key === "0") zoomTo(1);
+      else return;
+      event.preventDefault();
+    });
+    document.getElementById("zoom-in").addEventListener("click", () => byStep(1));
+    document.getElementById("zoom-out").addEventListener("click", () => byStep(-1));
+    let from;
+    target.addEventListener("pointerdown", (event) => {
+      map.wasDragged = false;
+      // A finger scrolls by itself.
+      if (event.pointerType !== "mouse" || event.button !== 0) return;
+      from = { x: event.clientX, y: event.clientY, left: target.scrollLeft, top: target.scrollTop };
+    });
+    window.addEventListener("pointermove", (event) => {
+      if (!from) return;
+      const [x, y] = [event.clientX - from.x, event.clientY - from.y];
+      // A hand that shakes while it clicks drags nothing.
+      if (Math.abs(x) + Math.abs(y) > 4) map.wasDragged = true;
+      if (map.wasDragged) target.scrollTo(from.left - x, from.top - y);
+    });
+    window.addEventListener("pointerup", () => { from = undefined; });
+  }
+
   // The keyboard moves a frame from host to host; Enter opens the host in it.
   function stepThroughHosts(target, map) {
     const pieceOf = (at) => map.pieces.find((piece) => at < piece.first + piece.hosts.length);
@@ -232,16 +320,25 @@
       const piece = map.at === undefined ? undefined : pieceOf(map.at);
       map.frame.hidden = piece === undefined;
       if (!piece) return;
-      const { columnWidth, columns } = piece.layout;
+      const { columnWidth, columns, step } = piece.layout;
       const [index, host] = [map.at - piece.first, piece.hosts[map.at - piece.first]];
       map.frame.style.left = piece.canvas.offsetLeft + (index % columns) * columnWidth - 2 + "px";
-      map.frame.style.top = piece.canvas.offsetTop + Math.floor(index / columns) * STEP - 2 + "px";
-      map.frame.style.width = host.devices.length * STEP + 4 + "px";
-      map.frame.style.height = STEP + 4 + "px";
+      map.frame.style.top = piece.canvas.offsetTop + Math.floor(index / columns) * step - 2 + "px";
+      map.frame.style.width = host.devices.length * step + 4 + "px";
+      map.frame.style.height = step + 4 + "px";
       target.append(map.frame);
     };
     target.addEventListener("keydown", (event) => {
       if (event.ctrlKey || event.altKey || event.metaKey || map.count === 0) return;
+      // With Shift the arrows move what is shown, and not the frame.
+      if (event.shiftKey && PANS[event.key]) {
+        const [x, y] = PANS[event.key];
+        target.scrollBy(x * PAN_STEP, y * PAN_STEP);
+        // A map that is shown as a whole is moved with its page.
+        if (target.scrollHeight <= target.clientHeight) window.scrollBy(0, y * PAN_STEP);
+        event.preventDefault();
+        return;
+      }
       const piece = pieceOf(map.at ?? 0);
       if (event.key === "Enter" && map.at !== undefined) {
         window.location.assign(hostAddress(piece.hosts[map.at - piece.first]));
@@ -273,7 +370,7 @@
     const status = document.getElementById("map-status");
     const hovered = document.getElementById("map-host");
     const choice = document.getElementById("colour");
-    const map = { pieces: [], count: 0, owners: [], say: (text) => { hovered.textContent = text; } };
+    const map = { pieces: [], count: 0, owners: [], zoom: 1, say: (text) => { hovered.textContent = text; } };
     stepThroughHosts(target, map);
     let fleet;
     const draw = () => {
@@ -297,7 +394,8 @@
       fleet = received;
       const cut = fleet.isCut ? " There are more, of the hosts that come last by name: the map draws no more than these." : "";
       status.textContent = fleet.devices + " devices, as of log index " + fleet.logIndex +
-        ". Each row of shapes is a host. Arrow keys step from host to host, and Enter opens one." + cut;
+        ". Each row of shapes is a host. Arrow keys step from host to host, and Enter opens one. + and - zoom, and " +
+        "Shift with an arrow key or a drag moves what is shown." + cut;
       draw();
     };
     const chosen = new URLSearchParams(window.location.hash.slice(1)).get("colour");
@@ -308,6 +406,7 @@
       load().catch(() => { status.textContent = "The map cannot be had now; the table has the same by block."; });
     });
     await load();
+    zoomAndDrag(target, map, draw);
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
     let width = target.clientWidth;
     let later;
@@ -336,6 +435,8 @@
   stopAtWhatScrolls();
   const live = document.getElementById("live");
   if (live) followEvents(live);
+  const output = document.getElementById("worker-output");
+  if (output && window.EventSource) followOutput(output);
   const map = document.getElementById("fleet-map");
   if (map) {
     drawFleet(map).catch(() => {

@@ -32,11 +32,15 @@ pub enum GroupBy {
     Array,
     /// The value of one label, whose key the address has.
     Label,
+    /// The types of accelerator that they may use.
+    Accelerator,
+    /// Why they wait.
+    Reason,
 }
 
 impl GroupBy {
     /// Every one.
-    pub const ALL: [GroupBy; 7] = [
+    pub const ALL: [GroupBy; 9] = [
         GroupBy::Tenant,
         GroupBy::Phase,
         GroupBy::Tier,
@@ -44,6 +48,8 @@ impl GroupBy {
         GroupBy::Creator,
         GroupBy::Array,
         GroupBy::Label,
+        GroupBy::Accelerator,
+        GroupBy::Reason,
     ];
 
     /// Its word in addresses.
@@ -57,6 +63,8 @@ impl GroupBy {
             GroupBy::Creator => "creator",
             GroupBy::Array => "array",
             GroupBy::Label => "label",
+            GroupBy::Accelerator => "accelerator",
+            GroupBy::Reason => "reason",
         }
     }
 
@@ -68,7 +76,14 @@ impl GroupBy {
             GroupBy::Creator => "not known",
             GroupBy::Array => "in no array",
             GroupBy::Label => "without it, or empty",
+            GroupBy::Accelerator => "without accelerators",
+            GroupBy::Reason => "does not wait",
         }
+    }
+
+    /// Whether a list can be narrowed down to one group.
+    pub(crate) fn narrows(self) -> bool {
+        !matches!(self, GroupBy::Accelerator | GroupBy::Reason)
     }
 }
 
@@ -97,10 +112,12 @@ pub struct JobQuery {
     pub label: String,
     /// The token of a later page; empty for the first.
     pub page: String,
+    /// The id of the job that is shown next to the list; empty for none.
+    pub open: String,
 }
 
 impl JobQuery {
-    fn parts(&self) -> [(&'static str, &str); 11] {
+    fn parts(&self) -> [(&'static str, &str); 12] {
         [
             ("tenant", &self.tenant),
             ("phase", &self.phase),
@@ -113,6 +130,7 @@ impl JobQuery {
             ("group", self.group.map_or("", GroupBy::word)),
             ("label", &self.label),
             ("page", &self.page),
+            ("open", &self.open),
         ]
     }
 
@@ -124,14 +142,25 @@ impl JobQuery {
 
     /// The same list from its beginning, with where it goes on.
     pub(crate) fn pager(&self, next: &str) -> Pager {
-        let first = JobQuery { page: String::new(), group: None, label: String::new(), ..self.clone() };
+        let first = self.bare();
         let parameters = first.parts().map(|(key, value)| (key, value.to_owned())).into();
         Pager { path: "/jobs", parameters, page: self.page.clone(), next: next.to_owned() }
     }
 
-    /// The same list, narrowed to one group.
+    /// What narrows the list alone: without a page, counts and an open job.
+    fn bare(&self) -> JobQuery {
+        let (page, label, open) = (String::new(), String::new(), String::new());
+        JobQuery { page, label, open, group: None, ..self.clone() }
+    }
+
+    /// The same list with a job next to it; with none for an empty id.
+    pub(crate) fn with_open(&self, id: &str) -> JobQuery {
+        JobQuery { open: id.to_owned(), ..self.clone() }
+    }
+
+    /// The same list, narrowed to one group; as it is where no list can be narrowed so.
     pub(crate) fn narrowed(&self, by: GroupBy, value: &str) -> JobQuery {
-        let mut query = JobQuery { page: String::new(), group: None, label: String::new(), ..self.clone() };
+        let mut query = self.bare();
         if by == GroupBy::Label {
             let all = [query.labels, format!("{}={value}", self.label)];
             let given: Vec<&str> = all.iter().map(String::as_str).filter(|part| !part.is_empty()).collect();
@@ -146,6 +175,7 @@ impl JobQuery {
             GroupBy::Creator => &mut query.creator,
             GroupBy::Array => &mut query.array,
             GroupBy::Label => &mut query.labels,
+            GroupBy::Accelerator | GroupBy::Reason => return query,
         };
         value.clone_into(field);
         query

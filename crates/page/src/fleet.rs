@@ -152,6 +152,7 @@ pub fn fleet(frame: &Frame, blocks: &[FleetBlock], is_cut: bool) -> String {
             select #colour autocomplete="off" {
                 @for (value, name) in COLOURS { option value=(value) { (name) } }
             }
+            " " button #zoom-in type="button" { "Zoom in" } " " button #zoom-out type="button" { "Zoom out" }
             p.note { "Shapes show the state whatever the colours show." }
         }
         ul.legend {

@@ -33,6 +33,8 @@ pub struct JobDetail {
     pub array: Option<v1::Array>,
     /// Whether it has ended.
     pub is_over: bool,
+    /// Whether its workers have output that the reader may read.
+    pub has_output: bool,
 }
 
 /// The page.
@@ -60,11 +62,41 @@ pub fn job(frame: &Frame, shown: &JobDetail) -> String {
             // One that waits again has left it.
             (text::section("placement", if waits { "Last placement" } else { "Placement" }, placement_of(&status, placement)))
         }
+        @if shown.has_output { (text::section("output", "Output", output(job, status.worker_count))) }
         (text::section("history", "History", history))
         @if let Some(spec) = &job.spec { (text::section("spec", "Spec", spec_of(spec))) }
     };
     let title = format!("Job {}", job.name);
     document_of(Some(frame), Some(Section::Jobs), (&title, &format!("{title}, {}", job.id)), body)
+}
+
+/// The most important of it, next to a list.
+pub(crate) fn drawer(frame: &Frame, shown: &JobDetail) -> Markup {
+    let job = &shown.job;
+    let status = job.status.clone().unwrap_or_default();
+    let waits = status.phase() == v1::JobPhase::Pending;
+    html! {
+        h2 { (job.name) }
+        (identity(shown, &status))
+        (reason(shown, waits, frame.is_past()))
+        @if !shown.changes.is_empty() { (event::table(&shown.changes, "Its last changes")) }
+        p { a href={ "/jobs/" (encoded(&job.id)) } { "The whole job" } }
+    }
+}
+
+/// The place for the last lines of one worker, which the script fills; without it the command line has them.
+fn output(job: &v1::Job, workers: u32) -> Markup {
+    let source = format!("/jobs/{}/output", encoded(&job.id));
+    html! {
+        // The script shows it: without that nothing follows.
+        p #output-choice hidden {
+            label for="rank" { "Worker " }
+            input #rank type="number" min="0" max=(workers.saturating_sub(1)) value="0" inputmode="numeric";
+            " " button #read-output type="button" { "Follow its output" }
+        }
+        p #output-status role="status" { "The same: " code { "muster logs " (job.id) " --follow" } }
+        pre #worker-output role="log" tabindex="0" aria-label="Output of the worker" data-source=(source) hidden {}
+    }
 }
 
 fn identity(shown: &JobDetail, status: &v1::JobStatus) -> Markup {

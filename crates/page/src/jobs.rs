@@ -5,6 +5,7 @@ use muster_wire::v1;
 
 use crate::filters::{GroupBy, JobQuery, filters};
 use crate::frame::{Frame, Section, document};
+use crate::job::{JobDetail, drawer};
 use crate::text;
 use crate::text::Column::{Number, Text};
 use crate::text::JobCells;
@@ -35,19 +36,28 @@ pub struct Groups {
     pub is_cut: bool,
 }
 
-/// The list. `next` is the token of the page behind it; empty for none.
+/// The list. `next` is the token of the page behind it; empty for none. `open` is the job that is shown next to the list.
 #[must_use]
 pub fn jobs(
     frame: &Frame,
     query: &JobQuery,
-    jobs: &[v1::Job],
-    next: &str,
+    (jobs, next): (&[v1::Job], &str),
     groups: Option<&Groups>,
+    open: Option<&JobDetail>,
 ) -> String {
     let body = html! {
         (filters(query, &[]))
         @if let Some(groups) = groups { (counts(query, groups)) }
-        (list(jobs))
+        @if !query.open.is_empty() {
+            aside #open-job aria-label="Open job" {
+                @match open {
+                    Some(shown) => (drawer(frame, shown)),
+                    None => { p { "There is no job " code { (query.open) } "." } },
+                }
+                p { a href=(query.with_open("").address()) { "Close" } }
+            }
+        }
+        (list(query, jobs))
         (query.pager(next).links("Newest", "Older"))
     };
     document(Some(frame), Some(Section::Jobs), "Jobs", body)
@@ -60,6 +70,7 @@ fn counts(query: &JobQuery, groups: &Groups) -> Markup {
             tr {
                 th scope="row" {
                     @if group.value.is_empty() { (groups.by.without()) }
+                    @else if !groups.by.narrows() { (group.value) }
                     @else { a href=(query.narrowed(groups.by, &group.value).address()) { (group.value) } }
                 }
                 td.number { (group.pending) }
@@ -92,7 +103,7 @@ fn counts(query: &JobQuery, groups: &Groups) -> Markup {
     text::section("counts", "Counts", body)
 }
 
-fn list(jobs: &[v1::Job]) -> Markup {
+fn list(query: &JobQuery, jobs: &[v1::Job]) -> Markup {
     if jobs.is_empty() {
         return html! { p { "No job matches on this page." } };
     }
@@ -107,13 +118,15 @@ fn list(jobs: &[v1::Job]) -> Markup {
         Text("Submitted (UTC)"),
         Text("Id"),
         Text("Because"),
+        Text("Here"),
     ];
     let caption = html! { (text::count(jobs.len() as u64, "job", "jobs")) ", newest first" };
-    text::table("Jobs", caption, &columns, html! { @for job in jobs { (row(job)) } })
+    text::table("Jobs", caption, &columns, html! { @for job in jobs { (row(query, job)) } })
 }
 
-fn row(job: &v1::Job) -> Markup {
+fn row(query: &JobQuery, job: &v1::Job) -> Markup {
     let status = job.status.clone().unwrap_or_default();
+    let address = format!("{}#open-job", query.with_open(&job.id).address());
     html! {
         tr {
             (text::job_cells(&JobCells::of(job, &status)))
@@ -122,6 +135,7 @@ fn row(job: &v1::Job) -> Markup {
             td { (text::moment(status.create_time)) }
             td { code { (job.id) } }
             td.message { (text::of_people(text::brief(&status.message))) }
+            td { a href=(address) { "Open" span.visually-hidden { " " (job.name) " next to the list" } } }
         }
     }
 }
@@ -136,9 +150,26 @@ mod tests {
         let job = v1::Job { id: bad.clone(), name: bad.clone(), tenant: bad.clone(), ..Default::default() };
         let query =
             JobQuery { tenant: bad.clone(), name: "\" onfocus=\"alert(1)".to_owned(), ..Default::default() };
-        let page = jobs(&Frame::default(), &query, &[job], "\"><b>", None);
+        let page = jobs(&Frame::default(), &query, (&[job], "\"><b>"), None, None);
         assert!(!page.contains("<script>alert") && !page.contains("\" onfocus"), "{page}");
         assert!(!page.contains("\"><b>"), "{page}");
+    }
+
+    #[test]
+    fn a_job_opens_next_to_the_list_and_closes_again() {
+        let query = JobQuery { tenant: "lab".to_owned(), open: "job-1".to_owned(), ..Default::default() };
+        let detail = JobDetail {
+            job: v1::Job { id: "job-1".to_owned(), name: "<b>train".to_owned(), ..Default::default() },
+            ..JobDetail::default()
+        };
+        let other = v1::Job { id: "job-2".to_owned(), ..Default::default() };
+        let page = jobs(&Frame::default(), &query, (&[other], ""), None, Some(&detail));
+        assert!(page.contains("<aside id=\"open-job\"") && page.contains("href=\"/jobs/job-1\""), "{page}");
+        assert!(page.contains("href=\"/jobs?tenant=lab&amp;open=job-2#open-job\""), "{page}");
+        assert!(page.contains("href=\"/jobs?tenant=lab\">Close"), "{page}");
+        assert!(!page.contains("<b>train"), "{page}");
+        let gone = jobs(&Frame::default(), &query, (&[], ""), None, None);
+        assert!(gone.contains("There is no job <code>job-1</code>"), "{gone}");
     }
 
     #[test]

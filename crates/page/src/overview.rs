@@ -9,6 +9,7 @@ use muster_wire::v1;
 use crate::event::{self, Event};
 use crate::filters::{ACTIVE, FINISHED};
 use crate::frame::{Frame, Section, document};
+use crate::starts::ExpectedStart;
 use crate::text;
 use crate::text::Column::{Number, Text};
 use crate::text::JobCells;
@@ -62,6 +63,8 @@ pub struct NextJob {
     pub reason: String,
     /// The same as a sentence.
     pub message: String,
+    /// When it is expected to start; none where that was not computed or is not known.
+    pub start: Option<ExpectedStart>,
 }
 
 /// The front of the pending queue.
@@ -84,6 +87,19 @@ pub struct ErrorBudget {
     pub calls: u64,
     /// Of those, the ones that failed by the fault of the service.
     pub failed: u64,
+    /// Whether seconds of time are counted, and no calls.
+    pub is_time: bool,
+}
+
+/// What was spent of all of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ErrorBudgets {
+    /// One for each objective; none in the past.
+    pub rows: Vec<ErrorBudget>,
+    /// Days that the account has.
+    pub days: u64,
+    /// Whether the account was damaged, so that it has begun anew.
+    pub began_anew: bool,
 }
 
 impl ErrorBudget {
@@ -105,7 +121,7 @@ pub struct Overview {
     /// Whether there are more pools than that.
     pub leaves_pools_out: bool,
     /// Error budgets of this replica; none in the past.
-    pub budgets: Vec<ErrorBudget>,
+    pub budgets: ErrorBudgets,
     /// Pending jobs that wait for another job or a time, or that somebody holds.
     pub gated: u64,
     /// Whether there are tenants whose jobs are not in that number.
@@ -131,7 +147,7 @@ pub fn overview(frame: &Frame, shown: &Overview) -> String {
     let body = html! {
         @if !frame.is_past() && !status.warnings.is_empty() { (text::section("warnings", "Warnings", warnings(status))) }
         (text::section("numbers", "Numbers", numbers(shown)))
-        @if !shown.budgets.is_empty() { (text::section("budgets", "Error budgets", budgets(&shown.budgets))) }
+        @if !shown.budgets.rows.is_empty() { (text::section("budgets", "Error budgets", budgets(&shown.budgets))) }
         (text::section("devices", "Devices", devices(shown)))
         (text::section("pending", "The front of the pending queue", pending(shown)))
         (text::section("active", "Jobs that hold devices", active(shown)))
@@ -182,24 +198,35 @@ fn numbers(shown: &Overview) -> Markup {
     }
 }
 
-fn budgets(budgets: &[ErrorBudget]) -> Markup {
-    let columns =
-        [Text("Objective"), Number("Promised"), Number("Calls"), Number("Failed"), Number("Budget spent")];
+fn budgets(budgets: &ErrorBudgets) -> Markup {
+    let columns = [
+        Text("Objective"),
+        Number("Promised"),
+        Number("Calls or time"),
+        Number("Bad"),
+        Number("Budget spent"),
+    ];
+    let amount = |budget: &ErrorBudget, number: u64| match budget.is_time {
+        true => format!("{number} s"),
+        false => number.to_string(),
+    };
     let percent = |tenths: u64| format!("{} %", show_scaled(tenths, 1));
     let rows = html! {
-        @for budget in budgets {
+        @for budget in &budgets.rows {
             tr {
                 th.message scope="row" { (budget.promise) }
                 td.number { (show_scaled(MILLIONTHS.saturating_sub(budget.budget_millionths), 4)) " %" }
-                td.number { (budget.calls) }
-                td.number { (budget.failed) }
+                td.number { (amount(budget, budget.calls)) }
+                td.number { (amount(budget, budget.failed)) }
                 td.number { (budget.spent_milli().map_or("–".to_owned(), percent)) }
             }
         }
     };
     html! {
-        (text::table("Error budgets", html! { "Calls that this replica has answered since it started" }, &columns, rows))
+        (text::table("Error budgets", html! { "By this replica, of the last 30 days as far as its account goes" }, &columns, rows))
         p.note {
+            "The account has " (text::count(budgets.days, "day", "days")) ". "
+            @if budgets.began_anew { "What was in it before was damaged, so it has begun anew. " }
             "A refusal with a reason is an answer. The objectives are promised over 30 days and all replicas: alerts watch that, from "
             code { "ops/slo" } "."
         }
@@ -279,8 +306,18 @@ fn pending(shown: &Overview) -> Markup {
 
 /// The front of the queue as a table.
 pub(crate) fn next_table(next: &QueueShown) -> Markup {
-    let columns =
-        [Text("Job"), Text("Tenant"), Text("Tier"), Number("Devices"), Text("Quota"), Text("Waits because")];
+    let has_starts = next.jobs.iter().any(|job| job.start.is_some());
+    let mut columns = vec![
+        Text("Job"),
+        Text("Tenant"),
+        Text("Tier"),
+        Number("Devices"),
+        Text("Quota"),
+        Text("Waits because"),
+    ];
+    if has_starts {
+        columns.push(Text("Expected start (UTC)"));
+    }
     let rows = html! {
         @for job in &next.jobs {
             tr {
@@ -297,6 +334,7 @@ pub(crate) fn next_table(next: &QueueShown) -> Markup {
                     @if !job.reason.is_empty() { code { (job.reason) } " " }
                     (text::of_people(&job.message))
                 }
+                @if has_starts { td { (job.start.as_ref().map_or_else(|| html! { "–" }, ExpectedStart::range)) } }
             }
         }
     };
@@ -399,12 +437,22 @@ mod tests {
 
     #[test]
     fn error_budgets_say_what_is_spent() {
-        let budget = ErrorBudget { promise: "It answers.", budget_millionths: 500, calls: 10_000, failed: 1 };
+        let budget = ErrorBudget {
+            promise: "It answers.",
+            budget_millionths: 500,
+            calls: 10_000,
+            failed: 1,
+            is_time: false,
+        };
         let spent = |calls, failed| ErrorBudget { calls, failed, ..budget }.spent_milli();
         assert_eq!([spent(10_000, 1), spent(10_000, 5), spent(0, 0)], [Some(200), Some(1_000), None]);
         assert_eq!(spent(u64::MAX, u64::MAX), Some(2_000_000));
-        let shown = budgets(&[budget, ErrorBudget { calls: 0, failed: 0, ..budget }]).into_string();
-        for text in ["It answers.", "99.95 %", ">10000<", ">20 %<", ">–<"] {
+        let time = ErrorBudget { calls: 86_400, failed: 0, is_time: true, ..budget };
+        let rows = vec![budget, ErrorBudget { calls: 0, failed: 0, ..budget }, time];
+        let shown = budgets(&ErrorBudgets { rows, days: 3, began_anew: true }).into_string();
+        for text in
+            ["It answers.", "99.95 %", ">10000<", ">20 %<", ">–<", ">86400 s<", "3 days", "begun anew"]
+        {
             assert!(shown.contains(text), "{text}: {shown}");
         }
         let past = overview(&Frame::default(), &Overview::default());

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::frame::{Frame, Section, document};
 use crate::overview::{QueueShown, next_table};
 use crate::pager::Pager;
-use crate::starts::{ExpectedStart, starts};
+use crate::starts::{ExpectedStart, StartsShown, all_starts, starts};
 use crate::text;
 use crate::text::Column::{Number, Text};
 
@@ -40,10 +40,14 @@ pub struct Queues {
     pub uncreated: u64,
     /// Bookings that are not over, by name.
     pub bookings: Vec<v1::Booking>,
+    /// What operators hold.
+    pub holds: Vec<v1::FleetHold>,
     /// The moment from which on starts are drawn, in milliseconds since the Unix epoch.
     pub now_ms: u64,
-    /// Reservations of jobs, and when the last job of the front is expected to start.
+    /// Reservations of jobs, and when the jobs of the front are expected to start.
     pub starts: Vec<ExpectedStart>,
+    /// When all waiting jobs are expected to start, as far as that was computed.
+    pub all_starts: StartsShown,
     /// Where the list of tenants goes on.
     pub pager: Pager,
     /// Schedules of the tenants that the reader acts for.
@@ -81,10 +85,14 @@ pub fn queues(frame: &Frame, shown: &Queues) -> String {
     };
     let body = html! {
         (text::section("next", "Who is next", next))
-        @if let Some(starts) = starts(shown.now_ms, &shown.starts, &shown.bookings) {
-            (text::section("starts", "Reservations and expected starts", starts))
+        @if let Some(drawn) = starts(shown.now_ms, &shown.starts, &shown.bookings) {
+            (text::section("starts", "Reservations and expected starts", drawn))
+        }
+        @if shown.all_starts.waiting > 0 {
+            (text::section("all-starts", "Expected start of each waiting job", all_starts(&shown.all_starts)))
         }
         (text::section("quotas", "Quotas", quotas))
+        @if !shown.holds.is_empty() { (text::section("holds", "Held by operators", holds(&shown.holds))) }
         @if !shown.bookings.is_empty() { (text::section("bookings", "Bookings", bookings(&shown.bookings))) }
         @if !shown.schedules.is_empty() {
             (text::section("schedules", "Schedules", schedules(shown)))
@@ -231,7 +239,7 @@ fn bookings(bookings: &[v1::Booking]) -> Markup {
         @for booking in bookings {
             tr {
                 th scope="row" { (booking.name) }
-                td { (booking.spec.as_ref().map_or("", |spec| spec.tenant.as_str())) }
+                td { (booking.spec.as_ref().map_or("", whose)) }
                 td {
                     (if booking.open { "open, " } else { "" })
                     (text::moment_utc(booking.window_start_time)) " to " (text::moment_utc(booking.window_end_time))
@@ -240,12 +248,49 @@ fn bookings(bookings: &[v1::Booking]) -> Markup {
                     }
                 }
                 td.number { (booking.windows_left) }
-                td.number { (booking.nodes.len()) }
+                td.number { (place(booking)) }
                 td { (text::of_people(booking.spec.as_ref().map_or("", |spec| spec.reason.as_str()))) }
             }
         }
     };
-    text::table("Bookings", html! { "Nodes that are kept for one tenant" }, &columns, rows)
+    text::table("Bookings", html! { "Nodes that are kept for one tenant, or for maintenance" }, &columns, rows)
+}
+
+/// The owner of a booking.
+fn whose(spec: &v1::BookingSpec) -> &str {
+    if spec.maintenance { "maintenance" } else { spec.tenant.as_str() }
+}
+
+/// How many nodes a booking has, or the place of which it has all.
+fn place(booking: &v1::Booking) -> String {
+    let shape = booking.spec.as_ref().and_then(|spec| spec.shape.as_ref());
+    let is_place = |shape: &&v1::BookingShape| booking.nodes.is_empty() && !shape.region.is_empty();
+    let is_cluster = |shape: &&v1::BookingShape| booking.nodes.is_empty() && !shape.cluster.is_empty();
+    match (shape.filter(is_place), shape.filter(is_cluster)) {
+        (Some(shape), Some(_)) => format!("all of {}/{}", shape.region, shape.cluster),
+        (Some(shape), None) => format!("all of {}", shape.region),
+        (None, Some(shape)) => format!("all of cluster {}", shape.cluster),
+        (None, None) => booking.nodes.len().to_string(),
+    }
+}
+
+/// Where nothing starts, and whose jobs do not.
+fn holds(holds: &[v1::FleetHold]) -> Markup {
+    let columns = [Text("Region"), Text("Cluster"), Text("Tenant"), Text("Until"), Text("Drained"), Text("Reason")];
+    let rows = html! {
+        @for hold in holds {
+            @let target = hold.target.clone().unwrap_or_default();
+            tr {
+                th scope="row" { (target.region) }
+                td { (target.cluster) }
+                td { (target.tenant) }
+                td { @if hold.end_time.is_some() { (text::moment_utc(hold.end_time)) } @else { "it is released" } }
+                td { (if hold.drain { "yes" } else { "no" }) }
+                td { (text::of_people(&hold.reason)) }
+            }
+        }
+    };
+    text::table("Holds", html! { "Nothing starts there, or of the tenant" }, &columns, rows)
 }
 
 /// Billionths as percent, with three decimals.
@@ -356,6 +401,21 @@ mod tests {
         assert!(shown.contains("demo") && shown.contains("vision") && shown.contains("open, "), "{shown}");
         assert!(shown.contains("mon-fri at 09:00 in Europe/Berlin"), "{shown}");
         assert!(!shown.contains("<b>"), "{shown}");
+    }
+
+    #[test]
+    fn holds_and_maintenance_say_what_they_are_of() {
+        let target = v1::HoldTarget { region: "eu".to_owned(), ..Default::default() };
+        let hold =
+            v1::FleetHold { target: Some(target), reason: "a <flood>".to_owned(), ..Default::default() };
+        let shown = holds(&[hold]).into_string();
+        assert!(shown.contains("eu") && shown.contains("it is released"), "{shown}");
+        assert!(!shown.contains("<flood>"), "{shown}");
+        let shape = v1::BookingShape { region: "eu".to_owned(), ..Default::default() };
+        let spec = v1::BookingSpec { maintenance: true, shape: Some(shape), ..Default::default() };
+        let upgrade = v1::Booking { name: "upgrade".to_owned(), spec: Some(spec), ..Default::default() };
+        let shown = bookings(&[upgrade]).into_string();
+        assert!(shown.contains("maintenance") && shown.contains("all of eu"), "{shown}");
     }
 
     #[test]

@@ -35,6 +35,62 @@ pub struct ExpectedStart {
     pub run_ms: Option<u64>,
 }
 
+impl ExpectedStart {
+    /// From when to when it may be.
+    pub(crate) fn range(&self) -> Markup {
+        html! {
+            @match self.latest_ms {
+                Some(latest) if latest == self.earliest_ms => (moment(latest)),
+                Some(latest) => { (moment(self.earliest_ms)) " to " (moment(latest)) },
+                None => { "not before " (moment(self.earliest_ms)) },
+            }
+        }
+    }
+}
+
+/// Expected starts of all waiting jobs, as far as they were computed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StartsShown {
+    /// Those that are shown, in the order in which the jobs are given their capacity.
+    pub starts: Vec<ExpectedStart>,
+    /// Jobs for which one was computed, also where it is not known.
+    pub computed: u64,
+    /// Jobs of them that are not known to start at all.
+    pub unknown: u64,
+    /// Jobs that wait, with those that may not start yet and those that are not created.
+    pub waiting: u64,
+    /// Whether the bound on the work came before the end of the queue.
+    pub is_cut: bool,
+}
+
+/// The same as a table that can be opened.
+pub(crate) fn all_starts(shown: &StartsShown) -> Markup {
+    let columns = [Text("Job"), Text("Expected start (UTC)")];
+    let rows = html! {
+        @for start in &shown.starts {
+            tr {
+                th scope="row" { (text::job_link(&start.job_id, &start.name)) }
+                td { (start.range()) }
+            }
+        }
+    };
+    let caption = html! { "Expected starts, in the order in which jobs are given capacity" };
+    html! {
+        details {
+            summary { "Expected starts of " (shown.starts.len()) " waiting jobs" }
+            (text::table("Expected starts", caption, &columns, rows))
+        }
+        p.note {
+            "Computed for " (shown.computed) " of " (shown.waiting) " jobs that wait, by one forecast in which each gets its "
+            "capacity in turn. "
+            @if shown.unknown > 0 {
+                (shown.unknown) " of them are not known to start: their tenant is at a limit, or nothing that they may use comes free. "
+            }
+            @if shown.is_cut { "The forecast ended at its bound on the work; " code { "muster explain JOB" } " has each of the others." }
+        }
+    }
+}
+
 /// A row of the drawing.
 struct Row {
     what: Markup,
@@ -55,12 +111,7 @@ fn row_of_start(start: &ExpectedStart) -> Row {
     Row {
         what: text::job_link(&start.job_id, &start.name),
         text: html! {
-            (kind) ", "
-            @match start.latest_ms {
-                Some(latest) if latest == start.earliest_ms => (moment(latest)),
-                Some(latest) => { (moment(start.earliest_ms)) " to " (moment(latest)) },
-                None => { "not before " (moment(start.earliest_ms)) },
-            }
+            (kind) ", " (start.range())
             @if start.has_slipped { ", later than was expected" }
         },
         label: format!("{kind} of {}", start.name),
@@ -73,7 +124,11 @@ fn row_of_start(start: &ExpectedStart) -> Row {
 
 fn row_of_booking(booking: &v1::Booking) -> Option<Row> {
     let (from, to) = (unix_ms(booking.window_start_time)?, unix_ms(booking.window_end_time)?);
-    let tenant = booking.spec.as_ref().map_or("", |spec| spec.tenant.as_str());
+    let whose = |spec: &v1::BookingSpec| match spec.maintenance {
+        true => "maintenance".to_owned(),
+        false => spec.tenant.clone(),
+    };
+    let tenant = booking.spec.as_ref().map(whose).unwrap_or_default();
     Some(Row {
         what: html! { (booking.name) },
         text: html! { "booking for " (tenant) ", " (moment(from)) " to " (moment(to)) },

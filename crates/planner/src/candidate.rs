@@ -58,18 +58,35 @@ pub(crate) fn place(
     let mut for_wishes = Budget::new(budget.left() / WISHES_PART);
     let before = for_wishes.left();
     let mut best = None;
+    let mut met: &[&AffinityTerm<'_>] = &[];
     for kept in (1..=wishes.len()).rev() {
-        let met = wishes.get(..kept).unwrap_or_default();
+        met = wishes.get(..kept).unwrap_or_default();
         let found = place_with(state, (spec, terms, met), candidate, cheapest, &mut for_wishes);
         // What is too much work to find is given up like what is not there.
-        let Ok(found) = found else { break };
+        let Ok(found) = found else {
+            met = &[];
+            break;
+        };
         best = found.filter(|plan| plan.workers.len() >= plain.workers.len());
         if best.is_some() {
             break;
         }
+        met = &[];
+    }
+    let mut found = best.unwrap_or(plain);
+    if let Some(image) = terms.image {
+        let wished: Vec<&AffinityTerm<'_>> = met.iter().copied().chain([image]).collect();
+        let there = place_with(state, (spec, terms, &wished), candidate, cheapest, &mut for_wishes);
+        // A little better, and no more: a place that is nearer together, say, goes before it.
+        if let Ok(Some(there)) = there
+            && there.workers.len() >= found.workers.len()
+            && there.score.total > found.score.total
+        {
+            found = there;
+        }
     }
     budget.take(before - for_wishes.left());
-    Ok(Some(best.unwrap_or(plain)))
+    Ok(Some(found))
 }
 
 /// The same with these wishes met.
@@ -111,6 +128,7 @@ pub(crate) fn finished(mut attempt: Attempt<'_, '_>, mut values: Values) -> Plan
         values.packing = score::on_plain_hosts(plain, slots.len());
     }
     values.affinity = score::met_by(attempt.terms, slots.iter().map(|slot| &attempt.row(slot.node).spec));
+    values.image = score::held_by(attempt.terms, slots.iter().map(|slot| &attempt.row(slot.node).spec));
     let score = values.score(&attempt.terms.policy.weights);
     let (region, cluster) = (attempt.site.region.clone(), attempt.site.cluster.clone());
     Plan { region, cluster, workers: slots, score }

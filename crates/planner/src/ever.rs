@@ -99,7 +99,8 @@ fn most_by_counts<'a>(
     if fit::is_selective(spec) || rule.balanced || rule.has_segments() || rule.spread.is_some() {
         return None;
     }
-    if !state.policy().policy.required_isolation.is_empty() || spec.needs_container_runtime() {
+    let policy = &state.policy().policy;
+    if !policy.required_isolation.is_empty() || policy.has_partitions() || spec.needs_container_runtime() {
         return None;
     }
     // Workers without devices mix hosts of every type.
@@ -120,6 +121,8 @@ fn most_by_counts<'a>(
                 shares: Vec::new(),
                 cpu_milli: shape.cpu_milli,
                 memory_bytes: shape.memory_bytes,
+                cpu_milli_total: shape.cpu_milli,
+                memory_bytes_total: shape.memory_bytes,
             };
             u64::from(free.workers(&group.request))
         };
@@ -363,7 +366,7 @@ fn holds_segments(spec: &JobSpec, racks: &BTreeMap<RackKey, Hosts>, kind: Option
     let [of_block, of_rack, of_host] = Level::ALL.map(|level| rule.unit_in(level));
     // Of the parts that racks have a number of, and of a whole segment.
     let per_segment = rule.segment_unit() / of_rack;
-    let wanted = spec.worker_count_min().div_ceil(rule.segment_unit()).saturating_mul(per_segment);
+    let wanted = least_in_segments(spec).div_ceil(rule.segment_unit()).saturating_mul(per_segment);
     let mut capacities: Vec<u32> = Vec::with_capacity(racks.len());
     let mut by_block: BTreeMap<&Name, u32> = BTreeMap::new();
     for (key, hosts) in racks {
@@ -388,6 +391,16 @@ fn holds_segments(spec: &JobSpec, racks: &BTreeMap<RackKey, Hosts>, kind: Option
         let holds = |part: u32| capacities.iter().filter(|capacity| **capacity >= part).count();
         holds(floor) >= count as usize && (larger == 0 || holds(floor + 1) >= larger)
     })
+}
+
+/// The fewest workers with which a gang has whole segments: several groups have no sizes between their steps.
+fn least_in_segments(spec: &JobSpec) -> u32 {
+    if spec.groups.len() == 1 {
+        return spec.worker_count_min();
+    }
+    let is_whole = |workers: &u32| workers.is_multiple_of(spec.topology.segment_unit());
+    let mut sizes = (0..=spec.size_steps()).map(|step| spec.workers_at(step));
+    sizes.find(is_whole).unwrap_or_else(|| spec.worker_count())
 }
 
 /// Slices: an empty fleet of all registered hosts is searched.
@@ -583,9 +596,10 @@ pub(crate) fn describe(group: &TaskGroup, workers: u32) -> String {
     let plural = if workers == 1 { "worker" } else { "workers" };
     let devices = group.request.accelerators.as_ref().map_or_else(String::new, |a| format!(" x {a}"));
     format!(
-        "{workers} {plural}{devices} ({} mCPU, {} MiB each)",
+        "{workers} {plural}{devices} ({} mCPU, {} MiB each{})",
         group.request.cpu_milli,
-        group.request.memory_bytes >> 20
+        group.request.memory_bytes >> 20,
+        if group.request.exclusive { ", with a host to itself" } else { "" }
     )
 }
 
@@ -695,11 +709,13 @@ pub(crate) fn taint_note(nodes: u32, taints: &BTreeSet<&Name>) -> String {
 
 /// Hosts are large enough, but labels, names or taints keep the job from all of them.
 fn excluded(state: &State, spec: &JobSpec, group: &TaskGroup) -> Option<String> {
-    if !fit::is_selective(spec) && state.pools().all(|(_, pool)| pool.tainted == 0) {
+    let policy = &state.policy().policy;
+    let has_taints = state.pools().any(|(_, pool)| pool.tainted > 0);
+    if !fit::is_selective(spec) && !has_taints && !policy.has_partitions() {
         return None;
     }
     let in_region = |node: &NodeSpec| spec.regions.is_empty() || spec.regions.contains(&node.region);
-    let (mut large, mut tainted) = (0u64, 0u64);
+    let (mut large, mut tainted, mut closed) = (0u64, 0u64, 0u64);
     let mut conditions: Vec<(Condition<'_>, u64)> =
         Condition::all(spec).into_iter().map(|condition| (condition, 0)).collect();
     let mut taints: BTreeSet<&Name> = BTreeSet::new();
@@ -709,6 +725,7 @@ fn excluded(state: &State, spec: &JobSpec, group: &TaskGroup) -> Option<String> 
             continue;
         }
         large += 1;
+        closed += u64::from(!policy.opens(node, &spec.tenant));
         for (condition, met) in &mut conditions {
             *met += u64::from(condition.is_met(node));
         }
@@ -724,6 +741,12 @@ fn excluded(state: &State, spec: &JobSpec, group: &TaskGroup) -> Option<String> 
     if tainted > 0 {
         parts.push(format!("{tainted} have a taint it does not tolerate ({})", list(taints.iter())));
     }
+    if closed > 0 {
+        parts.push(format!("{closed} are not nodes of its tenant (`queue.nodes` in the policy)"));
+    }
+    if parts.is_empty() {
+        return None;
+    }
     Some(format!("of {large} hosts that are large enough, {}", parts.join(", ")))
 }
 
@@ -738,6 +761,12 @@ fn largest_hosts(pools: &[KeyedPool<'_>], group: &TaskGroup) -> String {
         }
     }
     let Some(request) = &group.request.accelerators else {
+        if group.request.exclusive {
+            let Some((_, cpu, memory)) = largest.get(&None) else {
+                return "every host that it may use has accelerators, which `exclusive` keeps away from".to_string();
+            };
+            return format!("the largest host without accelerators has {cpu} mCPU and {} MiB", memory >> 20);
+        }
         // A worker without accelerators may go to any host.
         let cpu = largest.values().map(|l| l.1).max().unwrap_or(0);
         let memory = largest.values().map(|l| l.2).max().unwrap_or(0);

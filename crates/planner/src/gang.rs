@@ -55,6 +55,7 @@ pub(crate) fn try_plan(
     if let Some(valuation) = terms.valuation
         && single::is_single(spec)
         && terms.wishes().is_empty()
+        && terms.image.is_none()
         && !terms.has_only_hosts()
     {
         return single::plan_single(state, spec, terms, &candidates, valuation, budget);

@@ -57,7 +57,7 @@ pub use relief::{
 };
 pub use score::{Score, ScorePart};
 pub use slices::{Shortfall, SliceVerdict, find_slices};
-pub use terms::{AffinityTerm, Closure, Hold, Holds, Lane, Terms};
+pub use terms::{AffinityTerm, Closure, ClosureCause, Hold, Holds, Lane, Opening, Terms};
 pub use valuation::Valuation;
 
 /// Work that one planning pass may do, counted in nodes and pools looked at.

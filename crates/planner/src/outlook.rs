@@ -47,6 +47,24 @@ impl Amount {
         }
     }
 
+    /// What workers take of one host: all of it where they have hosts to themselves.
+    fn of_workers_on(host: &NodeSpec, request: &WorkerRequest, workers: u32) -> Amount {
+        if !request.exclusive || workers == 0 {
+            return Amount::of_workers(request, workers);
+        }
+        Amount { devices: 0, cpu_milli: signed(host.cpu_milli), memory_bytes: signed(host.memory_bytes) }
+    }
+
+    /// How many such workers it holds where it is what a host has.
+    fn workers_on(self, host: &NodeSpec, request: &WorkerRequest) -> u32 {
+        let is_whole =
+            self.cpu_milli >= signed(host.cpu_milli) && self.memory_bytes >= signed(host.memory_bytes);
+        match request.exclusive {
+            true => u32::from(is_whole && self.workers(request) > 0),
+            false => self.workers(request),
+        }
+    }
+
     fn plus(self, other: Amount) -> Amount {
         Amount {
             devices: self.devices.saturating_add(other.devices),
@@ -267,7 +285,7 @@ impl CapacityTimeline {
                     continue;
                 };
                 let row = state.node(slot.node).expect("an indexed node has a row");
-                let mut amount = Amount::of_workers(&group.request, 1);
+                let mut amount = Amount::of_workers_on(&row.spec, &group.request, 1);
                 // Devices that are promised to others come back to them.
                 let mut devices = slot.devices.difference(row.promised.devices);
                 for share in &row.promised.shares {
@@ -297,7 +315,8 @@ impl CapacityTimeline {
     fn add_spare(&mut self, state: &State, at: LogTime, spec: &JobSpec, slot: &WorkerSlot) {
         let (Some(node), Some(group)) = (self.place(slot.node), spec.groups.first()) else { return };
         let promised = state.node(slot.node).map_or_else(Default::default, |row| row.promised.devices);
-        let mut amount = Amount::of_workers(&group.request, 1);
+        let row = state.node(slot.node).expect("an indexed node has a row");
+        let mut amount = Amount::of_workers_on(&row.spec, &group.request, 1);
         amount.devices = i64::from(slot.devices.difference(promised).count());
         self.releases.push(Release { at, node: node as u32, amount });
     }
@@ -330,7 +349,7 @@ impl CapacityTimeline {
             if request.accelerators.as_ref().is_some_and(|a| matches!(a.amount, DeviceAmount::Share(_))) {
                 return false;
             }
-            let amount = Amount::of_workers(request, 1);
+            let amount = Amount::of_workers_on(&self.nodes[place].spec, request, 1);
             self.idle[place] = self.idle[place].minus(amount);
             let behind = self.releases.partition_point(|release| release.at <= end);
             self.releases.insert(behind, Release { at: end, node: place as u32, amount });

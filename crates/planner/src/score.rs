@@ -52,9 +52,9 @@ pub(crate) fn first_is_best(request: &WorkerRequest) -> bool {
 /// One term of a score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScorePart {
-    /// `packing`, `throughput`, `cost`, `data`, `topology`, `spread` or `affinity`.
+    /// `packing`, `throughput`, `cost`, `data`, `topology`, `spread`, `affinity` or `image`.
     pub name: &'static str,
-    /// Its weight in the policy; that of `affinity` is the sum of the weights of the job's wishes.
+    /// Its weight in the policy; that of `affinity` is the sum of the weights of the job's wishes, and that of `image` is fixed.
     pub weight: u16,
     /// 0 to 1,000; more is better.
     pub value_milli: u32,
@@ -76,6 +76,7 @@ pub struct ScorePart {
 ///   one cluster takes down is little of it.
 /// - `affinity`: for a job with wishes about where other jobs are, the sum of each one's weight times the share of the
 ///   workers that meet it, relative to the sum of the weights.
+/// - `image`: for a job with images that some hosts hold already, the share of the workers that are on such hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Score {
     /// Sum of weight times value.
@@ -107,10 +108,13 @@ pub(crate) struct Values {
     pub(crate) affinity: u32,
     /// Of all wishes about where other jobs are; zero for a job without.
     pub(crate) affinity_weight: u16,
+    pub(crate) image: u32,
+    /// Zero for a job without images, and where no host is known to hold them.
+    pub(crate) image_weight: u16,
 }
 
 impl Values {
-    fn parts(&self, weights: &PlacementWeights) -> [ScorePart; 7] {
+    fn parts(&self, weights: &PlacementWeights) -> [ScorePart; 8] {
         let part = |name, weight, value_milli| ScorePart { name, weight, value_milli };
         [
             part("packing", weights.packing, self.packing),
@@ -120,6 +124,7 @@ impl Values {
             part("topology", weights.topology, self.topology),
             part("spread", weights.spread, self.spread),
             part("affinity", self.affinity_weight, self.affinity),
+            part("image", self.image_weight, self.image),
         ]
     }
 
@@ -130,9 +135,11 @@ impl Values {
     pub(crate) fn score(&self, weights: &PlacementWeights) -> Score {
         let mut parts = self.parts(weights).to_vec();
         // A job that wishes nothing has no such term.
-        if self.affinity_weight == 0 {
-            parts.truncate(parts.len() - 1);
-        }
+        parts.retain(|part| match part.name {
+            "affinity" => self.affinity_weight > 0,
+            "image" => self.image_weight > 0,
+            _ => true,
+        });
         Score { total: self.total(weights), parts }
     }
 }
@@ -224,6 +231,8 @@ pub(crate) fn values(
         // The most that there could be: what it is a plan says.
         affinity: FULL,
         affinity_weight: u16::try_from(weights_of(terms)).unwrap_or(u16::MAX),
+        image: FULL,
+        image_weight: terms.image.and_then(|term| term.weight).map_or(0, u16::from),
     }
 }
 
@@ -246,6 +255,17 @@ pub(crate) fn met_by<'n>(terms: &Terms<'_>, nodes: impl Iterator<Item = &'n Arc<
         }
     }
     ratio(met, workers.saturating_mul(u64::from(whole)))
+}
+
+/// The share of the workers on these nodes that find their images there.
+pub(crate) fn held_by<'n>(terms: &Terms<'_>, nodes: impl Iterator<Item = &'n Arc<NodeSpec>>) -> u32 {
+    let Some(term) = terms.image else { return FULL };
+    let (mut there, mut workers) = (0_u64, 0_u64);
+    for node in nodes {
+        workers += 1;
+        there += u64::from(!term.excludes(node));
+    }
+    ratio(there, workers)
 }
 
 /// How little of the owner's work is in the cluster.

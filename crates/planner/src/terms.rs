@@ -10,8 +10,8 @@ use core::fmt;
 use muster_state::{CapacityKey, Interruptions, PoolKey, State, fit};
 use muster_types::policy::{Policy, Window, WindowPurpose};
 use muster_types::{
-    AffinityDomain, AffinityLevel, AffinityRule, DeviceAmount, DeviceSet, JobSpec, LogTime, Name, NodeDraft,
-    NodeId, NodeSpec, WorkerRequest,
+    AffinityDomain, AffinityLevel, AffinityRule, DeviceAmount, DeviceSet, FleetPart, HoldTarget, JobSpec,
+    LogTime, Name, NodeDraft, NodeId, NodeSpec, WorkerRequest,
 };
 
 use crate::valuation::Valuation;
@@ -37,6 +37,12 @@ pub struct Terms<'a> {
     pub closures_are_indexed: bool,
     /// Where the gang has to be, or rather to be, with respect to other jobs.
     pub affinity: &'a [AffinityTerm<'a>],
+    /// When domains are expected to be open again that the gang has to be out of, in ascending order; one that is not here stays
+    /// closed. Asked for a start in the future.
+    pub openings: &'a [Opening<'a>],
+    /// The hosts that hold its images already, as a wish that goes behind all others and that a better place outweighs; none where
+    /// nobody knows of such hosts, or every host is one.
+    pub image: Option<&'a AffinityTerm<'a>>,
     /// Weights, prices, data sets, spare hosts and windows.
     pub policy: &'a Policy,
     /// How much of the work of the gang's owner is in a cluster, by region and name, and how much there is of it in all:
@@ -114,6 +120,9 @@ impl Terms<'_> {
     }
 }
 
+/// A domain of a level from which other jobs are expected to be gone at a time.
+pub type Opening<'a> = ((AffinityLevel, AffinityDomain<'a>), LogTime);
+
 /// Where a gang has to be with respect to other jobs, as domains of the fleet: what these jobs are the planner does not know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AffinityTerm<'a> {
@@ -167,6 +176,17 @@ impl AffinityTerm<'_> {
         self.domains.contains(&self.level.domain(node)) == (self.rule == AffinityRule::Apart)
     }
 
+    /// When a worker on a node that does not meet it is expected to do so; none where nobody knows.
+    #[must_use]
+    pub fn opens_at(&self, node: &NodeDraft, openings: &[Opening<'_>]) -> Option<LogTime> {
+        if self.rule == AffinityRule::Together {
+            return None;
+        }
+        let wanted = (self.level, self.level.domain(node));
+        let at = openings.binary_search_by(|(key, _)| key.cmp(&wanted)).ok()?;
+        openings.get(at).map(|(_, time)| *time)
+    }
+
     /// Whether the gang starts only in places that meet it.
     #[must_use]
     pub fn is_required(&self) -> bool {
@@ -174,17 +194,41 @@ impl AffinityTerm<'_> {
     }
 }
 
+/// What closes nodes to a gang for some time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClosureCause<'a> {
+    /// A booking of a tenant, by its name.
+    Booking(&'a Name),
+    /// Maintenance, by the name of its booking.
+    Maintenance(&'a Name),
+    /// An operator holds this, and why.
+    Hold(&'a HoldTarget, &'a str),
+}
+
+impl<'a> ClosureCause<'a> {
+    /// The booking that brings it about.
+    #[must_use]
+    pub fn booking(self) -> Option<&'a Name> {
+        match self {
+            ClosureCause::Booking(name) | ClosureCause::Maintenance(name) => Some(name),
+            ClosureCause::Hold(..) => None,
+        }
+    }
+}
+
 /// Nodes on which a gang must not begin from one time up to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Closure<'a> {
-    /// The booking that brings it about.
-    pub booking: &'a Name,
+    /// What brings it about.
+    pub cause: ClosureCause<'a>,
     /// From when on.
     pub from: LogTime,
     /// Up to when; [`LogTime`] of `u64::MAX` for good.
     pub until: LogTime,
     /// Names of nodes, in ascending order.
     pub nodes: &'a [Name],
+    /// The part of the fleet that is closed as a whole; then no nodes are named.
+    pub part: Option<&'a FleetPart>,
     /// Whether it is all other nodes that are closed.
     pub is_outside: bool,
 }
@@ -193,7 +237,16 @@ impl Closure<'_> {
     /// Whether a node is closed while this lasts.
     #[must_use]
     pub fn covers(&self, node: &NodeDraft) -> bool {
-        self.nodes.binary_search(&node.name).is_ok() != self.is_outside
+        match self.part {
+            Some(part) => part.covers(node),
+            None => self.nodes.binary_search(&node.name).is_ok() != self.is_outside,
+        }
+    }
+
+    /// Whether it closes the nodes that it names, and no others.
+    #[must_use]
+    pub fn is_by_name(&self) -> bool {
+        !self.is_outside && self.part.is_none()
     }
 
     /// Whether it lasts at a time.
@@ -218,7 +271,7 @@ impl<'a> ClosedPlace<'a> {
     /// The nodes that are closed by it, where it names them.
     pub(crate) fn names(&self) -> Option<&'a [Name]> {
         match self {
-            ClosedPlace::Booking(closure) if !closure.is_outside => Some(closure.nodes),
+            ClosedPlace::Booking(closure) if closure.is_by_name() => Some(closure.nodes),
             ClosedPlace::Booking(_) | ClosedPlace::Window(_) | ClosedPlace::Affinity(_) => None,
         }
     }
@@ -249,13 +302,13 @@ impl<'a> ClosedPlaces<'a> {
             ClosedPlaces { asked: windows.map(ClosedPlace::Window).collect(), by_booking: Vec::new() };
         let now = terms.now;
         for closure in terms.closures.iter().filter(|closure| closure.lasts_at(now)) {
-            if terms.closures_are_indexed && !closure.is_outside {
+            if terms.closures_are_indexed && closure.is_by_name() {
                 places.by_booking.push(closure);
             } else {
                 places.asked.push(ClosedPlace::Booking(closure));
             }
         }
-        places.by_booking.sort_by(|a, b| a.booking.cmp(b.booking));
+        places.by_booking.sort_by(|a, b| a.cause.booking().cmp(&b.cause.booking()));
         places.require(terms.affinity.iter().filter(|term| term.is_required()));
         places
     }
@@ -288,8 +341,9 @@ impl<'a> ClosedPlaces<'a> {
 
     /// Whether one of the bookings that the index of nodes tells covers a node.
     fn is_booked(&self, state: &State, node: &NodeDraft) -> bool {
-        let is_listed =
-            |booking: &Name| self.by_booking.binary_search_by(|closure| closure.booking.cmp(booking)).is_ok();
+        let is_listed = |booking: &Name| {
+            self.by_booking.binary_search_by(|closure| closure.cause.booking().cmp(&Some(booking))).is_ok()
+        };
         !self.by_booking.is_empty() && state.bookings_of_node(&node.name).iter().any(is_listed)
     }
 }
@@ -477,6 +531,10 @@ impl Spare {
     /// How many such workers it holds at most. Shares of devices that the gang has already are not
     /// counted here but by [`Spare::take`].
     pub(crate) fn workers(&self, request: &WorkerRequest, touched: DeviceSet) -> u32 {
+        // It would take what is kept, too.
+        if request.exclusive {
+            return 0;
+        }
         let by_device = match request.accelerators.as_ref().map(|a| a.amount) {
             None => u64::MAX,
             Some(DeviceAmount::Whole(count)) => u64::from(self.devices / count.max(1)),
@@ -494,7 +552,8 @@ impl Spare {
     /// gang has shares already: they are counted.
     pub(crate) fn take(&mut self, request: &WorkerRequest, devices: DeviceSet, touched: DeviceSet) -> bool {
         let more = devices.difference(touched).count();
-        let enough = self.devices >= more
+        let enough = !request.exclusive
+            && self.devices >= more
             && self.cpu_milli >= request.cpu_milli
             && self.memory_bytes >= request.memory_bytes;
         if enough {

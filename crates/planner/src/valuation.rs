@@ -398,6 +398,7 @@ impl RequestShape {
     /// What is left of a host on which it fits: a share comes from the fullest device that holds it.
     fn from(&self, free: &FreeKey) -> FreeKey {
         let mut after = free.clone();
+        after.is_whole = false;
         after.cpu_milli = after.cpu_milli.saturating_sub(self.cpu_milli);
         after.memory_bytes = after.memory_bytes.saturating_sub(self.memory_bytes);
         if !self.is_share {

@@ -166,7 +166,8 @@ fn overdue_at(state: &State, spec: &JobSpec, submitted_at: LogTime, run_ms: u64)
     waits_since(spec, submitted_at).plus_ms(state.policy().policy.backfill.reserve_after(run_ms))
 }
 
-fn waits_since(spec: &JobSpec, submitted_at: LogTime) -> LogTime {
+/// Since when a gang waits for more than its time.
+pub(crate) fn waits_since(spec: &JobSpec, submitted_at: LogTime) -> LogTime {
     spec.not_before.map_or(submitted_at, |time| time.max(submitted_at))
 }
 

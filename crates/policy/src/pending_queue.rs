@@ -8,16 +8,20 @@
 //! Gangs for which their tenant has nominal quota left go before all that would borrow: a tenant that borrows
 //! first has to give it back. Among them a tier is an order inside its tenant. Gangs that would borrow go by
 //! tier first, for there a higher tier stops a lower one. Without quotas everybody borrows.
+//!
+//! The rank of a job, which comes from its nice value and from whether somebody has moved it to the front, decides which job its
+//! tenant sends next. Whether the tenant goes before others is decided without it.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 use muster_state::{GangClass, QueuePosition, State};
-use muster_types::policy::{Policy, WindowPurpose};
+use muster_types::policy::{Policy, QueueOrder, WindowPurpose};
 use muster_types::{JobId, JobSpec, LogTime, Name, PriorityTier};
 
+use crate::estimate::waits_since;
 use crate::headroom::{headroom, places_wanted};
-use crate::tournament::{HeadKey, Leaf, Tournament};
+use crate::tournament::{HeadKey, HeadTurn, Leaf, Tournament};
 
 /// Requests that are stepped over in one lane of a pass, as a multiple of the depth: they cost little each,
 /// and a queue can be very long.
@@ -26,6 +30,9 @@ const STEPS_PER_DEPTH: u32 = 4;
 /// What a job costs that is passed over because of its user, in steps beyond its own: its user, what that has placed, and the
 /// next of its class are looked up, and one user may have very many.
 const STEPS_OF_USER: u64 = 8;
+
+/// Jobs that are looked at for the one that keeps others from their turn.
+const BLOCKERS_LOOKED_AT: u32 = 256;
 
 /// Whose turn it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,6 +125,10 @@ pub struct Line {
     steps: u64,
     /// Whether some pending job had no turn.
     is_cut: bool,
+    /// Tenants in strict order of which a job waits that nobody of them may go past: they have no other turn in this pass.
+    blocked: BTreeSet<Name>,
+    /// The same where that job has its turn in a later stage: they have no other turn in this one.
+    blocked_in_stage: BTreeSet<Name>,
 }
 
 impl Line {
@@ -151,6 +162,8 @@ impl Line {
             leaves_off: Marks::default(),
             steps: 0,
             is_cut: false,
+            blocked: BTreeSet::new(),
+            blocked_in_stage: BTreeSet::new(),
         };
         line.next_stage(state);
         line
@@ -202,7 +215,8 @@ impl Line {
                 return None;
             }
             let heads = self.heads.get_mut(&leaf).expect("a leaf in the tournament has heads");
-            let ((Reverse(tier), turn, tenant), class) = heads.pop_first().expect("it has one at least");
+            let ((Reverse(tier), HeadTurn(turn), tenant), class) =
+                heads.pop_first().expect("it has one at least");
             let mut candidate = Candidate { tier, tenant, turn, class, within_nominal: false, places: 0 };
             if self.has_turn(state, &mut candidate, &leaf) {
                 return Some(candidate);
@@ -226,6 +240,9 @@ impl Line {
         let is_within = self.stage == Stage::WithinNominal;
         let due =
             |spec: &&alloc::sync::Arc<JobSpec>| !is_within || headroom(state, spec).is_offered_nominal();
+        if is_within && self.blocks(state, candidate) && spec.as_ref().is_some_and(|spec| !due(spec)) {
+            self.block_stage(state, candidate);
+        }
         let Some(spec) = spec.filter(due) else {
             let lane = (is_within, candidate.tier, leaf.clone());
             let walk = self.walks.entry(lane.clone()).or_default();
@@ -240,7 +257,7 @@ impl Line {
             return false;
         };
         let job = candidate.turn.job;
-        if state.is_user_at_limit(job) || state.spent_user_budget(job, self.now).is_some() {
+        if is_barred(state, job, self.now) {
             self.pass_over(state, candidate);
             return false;
         }
@@ -249,8 +266,8 @@ impl Line {
         self.is_deep_enough(state, candidate, leaf)
     }
 
-    /// The candidate's user has as many jobs placed as it may, or no accelerator time left: those behind it that ask for the same
-    /// do not wait for it.
+    /// The candidate's user has as many jobs placed as it may, or nothing left of a budget, or the candidate itself asks for more
+    /// than a limit allows: those behind it that ask for the same do not wait for it.
     fn pass_over(&mut self, state: &State, candidate: &Candidate) {
         self.note_passed(candidate);
         self.step_over(state, candidate);
@@ -265,7 +282,7 @@ impl Line {
 
     /// Where others of a class were passed over, the next of it joins the pending queue behind the candidate.
     fn join_alike(&mut self, state: &State, leaf: &Leaf, candidate: &Candidate) {
-        if self.passed.is_empty() {
+        if self.passed.is_empty() || self.is_blocked(&candidate.tenant) {
             return;
         }
         let alike = (candidate.tier, candidate.tenant.clone(), candidate.class);
@@ -274,15 +291,15 @@ impl Line {
         let of = (candidate.tier, &candidate.tenant, candidate.class);
         let Some((place, job)) = state.next_alike(of, last.place, last.job) else { return };
         *last = ClassCursor { place, job };
-        let turn = QueuePosition { turn: place.turn, job };
+        let turn = QueuePosition { job, ..place };
         let heads = self.heads.entry(leaf.clone()).or_default();
-        heads.insert((Reverse(candidate.tier), turn, candidate.tenant.clone()), candidate.class);
+        heads.insert((Reverse(candidate.tier), HeadTurn(turn), candidate.tenant.clone()), candidate.class);
     }
 
     /// The candidate was not served after all: it is the first again.
     pub fn put_back(&mut self, state: &State, candidate: Candidate) {
         let leaf = self.leaf_of(state, &candidate.tenant);
-        let key = (Reverse(candidate.tier), candidate.turn, candidate.tenant);
+        let key = (Reverse(candidate.tier), HeadTurn(candidate.turn), candidate.tenant);
         self.heads.entry(leaf.clone()).or_default().insert(key, candidate.class);
         self.enter(state, &leaf);
     }
@@ -305,6 +322,10 @@ impl Line {
         let request = self.request_of(state, candidate);
         self.waiting.insert(request);
         self.count(state, candidate);
+        if self.blocks(state, candidate) {
+            self.blocked.insert(candidate.tenant.clone());
+            self.drop_heads_of(state, &candidate.tenant);
+        }
         self.step_up(state, candidate);
     }
 
@@ -322,7 +343,7 @@ impl Line {
     /// The candidate waits, and it would be otherwise with other labels: those of its tenant that ask for the same do not wait
     /// for it. In strict order everybody does, unless it may not start whatever is free.
     pub fn waits_alone(&mut self, state: &State, candidate: &Candidate, whatever_is_free: bool) {
-        if self.depth == Some(1) && !whatever_is_free {
+        if !whatever_is_free && (self.depth == Some(1) || self.blocks(state, candidate)) {
             return self.waits(state, candidate);
         }
         if self.depth != Some(1) {
@@ -351,6 +372,7 @@ impl Line {
         if self.depth != Some(1) {
             self.count(state, candidate);
         }
+        self.block_stage(state, candidate);
         self.step_up(state, candidate);
     }
 
@@ -391,6 +413,7 @@ impl Line {
         self.heads.clear();
         self.passed.clear();
         self.walks.clear();
+        self.blocked_in_stage.clear();
         let served: Vec<PriorityTier> = match self.stage {
             Stage::WithinNominal => tiers.to_vec(),
             Stage::Tier(tier) => alloc::vec![tier],
@@ -455,6 +478,9 @@ impl Line {
         tenant: Name,
         mut behind: Option<QueuePosition>,
     ) {
+        if self.is_blocked(&tenant) {
+            return;
+        }
         let asks = asker(&state.policy().policy, &tenant).clone();
         while let Some((turn, class)) = state.head_behind(tier, &tenant, behind) {
             if self.waiting.contains(&(tier, asks.clone(), class)) {
@@ -465,7 +491,7 @@ impl Line {
                 Some(heads) => heads,
                 None => self.heads.entry(leaf.clone()).or_default(),
             };
-            heads.insert((Reverse(tier), turn, tenant), class);
+            heads.insert((Reverse(tier), HeadTurn(turn), tenant), class);
             return;
         }
     }
@@ -484,6 +510,79 @@ impl Line {
         let asks = asker(&state.policy().policy, &candidate.tenant);
         (candidate.tier, asks.clone(), candidate.class)
     }
+}
+
+/// Tenants whose jobs do not go past one another.
+impl Line {
+    /// Whether nobody of its tenant may go past the candidate, should it wait. A queue that is only looked at is walked to its end.
+    fn blocks(&self, state: &State, candidate: &Candidate) -> bool {
+        let has_strict = self.depth.is_some() && state.policy().policy.has_strict_order();
+        has_strict && blocks_until(state, candidate.turn.job).is_some_and(|until| self.now < until)
+    }
+
+    /// The candidate has its turn in a later stage: in strict order nobody of its tenant has one before it, unless it may not
+    /// start whatever is free.
+    fn block_stage(&mut self, state: &State, candidate: &Candidate) {
+        let job = candidate.turn.job;
+        if !self.blocks(state, candidate) || is_barred(state, job, self.now) {
+            return;
+        }
+        self.blocked_in_stage.insert(candidate.tenant.clone());
+        self.drop_heads_of(state, &candidate.tenant);
+    }
+
+    fn is_blocked(&self, tenant: &Name) -> bool {
+        self.blocked.contains(tenant) || self.blocked_in_stage.contains(tenant)
+    }
+
+    fn drop_heads_of(&mut self, state: &State, tenant: &Name) {
+        let leaf = self.leaf_of(state, tenant);
+        if let Some(heads) = self.heads.get_mut(&leaf) {
+            heads.retain(|(.., of), _| of != tenant);
+        }
+    }
+}
+
+/// Whether a job may not start whatever is free, because of a limit of its user or of what it asks for.
+fn is_barred(state: &State, job: JobId, now: LogTime) -> bool {
+    state.is_user_at_limit(job) || state.is_held_by_limit(job) || state.spent_user_budget(job, now).is_some()
+}
+
+/// Until when a job blocks those of its tenant behind it while it waits for capacity; none where its tenant is not in strict order.
+fn blocks_until(state: &State, job: JobId) -> Option<LogTime> {
+    let (row, spec) = (state.job(job)?, state.spec(job)?);
+    let policy = &state.policy().policy;
+    if policy.queue_order(&spec.tenant) != QueueOrder::Strict {
+        return None;
+    }
+    Some(waits_since(spec, row.submitted_at).plus_ms(policy.block_for_ms(&spec.tenant)))
+}
+
+/// The job that keeps another of its tenant from its turn in strict order, and until when at most; none where nobody does. No more
+/// than the first jobs of the tenant are looked at.
+#[must_use]
+pub fn blocked_by(state: &State, job: JobId, now: LogTime) -> Option<(JobId, LogTime)> {
+    let (row, spec) = (state.job(job)?, state.spec(job)?);
+    if state.policy().policy.queue_order(&spec.tenant) != QueueOrder::Strict {
+        return None;
+    }
+    let own = QueuePosition { rank: spec.rank(), turn: row.estimate.turn, job };
+    let mut looked_at = 0;
+    for tier in PriorityTier::ALL.into_iter().rev().filter(|tier| *tier >= spec.tier) {
+        let mut behind = None;
+        while let Some((turn, _)) = state.head_behind(tier, &spec.tenant, behind) {
+            if turn.job == job || (tier == spec.tier && turn >= own) || looked_at == BLOCKERS_LOOKED_AT {
+                break;
+            }
+            looked_at += 1;
+            behind = Some(turn);
+            let until = blocks_until(state, turn.job).filter(|until| now < *until);
+            if let Some(until) = until.filter(|_| !is_barred(state, turn.job, now)) {
+                return Some((turn.job, until));
+            }
+        }
+    }
+    None
 }
 
 /// How deep a pass goes.
@@ -614,7 +713,7 @@ pub fn asker<'a>(policy: &'a Policy, tenant: &'a Name) -> &'a Name {
 /// The last turn before another; none when it is the first of all.
 fn before(turn: QueuePosition) -> Option<QueuePosition> {
     match turn.job.0.checked_sub(1) {
-        Some(job) => Some(QueuePosition { turn: turn.turn, job: JobId(job) }),
-        None => Some(QueuePosition { turn: turn.turn.before()?, job: JobId(u64::MAX) }),
+        Some(job) => Some(QueuePosition { job: JobId(job), ..turn }),
+        None => Some(QueuePosition { turn: turn.turn.before()?, job: JobId(u64::MAX), ..turn }),
     }
 }

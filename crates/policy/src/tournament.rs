@@ -9,7 +9,7 @@
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
-use core::cmp::Reverse;
+use core::cmp::{Ordering, Reverse};
 use muster_state::usage::{Capacity, TenantUsage};
 use muster_state::{QueuePosition, State};
 use muster_types::{LogTime, Name, PriorityTier};
@@ -19,7 +19,25 @@ use muster_types::{LogTime, Name, PriorityTier};
 pub(crate) type Leaf = Option<Name>;
 
 /// The place of a head in its leaf: its tier, its turn and its tenant.
-pub(crate) type HeadKey = (Reverse<PriorityTier>, QueuePosition, Name);
+pub(crate) type HeadKey = (Reverse<PriorityTier>, HeadTurn, Name);
+
+/// The turn of a job that a tenant sends. It is compared with those of other tenants without what the tenant says of the order of
+/// its jobs: nobody gains anything over others by that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HeadTurn(pub(crate) QueuePosition);
+
+impl Ord for HeadTurn {
+    fn cmp(&self, other: &HeadTurn) -> Ordering {
+        let key = |of: &HeadTurn| (of.0.turn, of.0.job, of.0.rank);
+        key(self).cmp(&key(other))
+    }
+}
+
+impl PartialOrd for HeadTurn {
+    fn partial_cmp(&self, other: &HeadTurn) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
 
 /// What seats are compared by: whether the weight is zero, and the share.
 type ShareKey = (bool, u64);

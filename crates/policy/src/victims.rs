@@ -2,7 +2,7 @@
 
 use muster_state::quota::QuotaUsage;
 use muster_state::{GangStanding, JobRow, NominalCover, PreemptionReason, State};
-use muster_types::policy::Price;
+use muster_types::policy::{Price, QueuePreemption};
 use muster_types::{JobId, JobSpec, LogTime, Name, PriorityTier};
 
 /// Ranks of harm: one for gangs that were made to give way a short time ago, one for each tier of gangs that
@@ -183,7 +183,12 @@ pub fn holds_what_is_wanted(state: &State, claimant: &JobSpec, victim: JobId) ->
 #[must_use]
 pub fn has_victims(state: &State, claimant: &JobSpec) -> bool {
     let rules = &state.policy().policy.preemption;
-    if rules.reclaim_borrowed && state.has_quotas() {
+    let choice = state.policy().policy.queue_preemption(&claimant.tenant);
+    if choice == QueuePreemption::None {
+        return false;
+    }
+    let takes_back = rules.reclaim_borrowed || choice == QueuePreemption::FairShare;
+    if takes_back && state.has_quotas() {
         return state.active().next().is_some();
     }
     let lower = PriorityTier::ALL.into_iter().rev().find(|tier| *tier < claimant.tier);

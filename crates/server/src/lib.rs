@@ -4,6 +4,7 @@ mod audit;
 mod config;
 mod evidence;
 mod former_keys;
+mod objectives;
 mod open;
 mod recover;
 
@@ -382,8 +383,12 @@ pub async fn run(args: ServerArgs, version: &str, shutdown: CancellationToken) -
         // Ends with the runtime.
         tokio::spawn(issuers.clone().keep_fresh());
     }
+    let account = objectives::open(&config.data_dir);
+    let kept = (account.clone(), engine.clone(), metrics.clone(), config.data_dir.clone());
+    let accounting = tokio::spawn(objectives::keep(kept.0, kept.1, kept.2, kept.3));
     let shared = muster_api::Shared::new(engine.clone(), config.api, security.clone())
         .recording(recorder)
+        .accounting(account)
         .reading_denied(Arc::new(audit::AuditFiles::new(&config.data_dir, config.audit)))
         .signing_in(issuers);
     let recording = {
@@ -406,6 +411,7 @@ pub async fn run(args: ServerArgs, version: &str, shutdown: CancellationToken) -
     let ended = parts.until_over(&shutdown).await;
     parts.stop(ended.is_ok()).await;
     within("recording the last calls", DRAIN_MAX, async { drop(recording.await) }).await;
+    within("writing the account of error budgets", DRAIN_MAX, async { drop(accounting.await) }).await;
     muster_traces::end(DRAIN_MAX).await;
     fresh.abort();
     ended

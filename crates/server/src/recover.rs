@@ -216,7 +216,7 @@ async fn carry_archive(
         return Ok(None);
     }
     let (from, cluster) = (archive.dir.clone(), config.cluster_id);
-    let taken = tokio::task::spawn_blocking(move || take_in(&from, &to, cluster)).await;
+    let taken = tokio::task::spawn_blocking(move || take_in(&from, &to, cluster, &mut |_, _| {})).await;
     let archive = taken.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
     let next = archive.end().map_or(0, |end| end.next_raft);
     let entries = offline::read_entries(&config.data_dir, identity, next).await?;
@@ -230,7 +230,12 @@ async fn carry_archive(
 }
 
 /// Opens the archive in `to`, with everything that the one in `from` has.
-fn take_in(from: &Path, to: &Path, cluster: ClusterId) -> Result<Archive, CarryError> {
+fn take_in(
+    from: &Path,
+    to: &Path,
+    cluster: ClusterId,
+    told: &mut dyn FnMut(u64, u64),
+) -> Result<Archive, CarryError> {
     let directory_error = |dir: &Path| {
         let dir = dir.to_path_buf();
         move |source| CarryError::Directory { dir, source }
@@ -238,13 +243,13 @@ fn take_in(from: &Path, to: &Path, cluster: ClusterId) -> Result<Archive, CarryE
     let store = DirectoryStore::open(to).map_err(directory_error(to))?;
     if from != to {
         let old = DirectoryStore::open_read_only(from).map_err(directory_error(from))?;
-        store.take_in(&old).map_err(directory_error(to))?;
+        store.take_in(&old, told).map_err(directory_error(to))?;
     }
     Ok(Archive::open(Arc::new(store), Some(cluster))?)
 }
 
 /// Takes the archive of another replica, or a copy of one, into the one of a replica that is made from a
-/// backup. The first and the last record it has.
+/// backup. The first and the last record it has. `told` hears how many bytes of how many are there by now.
 ///
 /// # Errors
 /// Says which directory cannot be read or written, or what is wrong with the archive.
@@ -252,8 +257,9 @@ pub fn take_archive(
     from: &Path,
     to: &Path,
     cluster: ClusterId,
+    told: &mut dyn FnMut(u64, u64),
 ) -> Result<(Option<LogIndex>, Option<LogIndex>), Box<dyn std::error::Error + Send + Sync>> {
-    let summary = take_in(from, to, cluster)?.summary();
+    let summary = take_in(from, to, cluster, told)?.summary();
     Ok((summary.first, summary.last))
 }
 

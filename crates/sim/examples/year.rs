@@ -241,6 +241,7 @@ impl Year {
             }),
             cpu_milli: 4_000,
             memory_bytes: 8 << 30,
+            exclusive: false,
         };
         let workers = 1 + (self.random.below(4) == 0) as u32 * 2;
         let group =

@@ -375,6 +375,7 @@ impl<'a> Driver<'a> {
             accelerators: self.accelerators(entry),
             cpu_milli: entry.cpu_milli.unwrap_or(0).max(1),
             memory_bytes: (entry.mem_mib.unwrap_or(0) << 20).max(1),
+            exclusive: false,
         };
         let regions = match self.scope {
             Scope::Home if !entry.home_cluster.is_empty() => vec![self.regions.of(&entry.home_cluster)],

@@ -9,8 +9,8 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use muster_journal::{RequestKey, WorkerSlot};
 use muster_types::{
-    Booking, BookingAmount, BookingEnd, BookingShape, BookingSpec, BookingTimes, JobSpec, Name, NodeSpec,
-    Requester, limits,
+    Booking, BookingAmount, BookingEnd, BookingShape, BookingSpec, BookingTimes, FleetPart, JobSpec, Name,
+    NodeSpec, Requester, limits,
 };
 
 use crate::effect::Effect;
@@ -24,6 +24,7 @@ type Check = Result<(), GuardError>;
 #[must_use]
 pub fn suits(shape: &BookingShape, node: &NodeSpec) -> bool {
     match shape {
+        BookingShape::Part(part) => part.covers(node),
         BookingShape::Nodes(nodes) => nodes.binary_search(&node.name).is_ok(),
         BookingShape::Chosen { amount, kind, region, cluster, labels } => {
             let within = |part: &Option<Name>, own: &Name| part.as_ref().is_none_or(|name| name == own);
@@ -62,10 +63,10 @@ impl State {
         self.bookings.len()
     }
 
-    /// How many bookings a tenant owns.
+    /// How many bookings a tenant owns; without one, how many are for maintenance.
     #[must_use]
-    pub fn booking_count_of(&self, tenant: &Name) -> usize {
-        self.bookings().filter(|(_, booking)| booking.spec.tenant == *tenant).count()
+    pub fn booking_count_of(&self, tenant: Option<&Name>) -> usize {
+        self.bookings().filter(|(_, booking)| booking.spec.tenant.as_ref() == tenant).count()
     }
 
     /// How many nodes all bookings may have together.
@@ -74,20 +75,24 @@ impl State {
         self.bookings().map(|(_, booking)| booking.spec.shape.nodes_max()).sum()
     }
 
-    /// The first other booking that has one of these nodes during one of these windows.
+    /// The first other booking of a tenant that has one of these nodes during one of these windows. Maintenance is over all of
+    /// them, and in the way of none.
     #[must_use]
     pub fn overlapping_booking(&self, own: &Name, times: &BookingTimes, nodes: &[Name]) -> Option<&Name> {
         let there: BTreeSet<&Name> = nodes.iter().flat_map(|node| self.bookings_of_node(node)).collect();
         there
             .into_iter()
             .filter(|name| *name != own)
+            .filter(|name| self.bookings.get(name).is_some_and(|booking| !booking.spec.is_maintenance()))
             .find(|name| self.bookings.get(name).is_some_and(|booking| booking.left().meets(times).is_some()))
     }
 
     /// The same without the index: every booking is asked for every node.
     fn overlapping_row(&self, own: &Name, times: &BookingTimes, nodes: &[Name]) -> Option<&Name> {
         let meets = |booking: &Booking| {
-            booking.left().meets(times).is_some() && nodes.iter().any(|node| booking.has_node(node))
+            !booking.spec.is_maintenance()
+                && booking.left().meets(times).is_some()
+                && nodes.iter().any(|node| booking.has_node(node))
         };
         self.bookings().find(|(name, booking)| *name != own && meets(booking)).map(|(name, _)| name)
     }
@@ -98,9 +103,25 @@ impl State {
         self.indexes.booked.get(node).map_or(&[], Vec::as_slice)
     }
 
+    /// Open maintenance of parts of the fleet.
+    pub fn open_parts(&self) -> impl Iterator<Item = (&Name, &Booking, &FleetPart)> {
+        let open = self.bookings().filter(|(_, booking)| booking.is_open);
+        open.filter_map(|(name, booking)| Some((name, booking, booking.spec.part()?)))
+    }
+
     /// The open booking that keeps a job from a node.
     #[must_use]
     pub fn booked_against(&self, spec: &JobSpec, node: &Name) -> Option<(&Name, &Booking)> {
+        let of_part = || {
+            let row = self.nodes.get(&self.node_named(node)?)?;
+            let (name, booking, _) = self.open_parts().find(|(_, _, part)| part.covers(&row.spec))?;
+            Some((name, booking))
+        };
+        self.booked_by_name(spec, node).or_else(of_part)
+    }
+
+    /// The same of bookings that list their nodes.
+    fn booked_by_name(&self, spec: &JobSpec, node: &Name) -> Option<(&Name, &Booking)> {
         let policy = &self.policy.policy;
         let there = self.bookings_of_node(node).iter();
         let mut open = there
@@ -123,10 +144,13 @@ impl State {
                 Some(booking)
             }
         };
+        // Once for all workers, of which a gang may have thousands.
+        let closed: Vec<&FleetPart> = self.open_parts().map(|(_, _, part)| part).collect();
         for slot in slots {
-            let node = &self.nodes.get(&slot.node).ok_or(GuardError::NodeUnknown)?.spec.name;
-            require(named.is_none_or(|booking| booking.has_node(node)), GuardError::Booked)?;
-            require(self.booked_against(spec, node).is_none(), GuardError::Booked)?;
+            let node = &self.nodes.get(&slot.node).ok_or(GuardError::NodeUnknown)?.spec;
+            require(!closed.iter().any(|part| part.covers(node)), GuardError::Booked)?;
+            require(named.is_none_or(|booking| booking.has_node(&node.name)), GuardError::Booked)?;
+            require(self.booked_by_name(spec, &node.name).is_none(), GuardError::Booked)?;
         }
         Ok(())
     }
@@ -141,6 +165,7 @@ impl State {
             devices += devices_of(&self.nodes.get(&id).ok_or(GuardError::NodeUnknown)?.spec);
         }
         let is_within = match &spec.shape {
+            BookingShape::Part(_) => nodes.is_empty(),
             BookingShape::Nodes(named) => nodes == named.as_slice(),
             BookingShape::Chosen { amount: BookingAmount::Hosts(most), .. } => nodes.len() <= *most as usize,
             BookingShape::Chosen { amount: BookingAmount::Devices(most), .. } => devices <= u64::from(*most),
@@ -170,13 +195,14 @@ impl State {
         require(by.is_valid() && is_sound, GuardError::Limit)?;
         require(!self.bookings.contains(name), GuardError::BookingExists)?;
         require(self.bookings.len() < limits::BOOKINGS_MAX, GuardError::Limit)?;
-        require(self.booking_count_of(&spec.tenant) < limits::TENANT_BOOKINGS_MAX, GuardError::Limit)?;
+        require(self.booking_count_of(spec.tenant.as_ref()) < limits::TENANT_BOOKINGS_MAX, GuardError::Limit)?;
         let booked = self.booked_nodes_max() + spec.shape.nodes_max();
         require(booked <= limits::BOOKED_NODES_MAX, GuardError::Limit)?;
-        require(!nodes.is_empty(), GuardError::DoesNotFit)?;
+        require(!nodes.is_empty() || spec.part().is_some(), GuardError::DoesNotFit)?;
         self.check_booked_nodes(spec, nodes)?;
         self.check_suited(spec, nodes.iter())?;
-        require(self.overlapping_booking(name, &spec.times, nodes).is_none(), GuardError::BookingOverlaps)
+        let is_alone = spec.is_maintenance() || self.overlapping_booking(name, &spec.times, nodes).is_none();
+        require(is_alone, GuardError::BookingOverlaps)
     }
 
     pub(crate) fn check_booking_deleted(&self, request: RequestKey, by: &Requester, name: &Name) -> Check {
@@ -188,7 +214,8 @@ impl State {
     /// When a window is over is the leader's to say; that the owner is gone the policy has to bear out.
     pub(crate) fn check_booking_ended(&self, name: &Name, cause: BookingEnd) -> Check {
         let booking = self.bookings.get(name).ok_or(GuardError::NothingToDo)?;
-        let is_listed = self.policy.policy.tenants.contains_key(&booking.spec.tenant);
+        let tenants = &self.policy.policy.tenants;
+        let is_listed = booking.spec.tenant.as_ref().is_none_or(|owner| tenants.contains_key(owner));
         require(cause != BookingEnd::OwnerGone || !is_listed, GuardError::NothingToDo)
     }
 
@@ -285,7 +312,9 @@ impl State {
                 return Err(format!("booking {name} has a row that it may not have"));
             }
             // The indexes are not there yet when rows of a snapshot are checked.
-            if let Some(other) = self.overlapping_row(name, &booking.left(), &booking.nodes) {
+            if !booking.spec.is_maintenance()
+                && let Some(other) = self.overlapping_row(name, &booking.left(), &booking.nodes)
+            {
                 return Err(format!("bookings {name} and {other} have a node at the same time"));
             }
         }
@@ -326,7 +355,7 @@ mod tests {
 
     fn booking(nodes: Vec<Name>, times: BookingTimes, is_open: bool) -> Booking {
         let spec = BookingSpec {
-            tenant: Name::literal("vision"),
+            tenant: Some(Name::literal("vision")),
             user: None,
             jobs: Vec::new(),
             is_shared: false,

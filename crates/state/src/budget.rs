@@ -8,7 +8,7 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
 use alloc::vec::Vec;
-use muster_types::policy::AcceleratorBudget;
+use muster_types::policy::{AcceleratorBudget, SpendBudget};
 use muster_types::token::user_of;
 use muster_types::{JobId, LogIndex, LogTime, Name, limits};
 
@@ -23,20 +23,62 @@ pub struct SpentBudget {
     pub tenant: Name,
     /// Which of its users has it, where it is one of a user; empty for those that nobody knows.
     pub user: Option<String>,
-    /// What may be used in a window.
-    pub budget: AcceleratorBudget,
-    /// What was, in thousandths of an accelerator times milliseconds. Less than the budget only where as many users of the
-    /// tenant were counted in this window as can be.
-    pub used_milli_ms: u128,
+    /// What may be used in a window, and what was. That is less than the budget only where as many users of the tenant were
+    /// counted in this window as can be.
+    pub of: BudgetUse,
     /// When the next window begins.
     pub renews_at: LogTime,
+}
+
+/// A budget, and what was used of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BudgetUse {
+    /// Of accelerator time.
+    Hours {
+        /// What may be used in a window.
+        budget: AcceleratorBudget,
+        /// What was, in thousandths of an accelerator times milliseconds.
+        used_milli_ms: u128,
+    },
+    /// Of dollars.
+    Dollars {
+        /// What may be spent in a window.
+        budget: SpendBudget,
+        /// What was, in millionths of a dollar an hour times thousandths of a device times milliseconds.
+        used: u128,
+    },
+}
+
+impl BudgetUse {
+    /// Whether it is used up.
+    #[must_use]
+    pub fn is_used_up(&self) -> bool {
+        match self {
+            BudgetUse::Hours { budget, used_milli_ms } => *used_milli_ms >= budget.milli_ms(),
+            BudgetUse::Dollars { budget, used } => *used >= budget.price_milli_ms(),
+        }
+    }
+
+    /// The length of its windows, in milliseconds.
+    #[must_use]
+    pub fn window_ms(&self) -> u64 {
+        match self {
+            BudgetUse::Hours { budget, .. } => budget.window_ms,
+            BudgetUse::Dollars { budget, .. } => budget.window_ms,
+        }
+    }
 }
 
 impl SpentBudget {
     /// Its name in a policy.
     #[must_use]
     pub fn limit(&self) -> &'static str {
-        if self.user.is_some() { "limits.user.acceleratorHours" } else { "limits.acceleratorHours" }
+        match (&self.of, self.user.is_some()) {
+            (BudgetUse::Hours { .. }, false) => "limits.acceleratorHours",
+            (BudgetUse::Hours { .. }, true) => "limits.user.acceleratorHours",
+            (BudgetUse::Dollars { .. }, false) => "limits.spend",
+            (BudgetUse::Dollars { .. }, true) => "limits.user.spend",
+        }
     }
 }
 
@@ -57,21 +99,24 @@ impl State {
     }
 
     /// Who a tenant's use is counted for: itself, or all tenants together that the policy does not name.
-    fn budget_holder<'a>(&'a self, tenant: &'a Name) -> &'a Name {
+    pub(crate) fn budget_holder<'a>(&'a self, tenant: &'a Name) -> &'a Name {
         let policy = &self.policy.policy;
         if policy.tenants.contains_key(tenant) { tenant } else { policy.unlisted() }
     }
 
-    /// The budget of a tenant, where it is used up at a moment.
+    /// The budget of a tenant, where it is used up at a moment: that of accelerator time, or else that of dollars.
     #[must_use]
     pub fn spent_budget(&self, tenant: &Name, now: LogTime) -> Option<SpentBudget> {
+        self.spent_hours(tenant, now).or_else(|| self.spent_dollars(tenant, now))
+    }
+
+    fn spent_hours(&self, tenant: &Name, now: LogTime) -> Option<SpentBudget> {
         let budget = self.policy.policy.budget(tenant)?;
         let used_milli_ms = self.budget_used(tenant, None, now);
         (used_milli_ms >= budget.milli_ms()).then(|| SpentBudget {
             tenant: self.budget_holder(tenant).clone(),
             user: None,
-            budget,
-            used_milli_ms,
+            of: BudgetUse::Hours { budget, used_milli_ms },
             renews_at: budget.renews_at(now),
         })
     }
@@ -80,9 +125,19 @@ impl State {
     #[must_use]
     pub fn spent_user_budget(&self, job: JobId, now: LogTime) -> Option<SpentBudget> {
         let tenant = &self.spec(job)?.tenant;
+        self.spent_budget_of_user(tenant, self.creator(job), now)
+    }
+
+    /// The same of a user of a tenant: the budget of accelerator time, or else that of dollars.
+    #[must_use]
+    pub fn spent_budget_of_user(&self, tenant: &Name, user: &str, now: LogTime) -> Option<SpentBudget> {
+        self.spent_user_hours(tenant, user, now).or_else(|| self.spent_user_dollars(tenant, user, now))
+    }
+
+    fn spent_user_hours(&self, tenant: &Name, user: &str, now: LogTime) -> Option<SpentBudget> {
         let budget = self.policy.policy.user_budget(tenant)?;
         let tenant = self.budget_holder(tenant);
-        let user = user_of(self.creator(job));
+        let user = user_of(user);
         let key = QuotaKey::Budget(tenant.clone(), Some(String::from(user)));
         let row = self.budget_row(&key);
         let used_milli_ms = row.map_or(0, |row| row.used_at(now));
@@ -92,8 +147,7 @@ impl State {
         is_spent.then(|| SpentBudget {
             tenant: tenant.clone(),
             user: Some(String::from(user)),
-            budget,
-            used_milli_ms,
+            of: BudgetUse::Hours { budget, used_milli_ms },
             renews_at: budget.renews_at(now),
         })
     }
@@ -109,7 +163,7 @@ impl State {
     fn budget_row(&self, key: &QuotaKey) -> Option<&BudgetRow> {
         match self.quotas.get(key)? {
             QuotaRow::Budget(row) => Some(row),
-            QuotaRow::Grant(_) => None,
+            QuotaRow::Grant(_) | QuotaRow::Spend(_) => None,
         }
     }
 
@@ -208,6 +262,7 @@ impl State {
         let over: Vec<QuotaKey> = over.cloned().collect();
         for key in over {
             self.drop_budget(&key);
+            self.drop_spend(&key);
         }
     }
 
@@ -226,7 +281,7 @@ impl State {
         // They come behind all requests and grants.
         self.quotas.range(QuotaKey::Grant(LogIndex(u64::MAX))..).filter_map(|(key, row)| match row {
             QuotaRow::Budget(row) => Some((key, row)),
-            QuotaRow::Grant(_) => None,
+            QuotaRow::Grant(_) | QuotaRow::Spend(_) => None,
         })
     }
 }

@@ -1,14 +1,16 @@
 //! Nodes that may be taken away: how often they were, and what jobs take as a fallback.
 //!
-//! An interruption is the loss of a node that nobody here had asked for: its session ran out, and it was not drained, cordoned, in
-//! quarantine or being repaired. Where another holder takes over its name, it counts only if its provider had announced an end of
-//! the host: else the agent was started again. A recovery of the cluster is no interruption.
+//! An interruption is the loss of a node that nobody here had asked for: its session ran out, and no operator had drained or
+//! cordoned it, and it was not in quarantine or being repaired. A drain that follows from what its provider announced is nobody's
+//! wish here. Where another holder takes over its name, it counts only if the end of the host that its provider had announced was
+//! near: else the agent was started again. A recovery of the cluster is no interruption.
 
 use alloc::format;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Bound;
 use muster_journal::{Estimate, NodeLostCause};
+use muster_types::health::DrainCause;
 use muster_types::{JobId, LogTime, NodeId};
 
 use crate::effect::Effect;
@@ -103,17 +105,23 @@ impl State {
     pub(crate) fn count_interruption(&mut self, node: NodeId, cause: NodeLostCause) {
         let Some(row) = self.nodes.get(&node) else { return };
         let restriction = self.restrictions.get(&node);
-        // A repair may reboot the node.
-        let is_withdrawn =
-            |row: &RestrictionRow| row.drain.is_some() || row.quarantine.is_some() || row.repair.is_some();
+        // A repair may reboot the node. A drain for maintenance follows from what the provider announced.
+        let is_withdrawn = |row: &RestrictionRow| {
+            let is_drained = row.drain.is_some_and(|drain| drain.cause != DrainCause::Maintenance);
+            is_drained || row.quarantine.is_some() || row.repair.is_some()
+        };
         let is_planned = row.cordoned || restriction.is_some_and(is_withdrawn);
-        let is_announced = restriction.is_some_and(|row| row.health.maintenance_at.is_some());
+        let now = self.meta.log_time;
+        // An end that is announced for later says nothing of a loss before it.
+        let is_announced = restriction.and_then(|row| row.health.maintenance_at).is_some_and(|at| {
+            let lead_ms = self.health_policy().policy.maintenance_lead_ms;
+            at.minus_ms(lead_ms) <= now
+        });
         let is_one = match cause {
             NodeLostCause::LeaseExpired => !is_planned,
             NodeLostCause::Replaced => !is_planned && is_announced,
         };
         let Some(key) = CapacityKey::of(&row.spec).filter(|_| is_one) else { return };
-        let now = self.meta.log_time;
         if let Some(mut row) = self.capacity.get(&key).cloned() {
             row.interrupt(now);
             self.capacity.insert(key, row);

@@ -127,12 +127,23 @@ impl State {
         // A job that capacity is held for asks for what that was held for.
         let is_claimed = waits && row.promise.is_some();
         require(!is_claimed || spec == **before, GuardError::JobPhase)?;
+        // Who is moved to the front later goes before those that were moved earlier: the record says which one it is.
+        let own = Some(self.meta.log_index.next());
+        let is_other = |change: &FieldChange| matches!(change, FieldChange::Front(front) if *front != own);
+        require(!changes.iter().any(is_other), GuardError::Limit)?;
+        let is_moved = spec.tenant != before.tenant;
+        if is_moved {
+            // The members of an array are of one tenant.
+            require(spec.array.is_none(), GuardError::JobPhase)?;
+            require(self.exceeded_limit([(&spec, 1)]).is_none(), GuardError::TenantLimit)?;
+        }
         // What stays as it is needs no right: the policy may have changed since the job was submitted.
-        if spec.tier != before.tier {
+        if is_moved || spec.tier != before.tier || spec.nice < before.nice {
             require(self.missing_right([&spec]).is_none(), GuardError::RightMissing)?;
         }
         let contract = self.contract(job);
         let spares = contract.map_or(0, |contract| contract.spares);
+        require(spec.size.is_none() || spares == 0, GuardError::Limit)?;
         require(self.raised_above_job_limit(before, &spec, spares).is_none(), GuardError::TenantLimit)?;
         require(contract.is_none_or(|contract| contract.violations(&spec).is_empty()), GuardError::Limit)
     }
@@ -143,6 +154,9 @@ impl State {
         let mut draft = JobSpec::clone(self.specs.get(&job)?).into_draft();
         let mut metadata = self.metadata(job).map(|carried| JobMetadata::clone(carried)).unwrap_or_default();
         for change in changes {
+            if change.violation(&draft).is_some() {
+                return None;
+            }
             change.change_draft(&mut draft);
             change.change_metadata(&mut metadata);
         }

@@ -41,11 +41,12 @@ pub fn admits(node: &NodeRow, request: &WorkerRequest, devices: DeviceSet) -> bo
     has_kind(&node.spec, request) && node.offer().admits(request, devices)
 }
 
-/// Whether the node's accelerators are of a type the worker accepts.
+/// Whether the node's accelerators are of a type the worker accepts, or it has none where the worker must have none.
 #[must_use]
 pub fn has_kind(node: &NodeSpec, request: &WorkerRequest) -> bool {
     match (&request.accelerators, &node.accelerators) {
-        (None, _) => true,
+        // One that has its host to itself keeps away from devices, for which it is not charged.
+        (None, has) => has.is_none() || !request.exclusive,
         (Some(wanted), Some(has)) => wanted.accepts(&has.kind),
         (Some(_), None) => false,
     }
@@ -71,15 +72,24 @@ pub fn is_selective(spec: &JobSpec) -> bool {
     !spec.node_selector.is_empty() || spec.nodes.is_some() || spec.capacity.is_some()
 }
 
-/// Whether a job may be on a node at all: labels, name, purchase, taints, region, a container runtime where the job has an image, and the
-/// isolation that policy requires.
+/// Whether a job may be on a node at all: labels, name, purchase, taints, region, a container runtime where the job has an image, the
+/// isolation that policy requires, no accelerators where each worker has its host to itself, and whether the nodes of tenants leave
+/// it to this one.
 #[must_use]
 pub fn allows(node: &NodeSpec, spec: &JobSpec, policy: &Policy) -> bool {
     let tolerated = node.taints.iter().all(|taint| spec.tolerations.contains(taint));
     let region = spec.regions.is_empty() || spec.regions.contains(&node.region);
     let contained = !spec.needs_container_runtime() || container::has_runtime(node);
     let selected = selects(node, spec) && is_bought_for(node, spec);
-    selected && tolerated && region && contained && policy.lacking_isolation(node).next().is_none()
+    // It would keep devices from others without being charged for any.
+    let alone = node.accelerators.is_none() || !spec.is_exclusive();
+    selected
+        && alone
+        && tolerated
+        && region
+        && contained
+        && policy.lacking_isolation(node).next().is_none()
+        && policy.opens(node, &spec.tenant)
 }
 
 /// The domain of a node at a level; hosts are told apart by their name.

@@ -1,6 +1,7 @@
 //! The fold: what each record changes. Runs only behind the guard; an assertion here is an
 //! invariant that the guard has made true.
 
+use alloc::collections::BTreeSet;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec;
@@ -10,6 +11,7 @@ use muster_journal::{
     WorkerSlot,
 };
 use muster_types::health::Quarantine;
+use muster_types::policy::PurchaseKind;
 use muster_types::{
     FencingToken, ForeignLoad, HolderId, JobId, JobSpec, Leadership, LogTime, NodeId, NodeSpec, limits,
 };
@@ -210,6 +212,10 @@ impl State {
                 self.fold_schedule_ran(schedule, *due, *next, run)
             }
             Decision::FallbackOpened { job } => self.fold_fallback_opened(*job),
+            Decision::FleetHoldSet { request, by, target, hold } => {
+                self.fold_fleet_hold_set((*request, by), target, hold.as_deref())
+            }
+            Decision::FleetHoldEnded { target } => self.fold_fleet_hold_ended(target),
             // Who leads next asks the log for it.
             Decision::SessionResumed { .. } => Vec::new(),
             Decision::NotificationsDelivered { progress } => self.fold_notifications(progress),
@@ -262,8 +268,12 @@ impl State {
                 (region.clone(), charge.clone())
             };
             self.change_charge(&spec, before.1.as_ref().map(owned), after.1.as_ref().map(owned));
-            let [before, after] = [&before.1, &after.1].map(|charged| charged.as_ref().map(|c| c.get().1));
-            self.count_budget(id, &spec.spec.tenant, before, after);
+            let [charged_before, charged_after] =
+                [&before.1, &after.1].map(|charged| charged.as_ref().map(Charged::get));
+            let [before_charge, after_charge] =
+                [charged_before, charged_after].map(|charged| charged.map(|(_, charge)| charge));
+            self.count_budget(id, &spec.spec.tenant, before_charge, after_charge);
+            self.count_spend(id, &spec.spec.tenant, charged_before, charged_after);
         }
     }
 
@@ -346,7 +356,7 @@ impl State {
             for (rank, slot) in promise.workers.iter().enumerate() {
                 let group = spec.group_of(rank as u32, promise.workers.len());
                 let (group, _) = group.expect("the guard has counted the workers");
-                self.change_node(slot.node, false, |row| row.promised.add(&group.request, slot.devices));
+                self.change_node(slot.node, false, |row| row.promised.add(&group.request, slot.devices, &row.spec));
             }
             let row = PromiseRow {
                 since: self.meta.log_index,
@@ -368,7 +378,7 @@ impl State {
         for (rank, slot) in promise.slots.iter().enumerate() {
             let group = spec.group_of_slot(rank as u32, promise.slots.len());
             let group = group.expect("a promised place has a group");
-            self.change_node(slot.node, false, |row| row.promised.remove(&group.request, slot.devices));
+            self.change_node(slot.node, false, |row| row.promised.remove(&group.request, slot.devices, &row.spec));
         }
         self.change_job(job, |row| row.promise = None);
     }
@@ -384,10 +394,14 @@ impl State {
         for (rank, slot) in workers.iter().enumerate() {
             let group = spec.group_of_slot(rank as u32, workers.len());
             let group = group.expect("the guard has counted the workers");
-            charge.cpu_milli += group.request.cpu_milli;
-            charge.memory_bytes += group.request.memory_bytes;
-            let milli = group.request.device_milli();
             let node = self.nodes.get(&slot.node).expect("the guard has seen the node");
+            let (cpu_milli, memory_bytes) = match group.request.exclusive {
+                true => (node.spec.cpu_milli, node.spec.memory_bytes),
+                false => (group.request.cpu_milli, group.request.memory_bytes),
+            };
+            charge.cpu_milli += cpu_milli;
+            charge.memory_bytes += memory_bytes;
+            let milli = group.request.device_milli();
             let Some(kind) = node.spec.accelerators.as_ref().map(|a| &a.kind).filter(|_| milli > 0) else {
                 continue;
             };
@@ -395,8 +409,15 @@ impl State {
                 Some((_, sum)) => *sum += milli,
                 None => charge.devices_milli.push((kind.clone(), milli)),
             }
+            let Some(purchase) = PurchaseKind::of_node(&node.spec) else { continue };
+            let bought = &mut charge.bought_milli;
+            match bought.iter_mut().find(|(known, of, _)| known == kind && *of == purchase) {
+                Some((.., sum)) => *sum += milli,
+                None => bought.push((kind.clone(), purchase, milli)),
+            }
         }
         charge.devices_milli.sort_unstable();
+        charge.bought_milli.sort_unstable();
         charge
     }
 
@@ -506,15 +527,33 @@ impl State {
     }
 
     fn fold_reported(&mut self, node: NodeId, job: JobId, updates: &[(u32, RankUpdate)]) -> Vec<Effect> {
-        let states = updates.iter().map(|(rank, update)| {
-            let state = match update {
-                RankUpdate::Running => RankState::Running,
-                RankUpdate::Exited(exit) => RankState::Exited(exit.clone()),
-            };
-            (*rank, state)
+        let states = updates.iter().filter_map(|(rank, update)| match update {
+            RankUpdate::Running => Some((*rank, RankState::Running)),
+            RankUpdate::Exited(exit) => Some((*rank, RankState::Exited(exit.clone()))),
+            RankUpdate::Ready => None,
         });
-        self.set_ranks(job, node, states.collect());
+        let states: Vec<(u32, RankState)> = states.collect();
+        if !states.is_empty() {
+            self.set_ranks(job, node, states);
+        }
+        self.note_ready(job, updates);
         vec![Effect::JobChanged(job), Effect::OrdersChanged(node)]
+    }
+
+    /// Ranks are ready, or it does not matter any more whether they are.
+    fn note_ready(&mut self, job: JobId, updates: &[(u32, RankUpdate)]) {
+        if self.specs.get(&job).is_none_or(|spec| spec.readiness_ms.is_none()) {
+            return;
+        }
+        let ranks = updates.iter().filter(|(_, update)| *update != RankUpdate::Running).map(|(rank, _)| *rank);
+        let ranks: Vec<u32> = ranks.collect();
+        if ranks.is_empty() {
+            return;
+        }
+        self.change_job(job, |row| {
+            let placement = row.placement.as_mut().expect("a gang on a node has a placement");
+            Arc::make_mut(placement).ready.extend(ranks);
+        });
     }
 
     /// Moves ranks of a gang on one node, frees what the ended ones held, and moves the gang to
@@ -594,6 +633,7 @@ impl State {
             live: count,
             unstarted: count,
             charge,
+            ready: BTreeSet::new(),
         };
         self.hold_spares(job, &spec, spares);
         self.change_job(job, |row| {

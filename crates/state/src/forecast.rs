@@ -5,7 +5,6 @@ use core::ops::Deref;
 use muster_journal::WorkerSlot;
 use muster_types::{JobId, JobMetadata, JobSpec};
 
-use crate::index::keeps_away;
 use crate::rows::PromiseRow;
 use crate::state::State;
 
@@ -51,7 +50,7 @@ impl Forecast {
         let key = (spec.tenant.clone(), job);
         self.0.indexes.active_by_tenant.remove(&key);
         if !is_promised {
-            self.0.indexes.apart.remove(&key);
+            self.0.indexes.set_apart(job, &spec, false);
         }
     }
 
@@ -68,14 +67,14 @@ impl Forecast {
         for (rank, slot) in promise.slots.iter().enumerate() {
             let group = spec.group_of_slot(rank as u32, promise.slots.len());
             let group = group.expect("a promised place has a group");
-            self.0.change_node(slot.node, false, |row| row.promised.remove(&group.request, slot.devices));
+            self.0.change_node(slot.node, false, |row| row.promised.remove(&group.request, slot.devices, &row.spec));
         }
         if let Some((region, charge)) = row_charge(&self.0, job) {
             self.0.change_charge(&spec, Some((region, charge)), None);
         }
         self.0.jobs.change(&job, |row, _| row.promise = None);
         self.0.indexes.promised.remove(&job);
-        self.0.indexes.apart.remove(&(spec.tenant.clone(), job));
+        self.0.indexes.set_apart(job, &spec, false);
     }
 
     /// A gang takes devices that are free and not promised.
@@ -104,9 +103,7 @@ impl Forecast {
             return;
         }
         self.0.indexes.promised.insert(job);
-        if spec.affinity.iter().any(keeps_away) {
-            self.0.indexes.apart.insert((spec.tenant.clone(), job));
-        }
+        self.0.indexes.set_apart(job, spec, true);
     }
 }
 

@@ -49,6 +49,10 @@ pub struct Free {
     pub cpu_milli: u64,
     /// Bytes.
     pub memory_bytes: u64,
+    /// Milli-CPUs of the whole host: what a worker takes that has it to itself.
+    pub cpu_milli_total: u64,
+    /// Bytes of the whole host.
+    pub memory_bytes_total: u64,
 }
 
 impl Free {
@@ -60,6 +64,28 @@ impl Free {
             shares: Vec::new(),
             cpu_milli: spec.cpu_milli,
             memory_bytes: spec.memory_bytes,
+            cpu_milli_total: spec.cpu_milli,
+            memory_bytes_total: spec.memory_bytes,
+        }
+    }
+
+    /// Whether nobody holds anything of the host: every worker takes some of its CPUs.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.cpu_milli == self.cpu_milli_total && self.memory_bytes == self.memory_bytes_total
+    }
+
+    /// Whether the CPUs and the memory suffice for a worker.
+    fn has_cpu_and_memory(&self, request: &WorkerRequest) -> bool {
+        let suffices = self.cpu_milli >= request.cpu_milli && self.memory_bytes >= request.memory_bytes;
+        suffices && (!request.exclusive || self.is_whole())
+    }
+
+    /// Milli-CPUs and bytes that a worker takes.
+    fn taken_by(&self, request: &WorkerRequest) -> (u64, u64) {
+        match request.exclusive {
+            true => (self.cpu_milli_total, self.memory_bytes_total),
+            false => (request.cpu_milli, request.memory_bytes),
         }
     }
 
@@ -74,7 +100,7 @@ impl Free {
     /// share the fullest device that holds it, an idle one last. None when it does not fit.
     #[must_use]
     pub fn pick(&self, request: &WorkerRequest) -> Option<DeviceSet> {
-        if self.cpu_milli < request.cpu_milli || self.memory_bytes < request.memory_bytes {
+        if !self.has_cpu_and_memory(request) {
             return None;
         }
         match request.accelerators.as_ref().map(|a| a.amount) {
@@ -93,7 +119,7 @@ impl Free {
     /// Whether exactly these devices would satisfy the request.
     #[must_use]
     pub fn admits(&self, request: &WorkerRequest, devices: DeviceSet) -> bool {
-        if self.cpu_milli < request.cpu_milli || self.memory_bytes < request.memory_bytes {
+        if !self.has_cpu_and_memory(request) {
             return false;
         }
         match request.accelerators.as_ref().map(|a| a.amount) {
@@ -110,6 +136,9 @@ impl Free {
     /// How many such workers fit.
     #[must_use]
     pub fn workers(&self, request: &WorkerRequest) -> u32 {
+        if request.exclusive {
+            return u32::from(self.has_cpu_and_memory(request));
+        }
         let by_device = match request.accelerators.as_ref().map(|a| a.amount) {
             None => u64::MAX,
             Some(DeviceAmount::Whole(count)) => u64::from(self.devices.count() / count.max(1)),
@@ -129,8 +158,9 @@ impl Free {
     /// # Panics
     /// When it is not free: the caller has asked [`Free::admits`].
     pub fn take(&mut self, request: &WorkerRequest, devices: DeviceSet) {
-        self.cpu_milli -= request.cpu_milli;
-        self.memory_bytes -= request.memory_bytes;
+        let (cpu_milli, memory_bytes) = self.taken_by(request);
+        self.cpu_milli -= cpu_milli;
+        self.memory_bytes -= memory_bytes;
         match request.accelerators.as_ref().map(|a| a.amount) {
             None => {}
             Some(DeviceAmount::Whole(_)) => {
@@ -162,8 +192,9 @@ impl Free {
     /// # Panics
     /// When it was free already.
     pub fn give(&mut self, request: &WorkerRequest, devices: DeviceSet) {
-        self.cpu_milli += request.cpu_milli;
-        self.memory_bytes += request.memory_bytes;
+        let (cpu_milli, memory_bytes) = self.taken_by(request);
+        self.cpu_milli += cpu_milli;
+        self.memory_bytes += memory_bytes;
         match request.accelerators.as_ref().map(|a| a.amount) {
             None => {}
             Some(DeviceAmount::Whole(_)) => {
@@ -206,6 +237,8 @@ impl Free {
             shares: Vec::new(),
             cpu_milli: self.cpu_milli.saturating_sub(promised.cpu_milli),
             memory_bytes: self.memory_bytes.saturating_sub(promised.memory_bytes),
+            cpu_milli_total: self.cpu_milli_total,
+            memory_bytes_total: self.memory_bytes_total,
         };
         let of_device = |device: u16| {
             let share = promised.shares.iter().find(|share| share.device == device);
@@ -253,6 +286,7 @@ impl Free {
             cpu_milli: self.cpu_milli,
             memory_bytes: self.memory_bytes,
             shares,
+            is_whole: self.is_whole(),
         }
     }
 
@@ -287,13 +321,14 @@ impl Promised {
         *self == Promised::default()
     }
 
-    /// Promises what a worker will hold.
+    /// Promises what a worker will hold of this host.
     ///
     /// # Panics
     /// When it is promised already.
-    pub fn add(&mut self, request: &WorkerRequest, devices: DeviceSet) {
-        self.cpu_milli += request.cpu_milli;
-        self.memory_bytes += request.memory_bytes;
+    pub fn add(&mut self, request: &WorkerRequest, devices: DeviceSet, host: &NodeSpec) {
+        let (cpu_milli, memory_bytes) = Free::all_of(host).taken_by(request);
+        self.cpu_milli += cpu_milli;
+        self.memory_bytes += memory_bytes;
         match request.accelerators.as_ref().map(|a| a.amount) {
             None => {}
             Some(DeviceAmount::Whole(_)) => {
@@ -315,9 +350,10 @@ impl Promised {
     ///
     /// # Panics
     /// When it was not promised.
-    pub fn remove(&mut self, request: &WorkerRequest, devices: DeviceSet) {
-        self.cpu_milli -= request.cpu_milli;
-        self.memory_bytes -= request.memory_bytes;
+    pub fn remove(&mut self, request: &WorkerRequest, devices: DeviceSet, host: &NodeSpec) {
+        let (cpu_milli, memory_bytes) = Free::all_of(host).taken_by(request);
+        self.cpu_milli -= cpu_milli;
+        self.memory_bytes -= memory_bytes;
         match request.accelerators.as_ref().map(|a| a.amount) {
             None => {}
             Some(DeviceAmount::Whole(_)) => {
@@ -348,18 +384,24 @@ pub struct FreeKey {
     pub memory_bytes: u64,
     /// What is left of devices that are partly held, most first, in thousandths.
     pub shares: Vec<u16>,
+    /// Whether nobody holds anything of the host.
+    pub is_whole: bool,
 }
 
 impl FreeKey {
     /// Before every host with this many idle devices.
     #[must_use]
     pub fn first_with(idle: u16) -> FreeKey {
-        FreeKey { idle, cpu_milli: 0, memory_bytes: 0, shares: Vec::new() }
+        FreeKey { idle, cpu_milli: 0, memory_bytes: 0, shares: Vec::new(), is_whole: false }
     }
 
     /// How many such workers fit on such a host.
     #[must_use]
     pub fn workers(&self, request: &WorkerRequest) -> u32 {
+        if request.exclusive {
+            let suffices = self.cpu_milli >= request.cpu_milli && self.memory_bytes >= request.memory_bytes;
+            return u32::from(self.is_whole && suffices);
+        }
         let by_device = match request.accelerators.as_ref().map(|a| a.amount) {
             None => u64::MAX,
             Some(DeviceAmount::Whole(count)) => u64::from(self.idle / count.max(1)),
@@ -372,5 +414,44 @@ impl FreeKey {
         let by_cpu = self.cpu_milli / request.cpu_milli.max(1);
         let by_memory = self.memory_bytes / request.memory_bytes.max(1);
         u32::try_from(by_device.min(by_cpu).min(by_memory)).unwrap_or(u32::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host() -> Free {
+        Free {
+            devices: DeviceSet::EMPTY,
+            shares: Vec::new(),
+            cpu_milli: 8_000,
+            memory_bytes: 64,
+            cpu_milli_total: 8_000,
+            memory_bytes_total: 64,
+        }
+    }
+
+    fn worker(exclusive: bool) -> WorkerRequest {
+        WorkerRequest { accelerators: None, cpu_milli: 1_000, memory_bytes: 1, exclusive }
+    }
+
+    #[test]
+    fn a_worker_with_a_host_to_itself_takes_all_of_it_and_only_where_nobody_is() {
+        let (alone, small) = (worker(true), worker(false));
+        let mut free = host();
+        assert_eq!((free.workers(&alone), free.key().workers(&alone), free.workers(&small)), (1, 1, 8));
+        free.take(&alone, DeviceSet::EMPTY);
+        assert_eq!((free.cpu_milli, free.memory_bytes), (0, 0));
+        assert_eq!((free.workers(&small), free.pick(&small), free.workers(&alone)), (0, None, 0));
+        free.give(&alone, DeviceSet::EMPTY);
+        assert_eq!(free, host());
+        free.take(&small, DeviceSet::EMPTY);
+        assert!(!free.admits(&alone, DeviceSet::EMPTY) && free.key().workers(&alone) == 0);
+        assert_eq!(free.workers(&small), 7);
+        let others = Restricted { cpu_milli: 1, ..Restricted::default() };
+        assert_eq!(host().without(&others).workers(&alone), 0, "others than Muster hold a part of it");
+        let large = WorkerRequest { cpu_milli: 9_000, ..worker(true) };
+        assert_eq!(host().workers(&large), 0);
     }
 }

@@ -79,7 +79,7 @@ impl State {
     pub fn quota_grant(&self, id: LogIndex) -> Option<&QuotaGrantRow> {
         match self.quotas.get(&QuotaKey::Grant(id))? {
             QuotaRow::Grant(row) => Some(row),
-            QuotaRow::Budget(_) => None,
+            QuotaRow::Budget(_) | QuotaRow::Spend(_) => None,
         }
     }
 
@@ -421,7 +421,7 @@ impl State {
                 change(row);
                 row.status.is_over().then_some(row.grant.until)
             }
-            QuotaRow::Budget(_) => None,
+            QuotaRow::Budget(_) | QuotaRow::Spend(_) => None,
         });
         if let Some(until) = over.flatten() {
             self.indexes.grant_ends.remove(&(until, id));
@@ -487,7 +487,9 @@ impl State {
             policy.with_grants(in_force).map_or_else(|_| Arc::clone(policy), Arc::new)
         };
         let mut tenants = indexes.effective.tenants.values();
-        indexes.has_quotas = tenants.any(|tenant| !tenant.quotas.is_empty());
+        // Where shares are evened out, what everybody uses is counted.
+        indexes.has_quotas =
+            tenants.any(|tenant| !tenant.quotas.is_empty()) || indexes.effective.has_fair_share_preemption();
     }
 
     /// Keys and rows are of one kind, and every row keeps its rules.
@@ -499,6 +501,7 @@ impl State {
                         && (row.answer.is_some() || row.status != QuotaGrantStatus::Granted)
                 }
                 (QuotaKey::Budget(..), QuotaRow::Budget(row)) => row.window_ms > 0,
+                (QuotaKey::Spend(..), QuotaRow::Spend(row)) => row.is_sound(),
                 _ => false,
             };
             if !is_sound {
@@ -518,6 +521,13 @@ impl State {
         for (key, row) in self.budget_rows() {
             let QuotaKey::Budget(tenant, user) = key else { continue };
             let budget = if user.is_some() { policy.user_budget(tenant) } else { policy.budget(tenant) };
+            if budget.is_none_or(|budget| budget.window_ms != row.window_ms) {
+                return Err(BrokenInvariant(format!("{key:?} is counted and has no such budget")));
+            }
+        }
+        for (key, row) in self.spend_rows() {
+            let QuotaKey::Spend(tenant, user) = key else { continue };
+            let budget = if user.is_some() { policy.user_spend(tenant) } else { policy.spend(tenant) };
             if budget.is_none_or(|budget| budget.window_ms != row.window_ms) {
                 return Err(BrokenInvariant(format!("{key:?} is counted and has no such budget")));
             }

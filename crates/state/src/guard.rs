@@ -211,6 +211,10 @@ impl State {
             Decision::BookingEnded { name, cause } => self.check_booking_ended(name, *cause),
             Decision::BookingMoved { name, nodes } => self.check_booking_moved(name, nodes),
             Decision::FallbackOpened { job } => self.check_fallback_opened(*job),
+            Decision::FleetHoldSet { request, by, target, hold } => {
+                self.check_fleet_hold_set((*request, by), target, hold.as_deref())
+            }
+            Decision::FleetHoldEnded { target } => self.check_fleet_hold_ended(target),
             Decision::ScheduleSet { request, by, acts_for: _, role: _, schedule, is_new } => {
                 self.check_schedule_set((*request, by), schedule, *is_new)
             }
@@ -331,6 +335,10 @@ impl State {
             match update {
                 RankUpdate::Running => require(*state == RankState::Assigned, GuardError::RankNotCurrent)?,
                 RankUpdate::Exited(exit) => require(is_bounded(exit), GuardError::Limit)?,
+                RankUpdate::Ready => {
+                    let is_asked = self.specs.get(&job).is_some_and(|spec| spec.readiness_ms.is_some());
+                    require(is_asked && !placement.ready.contains(rank), GuardError::RankNotCurrent)?;
+                }
             }
         }
         Ok(())
@@ -349,6 +357,7 @@ impl State {
         self.check_spares(job, spec, gang, spares)?;
         self.check_checkpoints(job, gang)?;
         self.check_booked(spec, workers)?;
+        self.check_not_held(spec, workers)?;
         let mut left: BTreeMap<NodeId, Free> = BTreeMap::new();
         match &row.promise {
             // It was charged when it was promised.
@@ -358,6 +367,8 @@ impl State {
             }
             None => {
                 self.take_all(spec, workers, &mut left, |node| node.offer().into_owned())?;
+                self.check_licences(&[(job, spec, workers)])?;
+                self.check_host_limits(&BTreeSet::new(), &[(job, spec, workers)])?;
                 self.check_quota(&BTreeSet::new(), &[(job, spec, workers)])?;
                 self.check_fixed(&BTreeSet::new(), &[(job, spec, workers)])
             }
@@ -447,6 +458,8 @@ impl State {
             let spec = self.specs.get(&promise.job).ok_or(GuardError::JobUnknown)?;
             gangs.push((promise.job, spec, &promise.workers));
         }
+        self.check_licences(&gangs)?;
+        self.check_host_limits(&stopped, &gangs)?;
         self.check_quota(&stopped, &gangs)?;
         self.check_fixed(&stopped, &gangs)
     }
@@ -467,6 +480,7 @@ impl State {
             self.check_gang(spec, &promise.workers)?;
             self.check_checkpoints(promise.job, &promise.workers)?;
             self.check_booked(spec, &promise.workers)?;
+            self.check_not_held(spec, &promise.workers)?;
             self.take_all(spec, &promise.workers, left, |node| node.offer().into_owned())?;
         }
         Ok(())

@@ -43,6 +43,10 @@ pub enum GuardError {
     CheckpointsOutOfReach,
     /// A quota of the tenant, or of one above it, would be exceeded.
     QuotaExceeded,
+    /// More of a counted resource would be held than the policy has, or in another region than its own.
+    LicencesExceeded,
+    /// A tenant, or one above it, would be charged for more CPUs or memory than the policy lets it.
+    HostLimitExceeded,
     /// A gang would be stopped that may not be stopped for this one: see `standing`.
     Protected,
     /// A gang that policy must not stop would borrow what others are promised.
@@ -71,6 +75,8 @@ pub enum GuardError {
     BookingExists,
     /// Another booking has one of the nodes at the same time.
     BookingOverlaps,
+    /// An operator holds the place of a node, or the tenant of the job.
+    FleetHeld,
     /// A booking keeps the job from a node, or the one that it names is not open.
     Booked,
     /// The tenant has a schedule of this name.

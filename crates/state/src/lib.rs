@@ -23,6 +23,7 @@ mod charge;
 mod control;
 mod demand;
 mod effect;
+mod fleet_holds;
 mod fold;
 mod forecast;
 mod free;
@@ -30,7 +31,9 @@ mod grants;
 mod guard;
 mod guard_error;
 mod history;
+mod host_limits;
 mod index;
+mod licences;
 mod metadata;
 mod notifications;
 mod overrides;
@@ -44,6 +47,7 @@ mod schedules;
 mod sequence;
 mod snapshot;
 mod spares;
+mod spend;
 pub mod standing;
 mod state;
 mod submission_group;
@@ -61,7 +65,7 @@ pub mod usage;
 pub use admission::NotAdmitted;
 pub use apply::CheckedDecision;
 pub use array::{DependencyState, JobEnd, WaitingMember};
-pub use budget::SpentBudget;
+pub use budget::{BudgetUse, SpentBudget};
 pub use capacity::{CAPACITY_ROWS_MAX, CAPACITY_SEEN_MS_MIN, Interruptions};
 pub use control::will_wait;
 pub use demand::{DEMAND_GROUP_DEVICES_MAX, DEMAND_SAMPLE, DEMAND_WINDOW, Demand, DemandSum, WorkerDemand};
@@ -70,7 +74,10 @@ pub use forecast::Forecast;
 pub use free::{DeviceShare, Free, FreeKey, Promised, Restricted};
 pub use grants::GrantObstacle;
 pub use guard_error::GuardError;
-pub use index::{LinePlace, Pool, PoolKey, QueueLoad, QueuePosition, Rack, RackKey, Shape, UserLoad, Work};
+pub use host_limits::{HostLimit, HostResource};
+pub use index::{
+    ApartKind, LinePlace, Pool, PoolKey, QueueLoad, QueuePosition, Rack, RackKey, Shape, UserLoad, Work,
+};
 pub use policy::{ExceededLimit, JobAboveLimit, MissingRight};
 pub use queue::{EligibleDemand, QueueRow, QuotaUse};
 pub use quota::Side;
@@ -78,12 +85,12 @@ pub use redact::Redaction;
 pub use rows::{
     AdmissionRow, ArrayFacts, ArrayLoad, ArrayRow, ArrayTemplate, BURST_GAP_MS, BudgetRow, BurstKey,
     BurstRow, CAPACITY_DAYS, CapacityDay, CapacityKey, CapacityRow, Charge, ClusterMeta, ControlRow, EndRun,
-    Failure, GangClass, HISTORY_ROWS_MAX, HealthPolicyRow, HistoryKey, HistoryLevel, HistoryRow, HoldRow,
+    Failure, FleetHoldRow, GangClass, HISTORY_ROWS_MAX, HealthPolicyRow, HistoryKey, HistoryLevel, HistoryRow, HoldRow,
     JobRow, JobTimes, MemberEnd, MemberEnds, ModificationRow, NodeFacts, NodeOverridesRow, NodeRow,
     NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase, Placement, PolicyRow, PromiseRow, QuotaAnswer,
     QuotaGrantEnd, QuotaGrantRow, QuotaGrantStatus, RUN_BUCKETS, RankArtifacts, RankState, RecoveryRow,
     RequestAnswer, RequestRow, RestrictionRow, Saved, ScheduleRow, ScheduleRunRow, ScheduleSuspension,
-    Straggler, bucket_of, rows_of_array,
+    SpendPart, SpendRow, Straggler, bucket_of, rows_of_array,
 };
 pub use schedules::schedule_bytes;
 pub use sequence::Sequence;

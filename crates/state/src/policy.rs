@@ -7,7 +7,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use muster_journal::{RearrangeCause, RequestKey, StopCause};
 use muster_types::job::TaskGroup;
-use muster_types::policy::{JobLimits, NonPreemptible, Policy, Rights, TenantLimits};
+use muster_types::policy::{JobLimits, NonPreemptible, OnLimit, Policy, Rights, TenantLimits};
 use muster_types::token::user_of;
 use muster_types::{CapacityRules, JobId, JobSpec, LogIndex, LogTime, Name, PriorityTier, PurchaseSet};
 
@@ -33,6 +33,8 @@ pub enum MissingRight {
         /// What it asks for beyond that, also by asking for any nodes.
         missing: PurchaseSet,
     },
+    /// To have a negative nice value.
+    NegativeNice,
 }
 
 impl MissingRight {
@@ -45,6 +47,9 @@ impl MissingRight {
         let is_refused = !spec.preemptible && rights.non_preemptible == NonPreemptible::Never;
         if is_refused {
             return Some(MissingRight::NonPreemptible);
+        }
+        if spec.nice < 0 && !rights.negative_nice {
+            return Some(MissingRight::NegativeNice);
         }
         let asked = spec.capacity.as_deref().map_or(PurchaseSet::ALL, CapacityRules::ever);
         let missing = asked.without(rights.purchases);
@@ -149,11 +154,16 @@ impl State {
         jobs: impl IntoIterator<Item = (&'a JobSpec, u32)>,
     ) -> Option<(usize, JobAboveLimit)> {
         let policy = &self.policy.policy;
+        // Where they are held they are taken: see `held_by_job_limit`.
+        let limits_of = |spec: &JobSpec| match policy.on_limit(&spec.tenant) {
+            Some(OnLimit::Hold) => JobLimits::default(),
+            Some(OnLimit::Refuse) | None => policy.job_limits(&spec.tenant, spec.tier),
+        };
         let mut known: Option<(&Name, PriorityTier, JobLimits)> = None;
         for (place, (spec, spares)) in jobs.into_iter().enumerate() {
             let limits = match known {
                 Some((tenant, tier, limits)) if *tenant == spec.tenant && tier == spec.tier => limits,
-                _ => policy.job_limits(&spec.tenant, spec.tier),
+                _ => limits_of(spec),
             };
             known = Some((&spec.tenant, spec.tier, limits));
             if let Some(above) = JobAboveLimit::of(limits, spec, spares).next() {
@@ -164,7 +174,7 @@ impl State {
     }
 
     /// What a changed job asks for beyond what the policy lets one job ask for. What it asks for no more of than before stays
-    /// allowed where the tier does: the policy may have been lowered since.
+    /// allowed where the tenant and the tier do: the policy may have been lowered since.
     #[must_use]
     pub fn raised_above_job_limit(
         &self,
@@ -172,6 +182,9 @@ impl State {
         after: &JobSpec,
         spares: u32,
     ) -> Option<JobAboveLimit> {
+        if self.policy.policy.on_limit(&after.tenant) == Some(OnLimit::Hold) {
+            return None;
+        }
         let limits = self.policy.policy.job_limits(&after.tenant, after.tier);
         let is_raised = |above: &JobAboveLimit| {
             let is_longer = match (before.run_time_limit_ms, after.run_time_limit_ms) {
@@ -179,9 +192,26 @@ impl State {
                 (Some(_), None) => true,
                 (Some(before_ms), Some(after_ms)) => after_ms > before_ms,
             };
-            before.tier != after.tier || (matches!(above, JobAboveLimit::RunTime { .. }) && is_longer)
+            let is_elsewhere = before.tier != after.tier || before.tenant != after.tenant;
+            let is_larger = after.worker_count() > before.worker_count();
+            let is_more = match above {
+                JobAboveLimit::RunTime { .. } => is_longer,
+                JobAboveLimit::Devices { .. } => is_larger,
+            };
+            is_elsewhere || is_more
         };
         JobAboveLimit::of(limits, after, spares).find(is_raised)
+    }
+
+    /// What a waiting job asks for beyond what the policy lets one job ask for, where its tenant has such jobs wait.
+    #[must_use]
+    pub fn held_by_job_limit(&self, job: JobId) -> Option<JobAboveLimit> {
+        let spec = self.spec(job)?;
+        if self.policy.policy.on_limit(&spec.tenant) != Some(OnLimit::Hold) {
+            return None;
+        }
+        let spares = self.contract(job).map_or(0, |contract| contract.spares);
+        JobAboveLimit::of(self.policy.policy.job_limits(&spec.tenant, spec.tier), spec, spares).next()
     }
 
     /// The first limit of a user that these jobs would break together, given as runs of a tenant, a user and how many.
@@ -264,8 +294,14 @@ impl State {
     #[must_use]
     pub fn user_running_limit_reached(&self, job: JobId) -> Option<(u32, u64)> {
         let tenant = &self.spec(job)?.tenant;
+        self.running_limit_of_user_reached(tenant, self.creator(job))
+    }
+
+    /// The same of a user of a tenant.
+    #[must_use]
+    pub fn running_limit_of_user_reached(&self, tenant: &Name, user: &str) -> Option<(u32, u64)> {
         let most = self.policy.policy.user_running_jobs(tenant)?;
-        let user = user_of(self.creator(job));
+        let user = user_of(user);
         let is_theirs = |other: &JobId| {
             self.spec(*other).is_some_and(|spec| spec.tenant == *tenant)
                 && user_of(self.creator(*other)) == user
@@ -283,6 +319,41 @@ impl State {
         let Some(most) = self.policy.policy.user_running_jobs(tenant) else { return false };
         let active = self.user_load(tenant, self.creator(job)).active_jobs;
         active >= u64::from(most) || self.user_running_limit_reached(job).is_some()
+    }
+
+    /// How many devices the user of a tenant may have placed at a time and how many it has, where more of them are not within
+    /// that, in thousandths; devices that are promised to it count.
+    #[must_use]
+    pub fn user_devices_exceeded(&self, tenant: &Name, user: &str, more_milli: u64) -> Option<(u32, u64)> {
+        let most = self.policy.policy.user_devices(tenant)?;
+        let user = user_of(user);
+        let is_theirs = |other: &JobId| {
+            self.spec(*other).is_some_and(|spec| spec.tenant == *tenant)
+                && user_of(self.creator(*other)) == user
+        };
+        let charge_of = |other: JobId| self.job(other).and_then(|row| row.charge()).map(|(_, charge)| charge);
+        let promised = self.promised_and_waiting().filter(is_theirs).filter_map(charge_of);
+        let promised = promised.flat_map(|charge| charge.devices_milli.iter().map(|(_, milli)| *milli));
+        let held = promised.fold(self.user_load(tenant, user).active_milli, u64::saturating_add);
+        (held.saturating_add(more_milli) > u64::from(most) * 1_000).then_some((most, held))
+    }
+
+    /// The same for a waiting job with all that it asks for. One without devices is within every limit.
+    #[must_use]
+    pub fn user_device_limit_reached(&self, job: JobId) -> Option<(u32, u64)> {
+        let spec = self.spec(job)?;
+        let asked_milli = spec.device_milli();
+        if asked_milli == 0 {
+            return None;
+        }
+        self.user_devices_exceeded(&spec.tenant, self.creator(job), asked_milli)
+    }
+
+    /// Whether a waiting job may not start whatever is free, because of what it asks for next to a limit: it is above what one
+    /// job may ask for, or its user would hold more devices than it may.
+    #[must_use]
+    pub fn is_held_by_limit(&self, job: JobId) -> bool {
+        self.held_by_job_limit(job).is_some() || self.user_device_limit_reached(job).is_some()
     }
 
     /// Jobs that capacity is promised to and that hold none: one that is being moved or resized is counted as placed already.
@@ -305,6 +376,7 @@ impl State {
         self.indexes = indexes;
         self.rehome_usage();
         self.recount_budgets();
+        self.recount_spends(&before);
         vec![Effect::PolicyChanged]
     }
 

@@ -600,6 +600,23 @@ impl QuotaUsage {
         }
     }
 
+    /// A side and all next to it: those of the tenants below the same one, and what that one runs itself.
+    pub(crate) fn next_to(&self, side: &Side) -> Vec<Side> {
+        let parent = match side {
+            Side::Subtree(tenant) => self.tree.parent(tenant).cloned(),
+            Side::Own(tenant) => Some(tenant.clone()),
+        };
+        let children = self.tree.children.get(&parent).into_iter().flatten();
+        let mut found: BTreeSet<Side> = children.cloned().map(Side::Subtree).collect();
+        // Those that the policy does not name.
+        match parent {
+            Some(parent) => _ = found.insert(Side::Own(parent)),
+            None => _ = found.insert(Side::Subtree(self.tree.unlisted.clone())),
+        }
+        found.insert(side.clone());
+        found.into_iter().collect()
+    }
+
     /// All that a tenant is promised of a type in a region, on its own side and on all above; zero where no sibling
     /// of any of them is promised anything.
     #[must_use]

@@ -100,6 +100,12 @@ impl Redaction {
             self.requester(&mut booking.by);
             Ok(Some(booking))
         })?;
+        state.fleet_holds = mapped(&whole.fleet_holds, |_, row| {
+            let mut row = row.clone();
+            hide(&mut row.hold.reason);
+            self.requester(&mut row.by);
+            Ok(Some(row))
+        })?;
         state.quotas = self.quotas(&whole.quotas);
         state.schedules = mapped(&whole.schedules, |_, row| self.schedule_row(row).map(Some))?;
         state.tokens = Table::default();
@@ -172,7 +178,7 @@ impl Redaction {
         let mut redacted = BTreeMap::new();
         for (key, row) in quotas.iter() {
             let (mut key, mut row) = (key.clone(), row.clone());
-            if let QuotaKey::Budget(_, Some(user)) = &mut key {
+            if let QuotaKey::Budget(_, Some(user)) | QuotaKey::Spend(_, Some(user)) = &mut key {
                 self.user(user);
             }
             if let QuotaRow::Grant(row) = &mut row {
@@ -224,6 +230,7 @@ impl Redaction {
             if let Some(container) = &mut group.container {
                 container.image = IMAGE.to_string();
                 container.mounts.clear();
+                container.credentials = None;
             }
         }
         // No job has a label any more, so that nothing would be where such an entry is about.
@@ -432,7 +439,12 @@ impl Redaction {
                 | FieldChange::Regions(_)
                 | FieldChange::NodeSelector(_)
                 | FieldChange::ExpectedRun(_)
-                | FieldChange::Nodes(_) => {}
+                | FieldChange::Nodes(_)
+                | FieldChange::Nice(_)
+                | FieldChange::Front(_)
+                | FieldChange::Groups(_)
+                | FieldChange::Size(_)
+                | FieldChange::Tenant(_) => {}
             }
         }
     }
@@ -497,6 +509,7 @@ impl Redaction {
             Decision::ScheduleSet { schedule, .. } => **schedule = self.schedule(schedule)?,
             Decision::ScheduleRan { run, .. } => Redaction::run(run),
             Decision::BookingCreated { spec, .. } => self.booking(spec),
+            Decision::FleetHoldSet { hold: Some(hold), .. } => hide(&mut hold.reason),
             Decision::ArtifactsKept { artifacts, .. } => self.artifacts(artifacts),
             Decision::NodeHealthChanged { health, events, .. } => {
                 self.health(health);
@@ -544,6 +557,8 @@ impl Redaction {
             | Decision::BookingEnded { .. }
             | Decision::BookingMoved { .. }
             | Decision::FallbackOpened { .. }
+            | Decision::FleetHoldSet { hold: None, .. }
+            | Decision::FleetHoldEnded { .. }
             | Decision::ScheduleDeleted { .. }
             | Decision::ScheduleSuspensionSet { reason: None, .. }
             | Decision::SchedulePlanned { .. }
@@ -576,6 +591,7 @@ impl Redaction {
             | Decision::QuotaGranted { request, by, .. }
             | Decision::BookingCreated { request, by, .. }
             | Decision::BookingDeleted { request, by, .. }
+            | Decision::FleetHoldSet { request, by, .. }
             | Decision::ScheduleSet { request, by, .. }
             | Decision::ScheduleDeleted { request, by, .. } => {
                 Redaction::request(request);

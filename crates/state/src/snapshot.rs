@@ -13,7 +13,7 @@ use muster_journal::frame::{FrameError, FrameReader, encode_frame};
 use muster_journal::{FORMAT_MAX, FORMAT_MIN, WorkerSlot, canonical, from_canonical};
 use muster_types::policy::NotificationProgress;
 use muster_types::{
-    ArrayId, Booking, JobContract, JobId, JobMetadata, JobSpec, LogTime, Name, NodeId, RequestId,
+    ArrayId, Booking, HoldTarget, JobContract, JobId, JobMetadata, JobSpec, LogTime, Name, NodeId, RequestId,
     ScheduleKey, Token, TokenId,
 };
 use serde::de::DeserializeOwned;
@@ -21,8 +21,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::demand::{DemandSums, WorkerDemand};
 use crate::rows::{
-    ArrayFacts, ArrayRow, BurstRow, CapacityKey, CapacityRow, ControlRow, DoorKey, DoorRow, HealthPolicyRow,
-    HistoryKey, HistoryRow, JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow, PolicyRow, QuotaKey, QuotaRow,
+    ArrayFacts, ArrayRow, BurstRow, CapacityKey, CapacityRow, ControlRow, DoorKey, DoorRow, FleetHoldRow,
+    HealthPolicyRow, HistoryKey, HistoryRow, JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow, PolicyRow, QuotaKey, QuotaRow,
     RecoveryRow, RequestRow, RestrictionRow, ScheduleRow, SpecFacts,
 };
 use crate::state::{Meta, State};
@@ -312,6 +312,7 @@ impl State {
         self.check_token_rows().map_err(RestoreError::Invariant)?;
         self.check_quota_rows().map_err(RestoreError::Invariant)?;
         self.check_booking_rows().map_err(RestoreError::Invariant)?;
+        self.check_fleet_hold_rows().map_err(RestoreError::Invariant)?;
         self.check_schedule_rows().map_err(RestoreError::Invariant)?;
         Ok(())
     }

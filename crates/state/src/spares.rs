@@ -149,6 +149,7 @@ impl State {
         self.check_gang(spec, gang)?;
         self.check_spares(job, spec, gang, rest)?;
         self.check_booked(spec, &next)?;
+        self.check_not_held(spec, &next)?;
         let mut left: BTreeMap<NodeId, Free> = BTreeMap::new();
         self.give_all(job, spec, placement, &mut left)?;
         for (node, free) in &mut left {
@@ -188,7 +189,7 @@ impl State {
         for (rank, slot) in slots.iter().enumerate() {
             let group = spec.group_of_slot(rank as u32, slots.len());
             let group = group.expect("the guard has counted the workers");
-            self.change_node(slot.node, false, |row| row.promised.add(&group.request, slot.devices));
+            self.change_node(slot.node, false, |row| row.promised.add(&group.request, slot.devices, &row.spec));
         }
         let promise = PromiseRow {
             since: self.meta.log_index,

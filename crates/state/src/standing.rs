@@ -17,7 +17,11 @@
 //! - of any tier, if it borrows there and the claimant's side stays within its nominal quota with the claimant
 //!   counted in: what was borrowed is taken back;
 //! - of no higher tier, if it borrows there and has outlived what was expected of it: for the owner of a
-//!   reservation.
+//!   reservation;
+//! - of no higher tier, if it borrows there and their side holds more than its part by weight without it, while the
+//!   claimant's side holds no more than its own with the claimant counted in: where the claimant's tenant has chosen that.
+//!
+//! A tenant may also have chosen that nobody is stopped for it.
 //!
 //! Of the same tenant, those of a lower tier, and for the owner of a reservation those of no higher tier that have
 //! outlived what was expected of them, within nominal or not: the quota is their tenant's, whichever of its gangs uses
@@ -28,7 +32,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::{Cell, RefCell};
 use core::cmp::Reverse;
-use muster_types::policy::NonPreemptible;
+use muster_types::policy::{NonPreemptible, QueuePreemption};
 use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, PriorityTier};
 
 use muster_journal::{RearrangeCause, Stop, WorkerSlot};
@@ -47,6 +51,15 @@ pub enum PreemptionReason {
     Tier,
     /// It has outlived what was expected of it, and borrows the time.
     Overrun,
+    /// Its side holds more than its part by weight, and the claimant's side less than its own.
+    FairShare,
+}
+
+/// Whether a gang is a part of the use that is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Counted {
+    Yes,
+    No,
 }
 
 /// Whether a gang is within nominal quota.
@@ -128,7 +141,22 @@ impl<'a> NominalCover<'a> {
         if row.cancel_requested || !matches!(row.phase, Phase::Starting | Phase::Running) {
             return None;
         }
-        self.ground(usage, claimant, victim, has_overrun(row, now))
+        self.ground(usage, claimant, (victim, Counted::Yes), has_overrun(row, now))
+    }
+
+    /// The same for a gang that is not counted in `usage` any more, nor are others that are stopped with it.
+    fn may_have_stopped(
+        &self,
+        usage: &QuotaUsage,
+        claimant: &JobSpec,
+        victim: JobId,
+        now: LogTime,
+    ) -> Option<PreemptionReason> {
+        let row = self.state.job(victim)?;
+        if row.cancel_requested || !matches!(row.phase, Phase::Starting | Phase::Running) {
+            return None;
+        }
+        self.ground(usage, claimant, (victim, Counted::No), has_overrun(row, now))
     }
 
     /// Why a claimant may take over the capacity that is promised to a gang which holds nothing yet, when `usage` is in use
@@ -145,7 +173,7 @@ impl<'a> NominalCover<'a> {
         if !waits || row.cancel_requested {
             return None;
         }
-        self.ground(usage, claimant, holder, false)
+        self.ground(usage, claimant, (holder, Counted::Yes), false)
     }
 
     /// Why a claimant goes before a gang that is charged for devices.
@@ -153,11 +181,15 @@ impl<'a> NominalCover<'a> {
         &self,
         usage: &QuotaUsage,
         claimant: &JobSpec,
-        victim: JobId,
+        (victim, counted): (JobId, Counted),
         has_overrun: bool,
     ) -> Option<PreemptionReason> {
         let (row, spec) = (self.state.job(victim)?, self.state.spec(victim)?);
         let policy = &self.state.policy().policy;
+        let choice = policy.queue_preemption(&claimant.tenant);
+        if choice == QueuePreemption::None {
+            return None;
+        }
         let rules = &policy.preemption;
         let by_tier = rules.enabled && spec.preemptible && spec.tier < claimant.tier;
         let overran =
@@ -179,7 +211,59 @@ impl<'a> NominalCover<'a> {
         {
             return Some(PreemptionReason::Reclaim);
         }
+        // Before overruns: those are stopped by owners of reservations alone.
+        let may_even_out = choice == QueuePreemption::FairShare && spec.preemptible && spec.tier <= claimant.tier;
+        if may_even_out && !by_tier && self.evens_out(usage, (&our, claimant), (&their, charge, counted)) {
+            return Some(PreemptionReason::FairShare);
+        }
         without_quota()
+    }
+
+    /// Whether it brings the shares of two sides nearer to their parts by weight when a claimant of one gets the place of a gang of
+    /// the other: the one holds no more than its part with the claimant, and the other no less than its own without the gang. So the
+    /// one that gave way has no such right against the other afterwards. A part is of what all sides next to these hold of the type,
+    /// by the weights of those that hold some of it, and of the claimant's.
+    fn evens_out(
+        &self,
+        usage: &QuotaUsage,
+        (our, claimant): (&Side, &JobSpec),
+        (their, charge, counted): (&Side, &Charge, Counted),
+    ) -> bool {
+        let held = self.state.quota_usage();
+        let sides = usage.next_to(our);
+        let of_kind = |(kind, milli): &(Name, u64)| {
+            let wanted = claimant.least_milli_of(kind);
+            if wanted == 0 {
+                return false;
+            }
+            let (mut all, mut weights) = (0_u128, 0_u128);
+            for side in &sides {
+                let used = held.used_on(side, kind, None);
+                all += u128::from(used);
+                if used > 0 || side == our {
+                    weights += u128::from(self.weight_milli(side));
+                }
+            }
+            let without = usage.used_on(their, kind, None);
+            let without = match counted {
+                Counted::Yes => without.saturating_sub(*milli),
+                Counted::No => without,
+            };
+            let with = usage.used_on(our, kind, None).saturating_add(wanted);
+            // Their parts are all of it times a weight by all weights.
+            let is_within = u128::from(with) * weights <= all * u128::from(self.weight_milli(our));
+            let is_above = u128::from(without) * weights >= all * u128::from(self.weight_milli(their));
+            is_within && is_above
+        };
+        charge.devices_milli.iter().any(of_kind)
+    }
+
+    /// The weight of a side next to others; a tenant's own work has the ordinary one.
+    fn weight_milli(&self, side: &Side) -> u32 {
+        match side {
+            Side::Subtree(tenant) => self.state.policy().policy.weight_milli(tenant),
+            Side::Own(_) => 1_000,
+        }
     }
 
     /// Whether a gang holds what a claimant's side is promised: it borrows there, and the claimant's side stays within
@@ -380,7 +464,7 @@ impl State {
         let usage = self.usage_without(preempted().map(|(job, _)| job));
         for (job, by) in preempted() {
             let claimant = self.specs.get(&by).ok_or(GuardError::JobUnknown)?;
-            let ground = cover.may_stop(&usage, claimant, job, self.log_time());
+            let ground = cover.may_have_stopped(&usage, claimant, job, self.log_time());
             require(ground.is_some(), GuardError::Protected)?;
         }
         Ok(())

@@ -7,21 +7,22 @@ use core::ops::{Bound, RangeInclusive};
 use muster_journal::{FORMAT_MIN, WorkerSlot};
 use muster_types::policy::NotificationProgress;
 use muster_types::{
-    ArrayId, Booking, JobContract, JobId, JobMetadata, JobSpec, Leadership, LogIndex, LogTime, Name, NodeId,
-    Parameters, PriorityTier, RequestId, ScheduleKey, Token, TokenId,
+    ArrayId, Booking, HoldTarget, JobContract, JobId, JobMetadata, JobSpec, Leadership, LogIndex, LogTime,
+    Name, NodeId, Parameters, PriorityTier, RequestId, ScheduleKey, Token, TokenId,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::demand::Demand;
-use crate::index::{Described, Indexes, LinePlace, Pool, PoolKey, QueuePosition};
+use crate::index::{ApartKind, Described, Indexes, LinePlace, Pool, PoolKey, QueuePosition};
 use crate::quota::QuotaUsage;
 use crate::rows::{
     ArrayFacts, ArrayRow, BurstRow, CapacityKey, CapacityRow, ClusterMeta, ControlRow, DoorKey, DoorRow,
-    GangClass, HealthPolicyRow, HistoryKey, HistoryRow, JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow,
+    FleetHoldRow, GangClass, HealthPolicyRow, HistoryKey, HistoryRow, JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow,
     PolicyRow, QuotaKey, QuotaRow, RecoveryRow, RequestRow, RestrictionRow, ScheduleRow, SpecFacts,
 };
 use crate::table::Table;
 use crate::tables::tables;
+use crate::tree::Set;
 use crate::usage::TenantUsage;
 
 /// What is not a row of a table.
@@ -496,10 +497,13 @@ impl State {
         self.indexes.work.iter().map(|(tenant, _)| tenant)
     }
 
-    /// Jobs of a tenant that hold devices, or to which some are promised, and that keep other jobs away from there, by id.
-    pub fn apart_of<'a>(&'a self, tenant: &Name) -> impl Iterator<Item = JobId> + use<'a> {
-        let range = (tenant.clone(), JobId(0))..=(tenant.clone(), JobId(u64::MAX));
-        self.indexes.apart.range(range).map(|(_, job)| *job)
+    /// Jobs of a tenant that hold devices, or to which some are promised, and that keep other jobs away from there, by what
+    /// they keep away.
+    pub fn apart_of<'a>(
+        &'a self,
+        tenant: &Name,
+    ) -> impl Iterator<Item = (&'a ApartKind, &'a Set<JobId>)> + use<'a> {
+        self.indexes.apart.get(tenant).into_iter().flat_map(|kinds| kinds.iter())
     }
 
     /// Whether any job keeps others away from where it is, or will be.
@@ -544,6 +548,11 @@ impl State {
     /// Gangs that are being started, by when they were placed.
     pub fn starting(&self) -> impl Iterator<Item = (LogTime, JobId)> {
         self.indexes.starting.iter().copied()
+    }
+
+    /// Gangs that run and of which some workers have yet to say that they are ready, by when they have to.
+    pub fn unready(&self) -> impl Iterator<Item = (LogTime, JobId)> {
+        self.indexes.unready.iter().copied()
     }
 
     /// Gangs that are being stopped, by when their workers should have been killed.

@@ -15,6 +15,9 @@ use crate::index::JobIndexKeys;
 use crate::rows::{BURST_GAP_MS, BurstKey, BurstRow, BurstTurn, JobRow, Phase, add, holds_devices};
 use crate::state::State;
 
+/// Groups with one key that a new job is compared with, the youngest first.
+const GROUPS_LOOKED_AT_MAX: usize = 16;
+
 impl State {
     /// The submission group of a job; the job's own id when it is alone.
     #[must_use]
@@ -42,15 +45,16 @@ impl State {
             let first = spec_of(group);
             first.is_some_and(|of| of.preemptible == spec.preemptible && of.affinity == spec.affinity)
         };
-        let (_, group) = self.indexes.bursts_by_key.range(range).next_back()?;
-        if !is_alike(group) {
-            return None;
-        }
-        let last = match self.submission_groups.get(group) {
-            Some(row) => row.last_submitted,
-            None => self.jobs.get(group)?.submitted_at,
+        let is_open = |group: &JobId| {
+            let last = match self.submission_groups.get(group) {
+                Some(row) => Some(row.last_submitted),
+                None => self.jobs.get(group).map(|row| row.submitted_at),
+            };
+            last.is_some_and(|last| now.since_ms(last) <= BURST_GAP_MS)
         };
-        (now.since_ms(last) <= BURST_GAP_MS).then_some(*group)
+        // Jobs that take turns in what they have to be with are of groups that are open at the same time.
+        let groups = self.indexes.bursts_by_key.range(range).rev().take(GROUPS_LOOKED_AT_MAX);
+        groups.map(|(_, group)| *group).find(|group| is_alike(group) && is_open(group))
     }
 
     /// The turn of a submission group, or of a job that is alone.

@@ -57,6 +57,8 @@ macro_rules! tables {
             schedules: ScheduleKey => ScheduleRow, (); 27, "schedule";
             /// What was seen of nodes that their providers take away.
             capacity: CapacityKey => CapacityRow, (); 28, "row of capacity";
+            /// What operators hold until further notice.
+            fleet_holds: HoldTarget => FleetHoldRow, (); 30, "hold of a part of the fleet";
         }
     };
 }

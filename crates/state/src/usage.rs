@@ -250,6 +250,18 @@ impl TenantUsage {
         self.devices.get(kind).map_or(0, |meter| meter.running)
     }
 
+    /// Thousandths of CPUs in use.
+    #[must_use]
+    pub fn running_cpu_milli(&self) -> u64 {
+        self.cpu.running
+    }
+
+    /// Memory in use, in bytes; begun MiB of a gang count as whole ones.
+    #[must_use]
+    pub fn running_memory_bytes(&self) -> u64 {
+        self.memory.running.saturating_mul(MEMORY_UNIT_BYTES)
+    }
+
     /// Thousandths of a device in use, by type, for every type of which use counts; types ascending.
     pub fn running(&self) -> impl Iterator<Item = (&Name, u64)> {
         self.devices.iter().map(|(kind, meter)| (kind, meter.running))

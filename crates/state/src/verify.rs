@@ -44,6 +44,7 @@ impl State {
         self.verify_grants()?;
         self.verify_capacity()?;
         self.check_booking_rows().map_err(BrokenInvariant)?;
+        self.check_fleet_hold_rows().map_err(BrokenInvariant)?;
         self.demand.verify().map_err(BrokenInvariant)
     }
 
@@ -93,7 +94,9 @@ impl State {
             let Some(placement) = &row.placement else { continue };
             let spec = self.specs.get(id).ok_or_else(|| broken(format!("{id} has no spec")))?;
             let ranks = placement.ranks.len();
-            let is_size = u32::try_from(ranks).is_ok_and(|ranks| spec.may_have(ranks));
+            // One that waits again may have been given another size since.
+            let is_size =
+                placement.live == 0 || u32::try_from(ranks).is_ok_and(|ranks| spec.may_have(ranks));
             if ranks != placement.slots.len() || !is_size {
                 return Err(broken(format!("{id} has {} workers, placed {ranks}", spec.worker_count())));
             }
@@ -125,6 +128,9 @@ impl State {
                 if !current {
                     return Err(broken(format!("{id} rank {rank} is on a node that is not there")));
                 }
+            }
+            if placement.ready.last().is_some_and(|last| *last as usize >= ranks) {
+                return Err(broken(format!("{id} has a rank that is ready and is not there")));
             }
             if live != placement.live {
                 return Err(broken(format!("{id} counts {} live ranks, has {live}", placement.live)));
@@ -189,7 +195,9 @@ impl State {
                 if twice {
                     return Err(broken(format!("{id} rank {rank}: a device is promised twice")));
                 }
-                sum.add(&group.request, slot.devices);
+                let node = self.nodes.get(&slot.node);
+                let node = node.ok_or_else(|| broken(format!("{id} is promised a node that is not there")))?;
+                sum.add(&group.request, slot.devices, &node.spec);
             }
         }
         for (id, row) in self.nodes.iter() {
@@ -306,17 +314,20 @@ impl State {
             ("effective", fresh.effective == ours.effective),
             ("grant_ends", fresh.grant_ends == ours.grant_ends),
             ("budget_users", fresh.budget_users == ours.budget_users),
+            ("spend_users", fresh.spend_users == ours.spend_users),
             ("budget_ends", fresh.budget_ends == ours.budget_ends),
             ("booked", fresh.booked == ours.booked),
             ("scheduled", fresh.scheduled == ours.scheduled),
             ("active", fresh.active == ours.active),
             ("active_by_tenant", fresh.active_by_tenant == ours.active_by_tenant),
             ("apart", fresh.apart == ours.apart),
+            ("licences", fresh.licences == ours.licences),
             ("finished", fresh.finished == ours.finished),
             ("run_limits", fresh.run_limits == ours.run_limits),
             ("deadlines", fresh.deadlines == ours.deadlines),
             ("fallbacks", fresh.fallbacks == ours.fallbacks),
             ("starting", fresh.starting == ours.starting),
+            ("unready", fresh.unready == ours.unready),
             ("killed_by", fresh.killed_by == ours.killed_by),
             ("requests_by_time", fresh.requests_by_time == ours.requests_by_time),
             ("nodes_by_name", fresh.nodes_by_name == ours.nodes_by_name),
@@ -400,6 +411,9 @@ impl State {
         }
         for (key, row) in self.budget_rows() {
             fresh.add_budget(key, row);
+        }
+        for (key, row) in self.spend_rows() {
+            fresh.add_spend(key, row);
         }
         for (name, booking) in self.bookings() {
             fresh.book(name, &booking.nodes);

@@ -20,7 +20,7 @@ fn job(workers: u32, amount: Option<DeviceAmount>, cpu_milli: u64) -> JobSpec {
         workers_min: workers,
         command: vec!["train".into()],
         environment: BTreeMap::new(),
-        request: WorkerRequest { accelerators, cpu_milli, memory_bytes: 3 << 30 },
+        request: WorkerRequest { accelerators, cpu_milli, memory_bytes: 3 << 30, exclusive: false },
         slice: None,
         container: None,
     };
@@ -49,6 +49,11 @@ fn job(workers: u32, amount: Option<DeviceAmount>, cpu_milli: u64) -> JobSpec {
         booking: None,
         capacity: None,
         affinity: Vec::new(),
+        licences: muster_types::Licences::new(),
+        nice: 0,
+        front: None,
+        size: None,
+        readiness_ms: None,
     };
     draft.check().unwrap()
 }

@@ -1,4 +1,4 @@
-//! Bookings: nodes that are set aside for the work of one tenant over windows of time.
+//! Bookings: nodes that are set aside over windows of time, for the work of one tenant or for maintenance.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -13,6 +13,7 @@ use crate::control::Requester;
 use crate::job::JobSpec;
 use crate::limits;
 use crate::name::Name;
+use crate::place::FleetPart;
 use crate::policy::Policy;
 use crate::reason::Violation;
 use crate::time::{LogTime, Span};
@@ -182,6 +183,9 @@ pub enum BookingShape {
         /// Labels that each has.
         labels: BTreeMap<Name, String>,
     },
+    /// Every node of a part of the fleet, also one that joins it later: for maintenance alone. A booking of this shape lists no
+    /// nodes.
+    Part(FleetPart),
 }
 
 impl BookingShape {
@@ -189,6 +193,7 @@ impl BookingShape {
     #[must_use]
     pub fn nodes_max(&self) -> usize {
         let most = match self {
+            BookingShape::Part(_) => 0,
             BookingShape::Nodes(nodes) => nodes.len(),
             BookingShape::Chosen {
                 amount: BookingAmount::Hosts(count) | BookingAmount::Devices(count),
@@ -202,6 +207,11 @@ impl BookingShape {
         let max = limits::BOOKING_NODES_MAX as u64;
         let mut found = Vec::new();
         match self {
+            BookingShape::Part(part) => {
+                if part.is_whole_fleet() {
+                    found.push(Violation::new("shape", "must name a region or a cluster"));
+                }
+            }
             BookingShape::Nodes(nodes) => {
                 if nodes.is_empty() || nodes.len() as u64 > max {
                     found.push(Violation::limit("shape.nodes", nodes.len() as u64, 1, max));
@@ -283,8 +293,9 @@ impl BookingClearing {
 /// What somebody books.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct BookingSpec {
-    /// The owner: jobs of this tenant and of those below it may use the nodes.
-    pub tenant: Name,
+    /// The owner: jobs of this tenant and of those below it may use the nodes. None for maintenance: nothing at all runs there
+    /// during a window.
+    pub tenant: Option<Name>,
     /// The user whose jobs alone may name it, as the creator of jobs says, without a token; none for every user of the tenant.
     /// Looked at when a job is submitted.
     pub user: Option<String>,
@@ -310,6 +321,7 @@ impl BookingSpec {
     pub fn violations(&self) -> Vec<Violation> {
         let mut found = self.shape.violations();
         found.extend(self.times.violations());
+        found.extend(self.violations_of_purpose());
         let max = limits::BOOKING_NOTICE_MS_MAX;
         if self.notice_ms > max {
             found.push(Violation::span("notice", self.notice_ms, 0, max));
@@ -340,10 +352,50 @@ impl BookingSpec {
         found
     }
 
+    /// Rules about what maintenance may say, and what a tenant's booking may not.
+    fn violations_of_purpose(&self) -> Vec<Violation> {
+        let mut found = Vec::new();
+        if !self.is_maintenance() {
+            if matches!(self.shape, BookingShape::Part(_)) {
+                let text = "must have hosts, devices or nodes: all nodes of a place are for maintenance alone";
+                found.push(Violation::new("shape", text));
+            }
+            return found;
+        }
+        if matches!(self.shape, BookingShape::Chosen { .. }) {
+            let text = "must name nodes, a region or a cluster: for maintenance no nodes are chosen";
+            found.push(Violation::new("shape", text));
+        }
+        if self.is_shared || self.user.is_some() || !self.jobs.is_empty() {
+            let text = "must be left out with `shared` and `jobs`: during maintenance nothing runs there";
+            found.push(Violation::new("user", text));
+        }
+        if !self.clearing.stops_others() {
+            let text = "must be stop or fill: during maintenance nothing runs there";
+            found.push(Violation::new("clearing", text));
+        }
+        found
+    }
+
+    /// Whether nothing at all runs on its nodes during a window, because it has no owner.
+    #[must_use]
+    pub fn is_maintenance(&self) -> bool {
+        self.tenant.is_none()
+    }
+
+    /// The part of the fleet that it keeps as a whole, where it names no nodes.
+    #[must_use]
+    pub fn part(&self) -> Option<&FleetPart> {
+        match &self.shape {
+            BookingShape::Part(part) => Some(part),
+            BookingShape::Nodes(_) | BookingShape::Chosen { .. } => None,
+        }
+    }
+
     /// Whether a job may name it, as far as the job itself says: whose it is, and what it is called.
     #[must_use]
     pub fn may_be_named_by(&self, policy: &Policy, spec: &JobSpec) -> bool {
-        let is_owned = policy.ancestry(&spec.tenant).any(|above| *above == self.tenant);
+        let is_owned = policy.ancestry(&spec.tenant).any(|above| self.tenant.as_ref() == Some(above));
         is_owned && (self.jobs.is_empty() || self.jobs.contains(&spec.name))
     }
 
@@ -583,7 +635,7 @@ mod tests {
     fn booked(clearing: BookingClearing) -> BookingSpec {
         let name = |text: &str| Name::new(text).expect("a name");
         BookingSpec {
-            tenant: name("vision"),
+            tenant: Some(name("vision")),
             user: None,
             jobs: vec![],
             is_shared: false,
@@ -639,6 +691,21 @@ mod tests {
             assert!(!bad.violations().is_empty(), "{bad:?}");
         }
         assert_eq!(shape(chosen(BookingAmount::Devices(8), Some(name("h100")))).violations(), vec![]);
+        let part = |region: Option<&str>| {
+            BookingShape::Part(FleetPart { region: region.map(name), cluster: None })
+        };
+        let maintenance = BookingSpec { tenant: None, ..good.clone() };
+        assert_eq!(maintenance.violations(), vec![]);
+        assert_eq!(BookingSpec { shape: part(Some("eu")), ..maintenance.clone() }.violations(), vec![]);
+        for bad in [
+            shape(part(Some("eu"))),
+            BookingSpec { shape: part(None), ..maintenance.clone() },
+            BookingSpec { shape: chosen(BookingAmount::Hosts(1), None), ..maintenance.clone() },
+            BookingSpec { clearing: BookingClearing::Finish, ..maintenance.clone() },
+            BookingSpec { is_shared: true, ..maintenance.clone() },
+        ] {
+            assert!(!bad.violations().is_empty(), "{bad:?}");
+        }
         for clearing in BookingClearing::ALL {
             assert_eq!(BookingClearing::from_name(clearing.name()), Some(clearing));
         }

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::fleet::NodeDraft;
 use crate::limits;
+use crate::name::Name;
 use crate::reason::Violation;
 
 /// The label of a node that names what it prepares images with; `none` where it cannot.
@@ -81,13 +82,42 @@ pub struct Container {
     pub mounts: Vec<Mount>,
     /// Bytes of a /dev/shm that each worker has for itself; 0 for that of its gang on the host.
     pub shared_memory_bytes: u64,
+    /// The secret of the tenant, on the hosts, that opens the image's registry; none for what the hosts have themselves.
+    pub credentials: Option<Name>,
+}
+
+/// What a worker with an image waits for before it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum StartStage {
+    /// Its image is fetched from its registry.
+    Pulling,
+    /// Its image is unpacked.
+    Unpacking,
+    /// Everything is there, and it is launched.
+    Starting,
+}
+
+impl StartStage {
+    /// Every stage, in their order.
+    pub const ALL: [StartStage; 3] = [StartStage::Pulling, StartStage::Unpacking, StartStage::Starting];
+
+    /// As people read it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            StartStage::Pulling => "pulling",
+            StartStage::Unpacking => "unpacking",
+            StartStage::Starting => "starting",
+        }
+    }
 }
 
 impl Container {
     /// With this image, pulled where it is missing, and nothing of the host.
     #[must_use]
     pub fn new(image: String) -> Container {
-        Container { image, pull: PullRule::default(), mounts: Vec::new(), shared_memory_bytes: 0 }
+        let (pull, mounts) = (PullRule::default(), Vec::new());
+        Container { image, pull, mounts, shared_memory_bytes: 0, credentials: None }
     }
 
     /// Appends every rule that it breaks. `at` is its path.
@@ -128,7 +158,7 @@ impl Container {
     /// Bytes of its texts.
     pub(crate) fn text_bytes(&self) -> usize {
         let of_mounts: usize = self.mounts.iter().map(|mount| mount.source.len() + mount.target.len()).sum();
-        self.image.len() + of_mounts
+        self.image.len() + of_mounts + self.credentials.as_ref().map_or(0, |name| name.as_str().len())
     }
 }
 

@@ -14,7 +14,9 @@ use serde::{Deserialize, Serialize};
 use crate::array::ArraySpec;
 use crate::artifacts::ArtifactRules;
 use crate::blob::BlobDigest;
+use crate::host_rules::HostRules;
 use crate::job::{JobSpec, NamedDependency};
+use crate::job_notification::JobNotification;
 use crate::limits;
 use crate::metadata::JobMetadata;
 use crate::name::Name;
@@ -347,8 +349,15 @@ pub struct JobContract {
     pub artifacts: Option<ArtifactRules>,
     /// What the kernel bounds of each of its processes.
     pub ulimits: Ulimits,
+    /// How its workers are run on their hosts.
+    pub host: HostRules,
     /// The span that it was submitted in, which its workers go on from; none for no trace. It decides nothing.
     pub trace_parent: Option<TraceParent>,
+    /// Whether each worker has a terminal, which people attach to; otherwise it reads nothing.
+    pub terminal: bool,
+    /// Receivers of the policy that are told of what happens to it, in addition to those that are told of all jobs of its tenant; at
+    /// most [`limits::JOB_NOTIFICATIONS_MAX`].
+    pub notify: Vec<JobNotification>,
 }
 
 impl JobContract {
@@ -375,11 +384,21 @@ impl JobContract {
         self.checkpoint.check(&mut found);
         self.notice.check(&mut found);
         self.ulimits.check(&mut found);
+        self.host.check(&mut found);
+        let has_image = spec.needs_container_runtime();
+        if has_image && self.host.shared_memory_bytes > 0 {
+            let text = "must be given in the container where there is one: `container.shared_memory_bytes`";
+            found.push(Violation::new("host.shared_memory_bytes", text));
+        }
+        JobNotification::check(&self.notify, &mut found);
         if self.spares > limits::SPARES_MAX {
             found.push(Violation::limit("spares", self.spares.into(), 0, limits::SPARES_MAX.into()));
         }
         if self.spares > 0 && (spec.groups.len() > 1 || spec.groups.iter().any(|g| g.slice.is_some())) {
             let text = "may be asked for only in a job of one group that forms no slice";
+            found.push(Violation::new("spares", text));
+        } else if (1..=limits::SPARES_MAX).contains(&self.spares) && spec.with_spares(self.spares).is_none() {
+            let text = "its topology, or the most workers that a job may have, leave no place for more workers, in whole segments where it has segments; ask for fewer workers or no spares";
             found.push(Violation::new("spares", text));
         }
         if self.workdir.is_some() && spec.working_directory.is_some() {
@@ -436,13 +455,16 @@ pub struct Submission {
     pub array: Option<ArraySpec>,
     /// Other jobs and arrays of the same request that it waits for. They have no ids yet.
     pub named_dependencies: Vec<NamedDependency>,
+    /// Whether it is held from the beginning.
+    pub held: bool,
 }
 
 impl Submission {
     /// A job with its contract, without labels, annotations or a creator.
     #[must_use]
     pub fn new(spec: JobSpec, contract: JobContract) -> Submission {
-        Submission { spec, contract, metadata: None, array: None, named_dependencies: Vec::new() }
+        let named_dependencies = Vec::new();
+        Submission { spec, contract, metadata: None, array: None, named_dependencies, held: false }
     }
 
     /// How many jobs it comes to.

@@ -20,17 +20,23 @@ pub enum Feature {
     Exec,
     /// Connections to ports of workers.
     PortForward,
+    /// Workers that say that they are ready.
+    Readiness,
+    /// Images that the host holds, how far the images of workers are, and images to fetch ahead.
+    Images,
 }
 
 impl Feature {
     /// Every one.
-    pub const ALL: [Feature; 6] = [
+    pub const ALL: [Feature; 8] = [
         Feature::Health,
         Feature::Notes,
         Feature::Preflight,
         Feature::ForeignLoad,
         Feature::Exec,
         Feature::PortForward,
+        Feature::Readiness,
+        Feature::Images,
     ];
 }
 

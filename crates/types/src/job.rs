@@ -13,10 +13,12 @@ use crate::affinity::{self, Affinity, AffinityTarget};
 use crate::capacity::CapacityRules;
 use crate::container::Container;
 use crate::demand::{AcceleratorRequest, DeviceAmount};
-use crate::ids::JobId;
+use crate::ids::{JobId, LogIndex};
+use crate::licence::{self, Licences};
 use crate::limits;
 use crate::name::Name;
 use crate::node_requirements::NodeRequirements;
+use crate::queue::QueueRank;
 use crate::reason::Violation;
 use crate::time::LogTime;
 use crate::topology::TopologyRule;
@@ -82,6 +84,8 @@ pub struct WorkerRequest {
     pub cpu_milli: u64,
     /// Bytes of memory, from 1.
     pub memory_bytes: u64,
+    /// Whether it has its host to itself, with all of its CPUs and memory: then the two are the least that the host must have.
+    pub exclusive: bool,
 }
 
 /// Workers that run the same command with the same needs.
@@ -233,6 +237,17 @@ pub struct JobDraft {
     pub capacity: Option<Box<CapacityRules>>,
     /// Where its workers lie with respect to those of other jobs.
     pub affinity: Vec<Affinity>,
+    /// What it holds of the counted resources of the policy, as a whole, from its placement to its end.
+    pub licences: Licences,
+    /// Its place among the waiting jobs of its tenant and tier: the lower goes first, from -100 to 100.
+    pub nice: i8,
+    /// The record that moved it before the other waiting jobs of its tenant and tier; none where nobody has.
+    pub front: Option<LogIndex>,
+    /// The most workers that it is placed with, where somebody has changed the size of an elastic job that ran; none for as many as
+    /// its group has.
+    pub size: Option<u32>,
+    /// Within which time of the start of an attempt each worker has to say that it is ready; none asks for nothing.
+    pub readiness_ms: Option<u64>,
 }
 
 /// A checked job. There is no other way to make one.
@@ -306,6 +321,32 @@ impl JobSpec {
     #[must_use]
     pub fn is_elastic(&self) -> bool {
         self.groups.iter().any(|g| g.workers_min < g.workers)
+    }
+
+    /// Whether each of its workers has a host to itself.
+    #[must_use]
+    pub fn is_exclusive(&self) -> bool {
+        self.groups.iter().any(|group| group.request.exclusive)
+    }
+
+    /// What goes before its position among the waiting jobs of its tenant and tier.
+    #[must_use]
+    pub fn rank(&self) -> QueueRank {
+        QueueRank::new(self.nice, self.front)
+    }
+
+    /// The same job with no more workers than it is to be placed with; none where those are all that it asks for.
+    #[must_use]
+    pub fn at_size(&self) -> Option<JobSpec> {
+        let size = self.size?;
+        let mut draft = self.0.clone();
+        draft.size = None;
+        let [only] = draft.groups.as_mut_slice() else { return None };
+        if size >= only.workers {
+            return None;
+        }
+        only.workers = size;
+        draft.check().ok()
     }
 
     /// Whether any of its workers has the root directory of an image.
@@ -387,6 +428,18 @@ impl JobSpec {
         self.sum_of(workers, |request| request.device_count().into())
     }
 
+    /// Thousandths of CPUs of a gang of this many workers; of all where it may not have that many.
+    #[must_use]
+    pub fn cpu_milli_of(&self, workers: u32) -> u64 {
+        self.sum_of(workers, |request| request.cpu_milli)
+    }
+
+    /// Bytes of memory of a gang of this many workers; of all where it may not have that many.
+    #[must_use]
+    pub fn memory_bytes_of(&self, workers: u32) -> u64 {
+        self.sum_of(workers, |request| request.memory_bytes)
+    }
+
     /// The sum over the workers of a gang of this many; over all where it may not have that many.
     fn sum_of(&self, workers: u32, of: impl Fn(&WorkerRequest) -> u64) -> u64 {
         if let [only] = self.groups.as_slice() {
@@ -448,6 +501,17 @@ impl JobSpec {
         Some(JobSpec(JobDraft { capacity: Some(Box::new(capacity.opened())), ..self.0.clone() }))
     }
 
+    /// The same job with this number of spares behind its workers, in whole segments where it has segments: what is behind the
+    /// spares is not needed. None where its rules do not allow for more workers.
+    #[must_use]
+    pub fn with_spares(&self, spares: u32) -> Option<JobSpec> {
+        let unit = self.topology.segment_unit();
+        let mut draft = self.0.clone();
+        let [group] = draft.groups.as_mut_slice() else { return None };
+        group.workers = group.workers.checked_add(spares.checked_next_multiple_of(unit)?)?;
+        draft.check().ok()
+    }
+
     /// Back to a draft, for building a variation of it.
     #[must_use]
     pub fn into_draft(self) -> JobDraft {
@@ -485,6 +549,11 @@ impl JobDraft {
             booking: None,
             capacity: None,
             affinity: Vec::new(),
+            licences: Licences::new(),
+            nice: 0,
+            front: None,
+            size: None,
+            readiness_ms: None,
         }
     }
 
@@ -540,7 +609,24 @@ impl JobDraft {
         }
         self.check_place(&mut found);
         self.check_order(&mut found);
+        self.check_size(&mut found);
         if found.is_empty() { Ok(JobSpec(self)) } else { Err(found) }
+    }
+
+    /// The size that was asked for is one of its only group.
+    fn check_size(&self, found: &mut Vec<Violation>) {
+        let Some(size) = self.size else { return };
+        match self.groups.as_slice() {
+            [only] if (only.workers_min..=only.workers).contains(&size) => {}
+            [only] => {
+                let (least, most) = (only.workers_min.into(), only.workers.into());
+                found.push(Violation::limit("groups[0].workers", size.into(), least, most));
+            }
+            _ => {
+                let text = "can be changed of a job that has been placed only where the job has one group";
+                found.push(Violation::new("groups", text));
+            }
+        }
     }
 
     /// Rules about where it may go.
@@ -572,6 +658,7 @@ impl JobDraft {
             capacity.check(found);
         }
         affinity::check_all(&self.affinity, found);
+        licence::check_all(&self.licences, found);
         if has_twice(&self.datasets) {
             found.push(Violation::new("datasets", "must not name a data set twice"));
         }
@@ -605,6 +692,15 @@ impl JobDraft {
             let max = limits::RUN_TIME_LIMIT_MS_MAX;
             found.push(Violation::span("expected_run", expected, 1, max));
         }
+        let (shortest, longest) = (limits::READINESS_MS_MIN, limits::READINESS_MS_MAX);
+        if let Some(ms) = self.readiness_ms.filter(|ms| !(shortest..=longest).contains(ms)) {
+            found.push(Violation::span("readiness.timeout", ms, shortest, longest));
+        }
+        if self.nice.unsigned_abs() > limits::NICE_MAX {
+            let max = limits::NICE_MAX;
+            let text = format!("must be between -{max} and {max}, got {}", self.nice);
+            found.push(Violation::new("nice", text));
+        }
     }
 
     fn check_groups(&self, found: &mut Vec<Violation>) {
@@ -623,6 +719,14 @@ impl JobDraft {
             workers += u64::from(group.workers);
             text_bytes += group.text_bytes();
             group.check(at, found);
+        }
+        let is_exclusive = |group: &TaskGroup| group.request.exclusive;
+        if self.groups.iter().any(is_exclusive) && !self.groups.iter().all(is_exclusive) {
+            found.push(Violation::new("exclusive", "must be so for every group of the job or for none"));
+        }
+        if self.groups.iter().any(|group| is_exclusive(group) && group.request.accelerators.is_some()) {
+            let text = "may be so only for workers without accelerators, which take whole hosts by asking for all devices";
+            found.push(Violation::new("exclusive", text));
         }
         if workers > u64::from(limits::GANG_WORKERS_MAX) {
             let max = limits::GANG_WORKERS_MAX;

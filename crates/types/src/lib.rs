@@ -18,6 +18,7 @@ pub mod artifacts;
 pub mod blob;
 pub mod booking;
 pub mod booking_rule;
+pub mod bucket;
 pub mod capacity;
 pub mod config_value;
 pub mod container;
@@ -30,15 +31,19 @@ pub mod feature;
 pub mod fleet;
 pub mod former_key;
 pub mod health;
+pub mod host_rules;
 pub mod ids;
 pub mod job;
+mod job_notification;
 pub mod lease;
+pub mod licence;
 pub mod limits;
 pub mod log_format;
 pub mod metadata;
 pub mod name;
 pub mod node_overrides;
 pub mod node_requirements;
+pub mod place;
 pub mod policy;
 pub mod probe;
 pub mod purchase;
@@ -69,28 +74,32 @@ pub use booking::{
 };
 pub use booking_rule::{BookingRule, ListedWindows, Weekdays};
 pub use capacity::{CapacityFallback, CapacityRules, PurchaseSet};
-pub use container::{Container, Mount, PullRule};
+pub use container::{Container, Mount, PullRule, StartStage};
 pub use contract::{
     CheckpointRules, FailureClass, JobContract, LaunchForm, NoticeRules, Preflight, RetryRules, Submission,
     Ulimits,
 };
-pub use control::{Control, FieldChange, Requester};
+pub use control::{Control, FieldChange, GroupSize, Requester};
 pub use cron::CronExpression;
 pub use demand::{AcceleratorChoice, AcceleratorRequest, DeviceAmount};
 pub use feature::{Feature, Features};
 pub use fleet::{Accelerators, DeviceSet, ForeignLoad, HolderId, NodeDraft, NodeSpec};
 pub use ids::{ArrayId, ClusterId, JobId, Leadership, LogIndex, NodeId, ParseIdError, ReplicaId, RequestId};
+pub use host_rules::{CommandShell, CpuBinding, HostRules};
 pub use job::{
     Dependency, DependencyRule, DependencyScope, JobDraft, JobSpec, NamedDependency, PriorityTier,
     SIZES_VARIABLE, TaskGroup, WorkerRequest,
 };
+pub use job_notification::JobNotification;
 pub use lease::{ExitStatus, FencingToken, Parameters};
+pub use licence::Licences;
 pub use log_format::LogFormat;
 pub use metadata::JobMetadata;
 pub use name::{NAME_RULE, Name};
 pub use node_overrides::{NodeOverrides, NodeOverridesChange};
 pub use node_requirements::{LabelTest, NodeExpression, NodeRequirements};
-pub use queue::QueueKey;
+pub use place::{FleetHold, FleetPart, HoldTarget};
+pub use queue::{QueueKey, QueueRank};
 pub use read::{Consistency, PastPoint, ReadFrom};
 pub use reason::{Refusal, RefusalCode, Violation};
 pub use schedule::{NextRun, OverlapRule, OwnerRole, Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate};

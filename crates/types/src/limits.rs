@@ -24,6 +24,12 @@ pub const ARRAY_ENDS_PER_ROW: u32 = 1_024;
 pub const UNCREATED_MEMBERS_MAX: u64 = 1_000_000_000;
 /// Arrays of which one record asks something. Each may end members in a hundred rows.
 pub const CONTROLLED_ARRAYS_MAX: usize = 100;
+/// The shortest time in which the workers of a gang may have to be ready, in milliseconds.
+pub const READINESS_MS_MIN: u64 = 1_000;
+/// The longest such time: a week.
+pub const READINESS_MS_MAX: u64 = 7 * 86_400_000;
+/// The nice value of a job, upwards and downwards.
+pub const NICE_MAX: u8 = 100;
 /// Workers of one gang, over all its task groups.
 pub const GANG_WORKERS_MAX: u32 = 16_384;
 /// Task groups of one job.
@@ -38,6 +44,10 @@ pub const COMMAND_WORDS_MAX: usize = 256;
 pub const TEXT_BYTES_MAX: usize = 4_096;
 /// Bytes of a reference to an image.
 pub const IMAGE_BYTES_MAX: usize = 512;
+/// Images that a node says to hold: those that were asked for last.
+pub const IMAGES_HELD_MAX: usize = 128;
+/// Images that a node is asked to fetch ahead at a time.
+pub const IMAGES_AHEAD_MAX: usize = 8;
 /// Bytes of a /dev/shm that a worker with an image has for itself, at least: 1 MiB.
 pub const SHARED_MEMORY_BYTES_MIN: u64 = 1 << 20;
 /// What the workers of one task group see of their hosts in addition to their image.
@@ -116,6 +126,8 @@ pub const TOKEN_LIFETIME_MS_MAX: u64 = 366 * 24 * 3_600 * 1_000;
 pub const TOKEN_LIFETIME_MS_DEFAULT: u64 = 30 * 24 * 3_600 * 1_000;
 /// Bookings that are not over.
 pub const BOOKINGS_MAX: usize = 256;
+/// Most holds of parts of the fleet and of tenants.
+pub const FLEET_HOLDS_MAX: usize = 64;
 /// Bookings of one tenant that are not over.
 pub const TENANT_BOOKINGS_MAX: usize = 32;
 /// Nodes of one booking.
@@ -179,6 +191,10 @@ pub const NODES_NAMED_MAX: usize = 1_024;
 pub const ACCELERATOR_CHOICES_MAX: usize = 16;
 /// Highest throughput of an accelerator type against another: a thousand times.
 pub const THROUGHPUT_MILLI_MAX: u32 = 1_000_000;
+/// Counted resources that one job asks for.
+pub const JOB_LICENCES_MAX: usize = 16;
+/// The largest number of one counted resource, and of what one job asks for of it.
+pub const LICENCE_COUNT_MAX: u32 = 1_000_000;
 /// Data sets that one job reads.
 pub const JOB_DATASETS_MAX: usize = 32;
 /// Jobs that one job waits for.
@@ -213,6 +229,8 @@ pub const NODE_FAULT_APART_MS: u64 = 60_000;
 pub const NODE_FAULTS_KEPT: usize = 32;
 /// Bytes of the path that a notice is posted to.
 pub const NOTICE_PATH_BYTES_MAX: usize = 256;
+/// Receivers of notifications that one job names.
+pub const JOB_NOTIFICATIONS_MAX: usize = 8;
 /// Spares of one gang.
 pub const SPARES_MAX: u32 = 64;
 /// Fewest open files that a job may leave each of its processes: a shell with less cannot do much.

@@ -26,8 +26,11 @@ mod named;
 mod notifications;
 mod parts;
 mod prices;
+mod queue;
+mod resources;
 mod roles;
 mod rules;
+mod spend;
 
 pub use crate::purchase::PurchaseKind;
 pub use grants::{GrantFault, GrantedPolicy, QuotaGrant, QuotaSource, reason_violation};
@@ -43,11 +46,16 @@ pub use prices::{
     DEPRECIATION_MONTHS_MAX, DEVICE_WATTS_MAX, KWH_MICRO_DOLLARS_MAX, OwnedCost, PUE_MILLI_MAX,
     PUE_MILLI_MIN, Price, PriceTable,
 };
+pub use queue::{
+    BLOCK_FOR_MS_MIN, BLOCK_FOR_MS_USUAL, PARTITIONS_MAX, QueueChoices, QueueOrder, QueuePreemption,
+};
+pub use resources::{COUNTED_RESOURCES_MAX, CountedResource};
 pub use roles::{OWN_ROLES_MAX, OwnRole, ROLE_REGIONS_MAX, Verb};
 pub use rules::{
-    AcceleratorBudget, JobLimits, NonPreemptible, Rights, TenantLimits, TenantRights, UNLISTED_TENANT,
+    AcceleratorBudget, JobLimits, LIMITED_MEMORY_BYTES_MAX, NonPreemptible, Rights, TenantLimits, TenantRights, UNLISTED_TENANT,
     UserLimits,
 };
+pub use spend::{OnLimit, SpendBudget};
 
 /// Tenants of one policy.
 pub const TENANTS_MAX: usize = 10_000;
@@ -148,6 +156,10 @@ pub struct TenantPolicy {
     pub limits: TenantLimits,
     /// What one of its jobs in a tier may ask for, where that differs from what every job may.
     pub tier_limits: BTreeMap<PriorityTier, JobLimits>,
+    /// Submissions in a minute with jobs of a tier, where those are limited. They also count in `limits.requests_per_minute`.
+    pub tier_submissions: BTreeMap<PriorityTier, u32>,
+    /// The order of its queue, whom it may have stopped, and the nodes that it runs on.
+    pub queue: QueueChoices,
 }
 
 impl Default for TenantPolicy {
@@ -159,6 +171,8 @@ impl Default for TenantPolicy {
             rights: TenantRights::default(),
             limits: TenantLimits::default(),
             tier_limits: BTreeMap::new(),
+            tier_submissions: BTreeMap::new(),
+            queue: QueueChoices::default(),
         }
     }
 }
@@ -479,6 +493,8 @@ pub struct PolicyDraft {
     pub roles: BTreeMap<Name, OwnRole>,
     /// How often nodes are taken away, where too little was seen of them. No two are for the same purchase and region.
     pub interruption_rates: Vec<InterruptionRate>,
+    /// What is counted and no node has, such as licences of programs. No two have the same name.
+    pub resources: Vec<CountedResource>,
 }
 
 /// What it takes to have a job's data in a region.
@@ -497,6 +513,7 @@ pub struct DataMove {
 pub struct Policy {
     draft: PolicyDraft,
     price_table: PriceTable,
+    queues: queue::QueueTable,
     transfers: BTreeMap<(Option<Name>, Option<Name>), usize>,
     named: NamedPlaces,
     /// [`UNLISTED_TENANT`], to be lent out.
@@ -657,6 +674,7 @@ impl PolicyDraft {
         self.check_notifications(&mut found);
         roles::check_roles(&self.roles, &mut found);
         self.check_interruption_rates(&mut found);
+        self.check_resources(&mut found);
         if !found.is_empty() {
             return Err(found);
         }
@@ -665,7 +683,8 @@ impl PolicyDraft {
         let transfers = rules.map(|(index, rule)| ((rule.from.clone(), rule.to.clone()), index)).collect();
         let unlisted = Name::literal(UNLISTED_TENANT);
         let named = NamedPlaces::of(&self);
-        Ok(Policy { draft: self, price_table, transfers, named, unlisted })
+        let queues = queue::QueueTable::of(&self.tenants);
+        Ok(Policy { draft: self, price_table, queues, transfers, named, unlisted })
     }
 
     fn check_tenants(&self, found: &mut Vec<Violation>) {
@@ -690,6 +709,7 @@ impl PolicyDraft {
                 ));
             }
         }
+        queue::check_partitions(&self.tenants, found);
         self.check_tree(found);
         if found.len() == before {
             self.check_nominal_sums(found);
@@ -901,6 +921,7 @@ impl TenantPolicy {
         check_count(&format!("{at}.quotas"), self.quotas.len(), TENANT_QUOTAS_MAX, found);
         self.limits.job.check(&format!("{at}.limits.job"), found);
         self.limits.check_budgets(&format!("{at}.limits"), found);
+        self.queue.check(&format!("{at}.queue"), found);
         for (tier, limits) in &self.tier_limits {
             // By tier, because the order of the list that they were given in is not kept.
             let mut of_tier = Vec::new();

@@ -3,6 +3,7 @@
 use core::fmt;
 use serde::{Deserialize, Serialize};
 
+use crate::ids::LogIndex;
 use crate::time::LogTime;
 
 /// A position in the queue: the smaller goes first.
@@ -59,9 +60,46 @@ impl fmt::Debug for QueueKey {
     }
 }
 
+/// What goes before the position among the waiting jobs of one tenant and tier: whether somebody has moved the job to the front,
+/// and its nice value. Jobs of different tenants are never compared by it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct QueueRank(i64);
+
+/// Ranks of jobs that were moved to the front are below this one, and those of nice values above.
+const RANK_OF_FRONT: i64 = -1_000;
+
+impl QueueRank {
+    /// Before all others.
+    pub const FIRST: QueueRank = QueueRank(i64::MIN);
+    /// Behind all others.
+    pub const LAST: QueueRank = QueueRank(i64::MAX);
+
+    /// Of a job with this nice value, which the record at `front` has moved to the front. Of several such jobs the one that was
+    /// moved last goes first.
+    #[must_use]
+    pub fn new(nice: i8, front: Option<LogIndex>) -> QueueRank {
+        match front {
+            Some(index) => {
+                let index = i64::try_from(index.0).unwrap_or(i64::MAX);
+                QueueRank(RANK_OF_FRONT.saturating_sub(index))
+            }
+            None => QueueRank(nice.into()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_was_moved_to_the_front_last_goes_first_and_nice_values_follow() {
+        let moved = |index| QueueRank::new(100, Some(LogIndex(index)));
+        assert!(moved(8) < moved(7) && moved(0) < QueueRank::new(-100, None));
+        assert!(QueueRank::new(-1, None) < QueueRank::default() && QueueRank::default() < QueueRank::new(1, None));
+        assert!(QueueRank::FIRST < moved(u64::MAX) && QueueRank::new(100, None) < QueueRank::LAST);
+        assert_eq!(QueueRank::new(0, None), QueueRank::default());
+    }
 
     #[test]
     fn urgent_positions_come_before_ordinary_ones() {

@@ -78,7 +78,7 @@ impl Generation {
     pub fn of_kind(kind: &str) -> Option<Generation> {
         match kind.strip_prefix("tpu-").unwrap_or(kind) {
             "v4" | "v4-podslice" => Some(Generation::V4),
-            "v5e" | "v5litepod" | "v5-lite-podslice" => Some(Generation::V5e),
+            "v5e" | "v5litepod" | "v5-lite-podslice" | "v5-lite-device" => Some(Generation::V5e),
             "v5p" | "v5p-slice" => Some(Generation::V5p),
             "v6e" | "v6e-slice" => Some(Generation::V6e),
             "v7x" | "tpu7x" => Some(Generation::V7x),

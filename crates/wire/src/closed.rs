@@ -5,10 +5,12 @@
 
 use muster_types::health::{DrainCause, HealthAction, XidRule};
 use muster_types::policy::{
-    Guarantee, NonPreemptible, NotificationBody, NotificationEvent, Order, PurchaseKind, Verb,
+    Guarantee, NonPreemptible, NotificationBody, NotificationEvent, OnLimit, Order, PurchaseKind, QueueOrder,
+    QueuePreemption, Verb,
 };
 use muster_types::{
-    AdmissionMode, AffinityLevel, AffinityRule, BookingClearing, DependencyRule, FailureClass, LaunchForm,
+    AdmissionMode, AffinityLevel, AffinityRule, BookingClearing, CommandShell, CpuBinding, DependencyRule,
+    FailureClass, LaunchForm,
     Level, Preflight, PriorityTier, PullRule, TokenRole, Violation,
 };
 
@@ -103,6 +105,7 @@ closed_sets! {
         NotificationEvent::NodeQuarantined = NodeQuarantined "node_quarantined",
         NotificationEvent::NodeReleased = NodeReleased "node_released",
         NotificationEvent::NodeDraining = NodeDraining "node_draining",
+        NotificationEvent::ScheduleSuspended = ScheduleSuspended "schedule_suspended",
     }
     NotificationBody as NotificationBody {
         NotificationBody::Generic = Generic "generic",
@@ -149,6 +152,15 @@ closed_sets! {
         PullRule::Always = Always "always",
         PullRule::Never = Never "never",
     }
+    CpuBinding as CpuBinding {
+        CpuBinding::None = None "none",
+        CpuBinding::Numa = Numa "numa",
+        CpuBinding::Cores = Cores "cores",
+    }
+    CommandShell as CommandShell {
+        CommandShell::None = None "none",
+        CommandShell::Login = Login "login",
+    }
     Preflight as Preflight {
         Preflight::Default = Default "default",
         Preflight::Off = Off "off",
@@ -189,6 +201,19 @@ closed_sets! {
         NonPreemptible::Never = Never "never",
         NonPreemptible::WithinNominal = WithinNominal "within_nominal",
         NonPreemptible::Always = Always "always",
+    }
+    QueueOrder as QueueOrder {
+        QueueOrder::Fair = Fair "fair",
+        QueueOrder::Strict = Strict "strict",
+    }
+    QueuePreemption as QueuePreemption {
+        QueuePreemption::None = None "none",
+        QueuePreemption::Reclaim = Reclaim "reclaim",
+        QueuePreemption::FairShare = FairShare "fair_share",
+    }
+    OnLimit as OnLimit {
+        OnLimit::Hold = Hold "hold",
+        OnLimit::Refuse = Refuse "refuse",
     }
     PurchaseKind as Purchase {
         PurchaseKind::Owned = Owned "owned",
@@ -384,12 +409,17 @@ mod tests {
         holds::<NotificationBody>(|value| value.to_string());
         holds::<LaunchForm>(|value| value.to_string());
         holds::<PullRule>(|value| value.to_string());
+        holds::<CpuBinding>(|value| value.to_string());
+        holds::<CommandShell>(|value| value.to_string());
         holds::<Preflight>(|value| value.to_string());
         holds::<FailureClass>(|value| value.to_string());
         holds::<Level>(|value| value.to_string());
         holds::<TokenRole>(|value| value.to_string());
         holds::<Verb>(|value| value.to_string());
         holds::<NonPreemptible>(|value| value.as_str().to_owned());
+        holds::<OnLimit>(|value| value.as_str().to_owned());
+        holds::<QueueOrder>(|value| value.as_str().to_owned());
+        holds::<QueuePreemption>(|value| value.as_str().to_owned());
         holds::<PurchaseKind>(|value| value.to_string());
         holds::<AdmissionMode>(|value| value.name().to_owned());
         holds::<DrainCause>(|value| value.name().to_owned());

@@ -12,20 +12,33 @@ pub const REQUIRED_FEATURES: &str = "muster-required-features";
 #[must_use]
 pub fn required_by<'a>(jobs: impl IntoIterator<Item = &'a v1::Job>) -> Vec<&'static str> {
     let mut required = Vec::new();
-    for spec in jobs.into_iter().filter_map(|job| job.spec.as_ref()) {
+    for (job, spec) in jobs.into_iter().filter_map(|job| Some((job, job.spec.as_ref()?))) {
         let uses = [
+            (job.hold, "job-hold"),
+            (spec.nice != 0, "job-nice"),
+            (spec.exclusive, "job-exclusive"),
+            (spec.readiness.is_some(), "job-readiness"),
             (spec.nodes.is_some(), "job-nodes"),
             (spec.workdir.is_some(), "job-workdir"),
             (spec.artifacts.is_some(), "job-artifacts"),
             (spec.ulimits.is_some(), "job-ulimits"),
+            (spec.host.is_some(), "job-host"),
             (spec.capacity.is_some(), "job-capacity"),
             (!spec.affinity.is_empty(), "job-affinity"),
+            (!spec.licences.is_empty(), "job-licences"),
+            (spec.groups.iter().any(has_credentials), "container-credentials"),
+            (spec.terminal, "job-terminal"),
+            (!spec.notify.is_empty(), "job-notify"),
         ];
         required.extend(uses.into_iter().filter_map(|(is_used, name)| is_used.then_some(name)));
     }
     required.sort_unstable();
     required.dedup();
     required
+}
+
+fn has_credentials(group: &v1::TaskGroup) -> bool {
+    group.container().is_some_and(|container| !container.credentials.is_empty())
 }
 
 #[cfg(test)]

@@ -118,6 +118,17 @@ class Worker:
         Raises Refused when this attempt is not the current one any more, and Unreachable when nobody
         answered in time; it may then still become known.
         """
+        self._ask_until_answered({"checkpoint_committed": {"step": step}}, timeout_s)
+
+    def ready(self, timeout_s: float = COMMIT_MAX_S) -> None:
+        """Says that this worker does what it was started for, and waits until the cluster knows.
+
+        A job that has `readiness` in its file fails to start unless every worker reports that in time; to others it makes
+        no difference. Raises as `checkpoint_committed` does.
+        """
+        self._ask_until_answered({"ready": {}}, timeout_s)
+
+    def _ask_until_answered(self, said: dict[str, Any], timeout_s: float) -> None:
         if not self.job_id:
             return
         if not self.socket_path:
@@ -126,7 +137,7 @@ class Worker:
         while True:
             left = end - time.monotonic()
             try:
-                answer = self._ask({"checkpoint_committed": {"step": step}}, max(left, _AGAIN_S))
+                answer = self._ask(said, max(left, _AGAIN_S))
                 break
             except (OSError, ValueError) as error:
                 if left <= _AGAIN_S:

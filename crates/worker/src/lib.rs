@@ -165,11 +165,15 @@ impl Worker {
     /// # Errors
     /// As [`Worker::checkpoint_committed`].
     pub fn checkpoint_committed_within(&self, step: u64, patience: Duration) -> Result<(), NoteError> {
-        let request = self.request("checkpoint_committed", json!({"step": step}));
+        self.ask_until_answered(&self.request("checkpoint_committed", json!({"step": step})), patience)
+    }
+
+    /// Says something until the agent has answered, or there is no patience left.
+    fn ask_until_answered(&self, request: &str, patience: Duration) -> Result<(), NoteError> {
         let begun = Instant::now();
         loop {
             let left = patience.saturating_sub(begun.elapsed());
-            match self.ask(&request, left.max(AGAIN)) {
+            match self.ask(request, left.max(AGAIN)) {
                 Ok(answer) => return verdict(&answer),
                 Err(NoteError::Unreachable { source, .. }) => {
                     if left <= AGAIN {
@@ -180,6 +184,15 @@ impl Worker {
                 Err(other) => return Err(other),
             }
         }
+    }
+
+    /// Says that this worker does what it was started for, and waits until the cluster knows: at most [`COMMIT_MAX`]. A job that has
+    /// `readiness` in its file fails to start unless every worker reports that in time; to others it makes no difference.
+    ///
+    /// # Errors
+    /// As [`Worker::checkpoint_committed`].
+    pub fn ready(&self) -> Result<(), NoteError> {
+        self.ask_until_answered(&self.request("ready", json!({})), COMMIT_MAX)
     }
 
     /// Says that a step is done. Waits for nobody; whether it was heard does not matter to the work.
@@ -250,6 +263,15 @@ mod tests {
             (&stream).write_all(answer.as_bytes()).unwrap();
             serde_json::from_str(&line).unwrap()
         })
+    }
+
+    #[test]
+    fn a_worker_says_that_it_is_ready() {
+        let directory = tempfile::tempdir().unwrap();
+        let worker = worker(directory.path());
+        let serving = answered(UnixListener::bind(directory.path().join("sock")).unwrap(), "{\"ok\":true}\n");
+        worker.ready().unwrap();
+        assert_eq!(serving.join().unwrap()["ready"], json!({}));
     }
 
     #[test]

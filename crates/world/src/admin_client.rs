@@ -7,15 +7,17 @@ use crate::clients::{BOUND_TENANT, GUEST_TENANT, ask, policy_of};
 use crate::cluster::Cluster;
 use crate::runtime::{Host, below, chance, event, pick, random, sleep_ms, spawn_on};
 use crate::site::{FIRST_CLIENT, lock};
-use muster_decider::{Command, DrainOrder, OverridesOrder, RepairOrder, ScheduleAction, ScheduleControl};
+use muster_decider::{
+    Command, DrainOrder, FleetHoldOrder, OverridesOrder, RepairOrder, ScheduleAction, ScheduleControl,
+};
 use muster_state::{NodeRow, NodeStatus, State};
 use muster_types::health::{HealthPolicy, RepairPhase};
 use muster_types::policy::{
     PolicyDraft, PolicyPart, PolicyUpdate, TenantPolicy, Window, WindowPurpose, WindowScope,
 };
 use muster_types::{
-    AdmissionMode, AdmissionRule, Approval, CertificateSerial, DeviceSet, LogIndex, Name, NodeAdmission,
-    NodeBounds, NodeId, NodeOverridesChange, RefusalCode, RequestId, Requester, Revocation,
+    AdmissionMode, AdmissionRule, Approval, CertificateSerial, DeviceSet, FleetHold, FleetPart, HoldTarget,
+    LogIndex, Name, NodeAdmission, NodeBounds, NodeId, NodeOverridesChange, RefusalCode, RequestId, Requester, Revocation,
 };
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,6 +39,12 @@ const MARK: &str = "slow";
 pub fn start(cluster: &Arc<Cluster>, asked: Arc<Mutex<BTreeSet<RequestId>>>, until_ms: u64) {
     let this = AdminClient { cluster: Arc::clone(cluster), asked };
     spawn_on(WHO, async move { this.run(until_ms).await });
+}
+
+/// A hold of an operator, or its end.
+fn hold_order(request: RequestId, target: HoldTarget, hold: Option<FleetHold>) -> Command {
+    let by = Requester { name: "admin/ops".to_owned(), is_operator: true };
+    Command::SetFleetHold(Box::new(FleetHoldOrder { request, by, target, hold }))
 }
 
 struct AdminClient {
@@ -146,11 +154,12 @@ impl AdminClient {
         let is_lost =
             |row: &NodeRow| row.spec.cluster.as_str() == CHANGED_CLUSTER && row.status != NodeStatus::Up;
         let some_are_lost = state.nodes().iter().any(|(_, row)| is_lost(row));
-        let what = if some_are_lost && chance(500) { 0 } else { below(9) };
+        let what = if some_are_lost && chance(500) { 0 } else { below(10) };
         event("admin client", format_args!("settings {what}"));
         let (by, old) = (Requester::default(), chance(150).then_some(LogIndex(1)));
         match what {
             0 | 1 => self.forget(&state).await,
+            9 => self.hold(&state).await,
             2 => self.mark(&state).await,
             3 => {
                 let admission = Box::new(admission());
@@ -276,6 +285,16 @@ impl AdminClient {
         .await;
     }
 
+    /// Holds the cluster whose nodes change, for a while or until it is put back, or releases it.
+    async fn hold(&self, state: &State) {
+        let target =
+            HoldTarget::Part(FleetPart { region: None, cluster: Some(Name::literal(CHANGED_CLUSTER)) });
+        let until = chance(700).then(|| state.log_time().plus_ms(1_000 + below(5_000)));
+        let hold = FleetHold { reason: "a new switch".to_owned(), until, stops_work: chance(300) };
+        let hold = chance(800).then_some(hold);
+        self.tell(|request| hold_order(request, target.clone(), hold.clone())).await;
+    }
+
     /// Ends what is not about the use of one node, and keeps work waiting all the same. What a client asked for may be carried out
     /// long after that client has stopped.
     async fn put_settings_back(&self, state: &State) {
@@ -287,6 +306,10 @@ impl AdminClient {
                 Command::DeleteBooking { request, by, acts_for: None, name }
             })
             .await;
+        }
+        let held: Vec<HoldTarget> = state.fleet_holds().map(|(target, _)| target.clone()).collect();
+        for target in held {
+            self.tell(|request| hold_order(request, target.clone(), None)).await;
         }
         let schedules: Vec<_> = state.schedules().map(|(key, _)| key.clone()).collect();
         for schedule in schedules {

@@ -171,6 +171,7 @@ fn inbound(message: Message) -> Inbound {
             WorkerEvent::Step { number, duration_ms } => {
                 Inbound::Step { job: key.job, token: key.token, rank: key.rank, number, duration_ms }
             }
+            WorkerEvent::Ready => Inbound::Ready { sequence, job: key.job, token: key.token, rank: key.rank },
         },
         Message::PreflightWaiting { job, token } => Inbound::Probe(ProbeReport::Waiting { job, token }),
         Message::ForeignLoad(load) => Inbound::ForeignLoad(load),
@@ -225,6 +226,8 @@ fn placement_of(order: &StartOrder, node: NodeId) -> Placement {
         artifacts: None,
         artifacts_bytes_max: None,
         ulimits: muster_types::Ulimits::default(),
+        host: muster_types::HostRules::default(),
+        terminal: false,
         trace_parent: None,
         array: spec.array,
         region: placement.region.to_string(),
@@ -261,6 +264,7 @@ fn order_of(message: Outbound, node: NodeId) -> Option<node::Order> {
         | Outbound::Repair(_)
         | Outbound::ReadLogs(_)
         | Outbound::Exec(_)
+        | Outbound::Prefetch(_)
         | Outbound::Probe(_) => return None,
     })
 }

@@ -73,6 +73,7 @@ pub fn asked_of(command: &Command) -> Option<&'static str> {
         Command::GrantQuota(_) => "quota_granted",
         Command::CreateBooking(_) => "booking_created",
         Command::DeleteBooking { .. } => "booking_deleted",
+        Command::SetFleetHold(_) => "fleet_hold_set",
         Command::SetSchedule(_) => "schedule_set",
         Command::ControlSchedule(order) => match order.action {
             ScheduleAction::Delete => "schedule_deleted",

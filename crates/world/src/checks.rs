@@ -142,6 +142,7 @@ fn change_hash(change: &Change) -> u64 {
         Change::JobForgotten(id) => hash(&(2u8, id)),
         Change::Node { id, row, gangs, .. } => hash(&(3u8, id, row.as_ref(), gangs.to_vec())),
         Change::NodeForgotten { id, .. } => hash(&(4u8, id)),
+        Change::ScheduleSuspended { schedule, by, reason } => hash(&(6u8, schedule, by, &**reason)),
         Change::Queues(queues) => hash(&(5u8, format!("{queues:?}"))),
     }
 }

@@ -236,3 +236,70 @@ async fn a_command_ends_with_its_worker_and_none_begins_without_one() {
     wait_for_job(&client, &wide, is_finished).await;
     cluster.assert_digests_agree().await;
 }
+
+/// Everything that is written until the text is in it.
+async fn written_up_to(exec: &mut Exec, text: &str) -> String {
+    let mut out = Vec::new();
+    let reading = async {
+        while !String::from_utf8_lossy(&out).contains(text) {
+            match exec.next().await {
+                Ok(Some(Message::Stdout(piece))) => out.extend(piece),
+                Ok(Some(Message::End(end))) => panic!("it ended: {end:?}"),
+                Ok(Some(_)) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, reading).await.expect("it is written");
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn people_type_to_a_worker_that_has_a_terminal() {
+    let _heavy = heavy().await;
+    let mut cluster = Cluster::start(3).await;
+    let _agents = Agents::start(&cluster, &["h1"]).await;
+    let client = cluster.client_from(cluster.follower().await);
+    let program = "tty -s && echo begins; while read line; do echo \"read: $line\"; stty size; done";
+    let mut asked = job("terminal", &["sh", "-c", program]);
+    asked.spec_mut().terminal = true;
+    let id = submit(&client, asked).await;
+    wait_for_job(&client, &id, |job| job.phase() == JobPhase::Running).await;
+    let attach = |rows, columns| v1::ExecStart {
+        job_id: id.clone(),
+        attach: true,
+        terminal: Some(v1::ExecTerminal { rows, columns }),
+        ..Default::default()
+    };
+    let mut one = client.exec_worker(attach(31, 97)).await.expect("the worker runs");
+    written_up_to(&mut one, "begins").await;
+    let typing = one.take_input().expect("it was not taken");
+    assert!(typing.send(b"hello\n".to_vec()).await);
+    written_up_to(&mut one, "31 97").await;
+    // Another one is attached as well; the first one leaves, and the worker goes on.
+    let mut two = client.exec_worker(attach(12, 34)).await.expect("the worker runs");
+    let also_typing = two.take_input().expect("it was not taken");
+    assert!(also_typing.send(b"again\n".to_vec()).await);
+    written_up_to(&mut two, "12 34").await;
+    assert!(written_up_to(&mut one, "12 34").await.contains("read: again"), "who is attached sees all");
+    drop((one, typing));
+    assert!(also_typing.send(b"on\n\x04".to_vec()).await);
+    let (out, err, end) = rest(two).await;
+    assert!(out.contains("read: on") && err.is_empty(), "{out:?} {err:?}");
+    assert_eq!(end, Some(End::ExitCode(0)), "the end of what it reads is the end of the worker");
+
+    let plain = submit(&client, job("plain", &["sleep", "600"])).await;
+    wait_for_job(&client, &plain, |job| job.phase() == JobPhase::Running).await;
+    let mut refused = client
+        .exec_worker(v1::ExecStart { job_id: plain, ..attach(24, 80) })
+        .await
+        .expect("it is asked of the agent");
+    let why = loop {
+        match refused.next().await {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("it is refused"),
+            Err(error) => break format!("{error:?}"),
+        }
+    };
+    assert!(why.contains("has no terminal"), "{why}");
+}

@@ -35,6 +35,7 @@ mod lost_logs;
 mod members;
 mod monitoring;
 mod notifications;
+mod objects;
 mod pages;
 mod parallel;
 mod planted;

@@ -133,8 +133,14 @@ async fn set_policy(cluster: &Cluster, text: &str) {
 
 /// Submits a job that nothing runs, and cancels it: an event of a job.
 async fn end_a_job(cluster: &Cluster, name: &str) {
+    end(cluster, job(name, &["true"])).await;
+}
+
+/// The same of a job that says more.
+async fn end(cluster: &Cluster, job: v1::Job) {
+    let name = job.name.clone();
     let client = cluster.client();
-    let request = v1::SubmitJobRequest { job: Some(job(name, &["true"])), ..Default::default() };
+    let request = v1::SubmitJobRequest { job: Some(job), ..Default::default() };
     let submitted = client.submit_job(request).await;
     let job_id = submitted.unwrap_or_else(|error| panic!("submitting {name}: {error:?}")).job_ids.remove(0);
     let request = v1::CancelJobRequest { job_id, ..Default::default() };
@@ -239,5 +245,78 @@ async fn a_receiver_that_is_silent_or_refused_delays_no_other() {
     })
     .await;
     assert!(quick.delivered().iter().all(|one| one.headers["muster-delivery"].ends_with("-quick")));
+    cluster.assert_digests_agree().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_names_who_is_told_of_it_and_the_delivery_is_shown() {
+    let receiver = Receiver::start(false).await;
+    let cluster = start(&["chat"]).await;
+    let mut text = policy(&[]);
+    text.push_str(&format!(
+        "    - {{name: chat, url: \"http://127.0.0.1:{}/hook\", forJobs: true}}\n",
+        receiver.port
+    ));
+    set_policy(&cluster, &text).await;
+    end_a_job(&cluster, "silent").await;
+    let mut named = job("named", &["true"]);
+    let events = vec![v1::NotificationEvent::JobCancelled.into()];
+    named.spec_mut().notify = vec![v1::JobNotification { receiver: "chat".to_owned(), events }];
+    end(&cluster, named).await;
+    eventually("the receiver was not told", || async {
+        (receiver.told("job_cancelled") == BTreeSet::from(["named".to_owned()])).then_some(())
+    })
+    .await;
+    eventually("the delivery is not shown", || async {
+        let shown = cluster.operated(&["notification", "log", "chat", "-o", "json"]).await;
+        let shown: Value = serde_json::from_str(&shown).expect("it is JSON");
+        let last = &shown["items"][0];
+        (last["event"] == "job_cancelled" && last["result"] == "taken").then_some(())
+    })
+    .await;
+    cluster.assert_digests_agree().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_schedule_that_is_suspended_is_told_once() {
+    let receiver = Receiver::start(false).await;
+    let cluster = start(&["ops"]).await;
+    set_policy(&cluster, &policy(&[("ops", receiver.port, "schedule_suspended")])).await;
+    let schedule = v1::Schedule {
+        name: "nightly".to_owned(),
+        // In no year that anybody waits for here.
+        cron: "0 6 29 2 *".to_owned(),
+        job: Some(job("report", &["true"])),
+        ..Default::default()
+    };
+    let client = cluster.client();
+    let create = v1::CreateScheduleRequest { schedule: Some(schedule), ..Default::default() };
+    client.create_schedule(create).await.expect("it is made");
+    // The second one changes nothing.
+    for reason in ["the data are not there", "still not"] {
+        let suspend = v1::SuspendScheduleRequest {
+            name: "nightly".to_owned(),
+            reason: reason.to_owned(),
+            ..Default::default()
+        };
+        client.suspend_schedule(suspend).await.expect("it is suspended");
+    }
+    let told = eventually("the receiver was not told", || async {
+        let delivered = receiver.delivered();
+        let first = delivered.first()?;
+        (first.body["event"] == "schedule_suspended").then(|| first.body.clone())
+    })
+    .await;
+    assert_eq!(told["schedule"]["name"], "nightly", "{told}");
+    assert_eq!(told["schedule"]["detail"], "the data are not there", "{told}");
+    eventually("the progress was not recorded", || async {
+        let listed = cluster.operated(&["notification", "list", "-o", "json"]).await;
+        let listed: Value = serde_json::from_str(&listed).expect("it is JSON");
+        (listed["items"][0]["acknowledgedEvents"] == 1).then_some(())
+    })
+    .await;
+    let ids: BTreeSet<String> =
+        receiver.delivered().iter().map(|delivered| delivered.headers["muster-delivery"].clone()).collect();
+    assert_eq!(ids.len(), 1, "{ids:?}");
     cluster.assert_digests_agree().await;
 }

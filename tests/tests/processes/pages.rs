@@ -129,6 +129,14 @@ async fn a_monitoring_system_sees_what_a_replica_does() {
     .await;
     becomes(&cluster, last, "muster_raft_has_leader", 0.0).await;
     assert_eq!(get(alone, "/livez").await.code, 200, "a restart would not help it");
+    // One that starts and finds nobody is read by a monitoring system while it is good for nothing else.
+    cluster.kill(last).await;
+    cluster.start_replica(last);
+    eventually("a replica that recovers is not read", || async {
+        let (ready, page) = (ask(alone, "GET /readyz").await?, ask(alone, "GET /metrics").await?);
+        (ready.code == 503 && page.code == 200 && page.body.ends_with("# EOF\n")).then_some(())
+    })
+    .await;
     cluster.restart_all().await;
     cluster.assert_digests_agree().await;
 }

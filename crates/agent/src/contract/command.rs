@@ -13,11 +13,24 @@
 
 use super::{Form, NodeContext, comma, endpoint, master, rank_name};
 use crate::rules::{Launch, Placement, RankPlace};
+use muster_types::CommandShell;
 use std::path::Path;
 
 /// The program and its arguments, as they are executed.
 #[must_use]
 pub fn command(placement: &Placement, worker: &Launch, here: &NodeContext<'_>) -> Vec<String> {
+    let command = formed(placement, worker, here);
+    match placement.host.shell {
+        CommandShell::None => command,
+        // The words stay words: the shell executes them as they are.
+        CommandShell::Login => LOGIN_SHELL.map(str::to_owned).into_iter().chain(command).collect(),
+    }
+}
+
+/// A login shell that executes the words behind these; the last of them is its name.
+const LOGIN_SHELL: [&str; 5] = ["/bin/bash", "-l", "-c", "exec \"$@\"", "muster-login"];
+
+fn formed(placement: &Placement, worker: &Launch, here: &NodeContext<'_>) -> Vec<String> {
     match placement.form {
         Form::Environment => worker.command.clone(),
         Form::Torchrun | Form::TorchrunElastic => {

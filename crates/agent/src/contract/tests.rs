@@ -43,6 +43,8 @@ fn placement(rank_map: Vec<RankPlace>, workers: Vec<Launch>) -> Placement {
         artifacts: None,
         artifacts_bytes_max: None,
         ulimits: muster_types::Ulimits::default(),
+        host: muster_types::HostRules::default(),
+        terminal: false,
         trace_parent: None,
         array: None,
         region: "eu-west".into(),
@@ -231,6 +233,19 @@ fn workers_of_several_groups_know_how_many_each_has() {
     assert!(told.contains("MUSTER_GROUP_SIZES=trainers=1,readers=1\n"), "{told}");
     placement.groups.truncate(1);
     assert!(!text(&placement, 1, "gpu-b", "h100").contains("MUSTER_GROUP_SIZES"));
+}
+
+#[test]
+fn a_login_shell_executes_the_words_as_they_are() {
+    let program = ["./train", "a b", "$HOME"];
+    let mut placement = two_hosts(Form::Environment, &program);
+    placement.host.shell = muster_types::CommandShell::Login;
+    let told = text(&placement, 1, "gpu-b", "h100");
+    let words: Vec<&str> = told.lines().filter_map(|line| line.strip_prefix("$ ")).collect();
+    assert_eq!(words, ["/bin/bash", "-l", "-c", "exec \"$@\"", "muster-login", "./train", "a b", "$HOME"]);
+    // What brings a framework together is in it as well.
+    placement.form = Form::Torchrun;
+    assert!(text(&placement, 1, "gpu-b", "h100").contains("$ muster-login\n$ torchrun\n"));
 }
 
 #[test]

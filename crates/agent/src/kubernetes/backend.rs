@@ -174,11 +174,23 @@ impl Backend {
         Some(describe::foreign(&self.settings, node.map(|node| &**node), taken))
     }
 
+    /// How many accelerators of a node cannot be had now.
+    fn unhealthy(&self, place: &str) -> u64 {
+        let view = self.view();
+        view.picture.nodes.get(place).map_or(0, |node| describe::unhealthy(&self.settings, node))
+    }
+
     /// Keeps the report of a node up to date. Never ends.
     pub(super) async fn follow_node(self: Arc<Self>, place: String, said: watch::Sender<Foreign>) {
         let mut views = self.views();
+        let mut unhealthy = 0;
         loop {
             views.borrow_and_update();
+            let found = self.unhealthy(&place);
+            if found != unhealthy {
+                unhealthy = found;
+                tracing::warn!(node = place, unhealthy, "the number of devices has changed that their plugin does not offer, and that get no work");
+            }
             let now = self.foreign(&place);
             said.send_if_modified(|before| {
                 let now = now.unwrap_or(Foreign { closed: true, ..*before });

@@ -3,17 +3,24 @@
 //! **Invariant:** a node is closed unless everything says that a pod would start there.
 
 use super::config::Settings;
+use super::names::place_name;
 use super::objects::{Amount, NodeObject};
+use super::tpu::{GKE_TPU, SliceLabels, TOPOLOGY, TPU_RESOURCE};
 use crate::discovery::nvidia_type;
 use crate::executor::Foreign;
 use muster_types::container::{RUNTIME_LABEL, VERSION_LABEL};
-use muster_types::tpu::Generation;
+use muster_types::tpu::{Generation, PodPosition};
 use muster_types::{Accelerators, Name, NodeDraft, NodeSpec};
+use std::collections::BTreeMap;
 
 /// Labels that say of what type the accelerators of a node are.
 const NVIDIA_PRODUCT: &str = "nvidia.com/gpu.product";
 const GKE_ACCELERATOR: &str = "cloud.google.com/gke-accelerator";
-const GKE_TPU: &str = "cloud.google.com/gke-tpu-accelerator";
+/// The resource of whole devices of NVIDIA's, and what those of their instances (MIG) begin with.
+const NVIDIA_GPU: &str = "nvidia.com/gpu";
+const NVIDIA_MIG: &str = "nvidia.com/mig-";
+/// What stands between the type of a device and the profile of an instance of it.
+const MIG: &str = "-mig-";
 
 /// The accelerators of a node that Muster uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,45 +28,84 @@ pub(super) struct NodeAccelerators {
     /// The resource of Kubernetes.
     pub(super) resource: String,
     pub(super) kind: String,
+    /// Healthy or not: the node has the same number when one of them fails.
     pub(super) count: u16,
+    /// The slice that the node is one host of, where it has several.
+    pub(super) slice: Option<SliceLabels>,
+    /// Labels of the node that a pod with these has to select.
+    pub(super) selector: BTreeMap<String, String>,
 }
 
 /// Of several resources the one that there is most of.
 pub(super) fn offered(settings: &Settings, node: &NodeObject) -> Option<NodeAccelerators> {
     let named = &settings.written.accelerators;
-    let counted = named.iter().filter_map(|(resource, kind)| {
-        let count = node.allocatable.extended.get(resource).copied().filter(|count| *count > 0)?;
-        Some((count, resource, kind))
+    let known = node.capacity.extended.keys().chain(node.allocatable.extended.keys());
+    let counted = known.filter_map(|resource| {
+        let kind = match named.get(resource) {
+            Some(kind) => kind.as_str(),
+            // Instances of devices are of the types that their profiles make, where whole ones are used.
+            None if resource.starts_with(NVIDIA_MIG) && named.contains_key(NVIDIA_GPU) => "",
+            None => return None,
+        };
+        Some((node.count(resource), resource, kind)).filter(|(count, ..)| *count > 0)
     });
-    let (count, resource, kind) = counted.max_by_key(|(count, ..)| *count)?;
-    let kind = if kind.is_empty() { kind_of(resource, node) } else { kind.clone() };
+    // Of those that there are as many of, the last by name: always the same.
+    let (count, resource, kind) = counted.max_by_key(|(count, resource, _)| (*count, *resource))?;
+    let kind = if kind.is_empty() { kind_of(resource, node) } else { kind.to_owned() };
+    let is_tpu = resource == TPU_RESOURCE;
+    let slice = SliceLabels::of(node).filter(|slice| is_tpu && slice.hosts() > 1);
+    let selected = [GKE_TPU, TOPOLOGY].into_iter().filter(|_| is_tpu);
+    let selector = selected.filter_map(|key| Some((key.to_owned(), node.labels.get(key)?.clone())));
     Some(NodeAccelerators {
         resource: resource.clone(),
         kind,
         count: u16::try_from(count).unwrap_or(u16::MAX),
+        slice,
+        selector: selector.collect(),
     })
+}
+
+/// How many of the accelerators that are offered cannot be had for now.
+pub(super) fn unhealthy(settings: &Settings, node: &NodeObject) -> u64 {
+    offered(settings, node).map_or(0, |own| node.unhealthy(&own.resource))
 }
 
 /// What the labels of a node say of the type; else the resource's domain.
 fn kind_of(resource: &str, node: &NodeObject) -> String {
     let labelled = |key: &str| node.labels.get(key).map(|text| text.to_ascii_lowercase());
-    let said = if resource == "google.com/tpu" {
+    let said = if resource == TPU_RESOURCE {
         let tpu = labelled(GKE_TPU);
         let generation = tpu.as_deref().map(|text| text.strip_prefix("tpu-").unwrap_or(text));
         let known = generation.and_then(Generation::of_kind).map(|found| found.as_str().to_owned());
         known.or(tpu)
     } else {
         let product = labelled(NVIDIA_PRODUCT).or_else(|| labelled(GKE_ACCELERATOR));
-        product.map(|text| nvidia_type(&text).map_or(text, |kind| kind.to_string()))
+        product.map(|text| nvidia_kind(&text, resource.strip_prefix(NVIDIA_MIG)))
     };
+    let said = said.or_else(|| Some(format!("nvidia{MIG}{}", resource.strip_prefix(NVIDIA_MIG)?)));
     said.unwrap_or_else(|| resource.split('.').next().unwrap_or(resource).to_owned())
 }
 
-/// What a node of Kubernetes is in Muster.
+/// The type of a device by its product. An instance of a device (MIG) is another type than the whole: its profile is in the resource,
+/// or at the end of the product where all instances of the node are alike.
+fn nvidia_kind(product: &str, profile: Option<&str>) -> String {
+    let (product, own) = product.split_once(MIG).map_or((product, None), |(whole, own)| (whole, Some(own)));
+    let whole = nvidia_type(product).map_or_else(|| product.to_owned(), |kind| kind.to_string());
+    match profile.or(own) {
+        Some(profile) => format!("{whole}{MIG}{}", profile.replace('+', ".")),
+        None => whole,
+    }
+}
+
+/// What a node of Kubernetes is in Muster, with its place in a TPU pod.
 ///
 /// # Errors
 /// One sentence: why it cannot be a node of Muster.
-pub(super) fn describe(settings: &Settings, node: &NodeObject) -> Result<NodeSpec, String> {
+pub(super) fn describe(
+    settings: &Settings,
+    node: &NodeObject,
+    pod: Option<PodPosition>,
+) -> Result<NodeSpec, String> {
     let text = format!("{}.{}", settings.name, node.name.to_ascii_lowercase());
     let rule = || format!("{text} is no name: it must be {}", muster_types::name::NAME_RULE);
     let name = Name::new(&text).ok_or_else(rule)?;
@@ -72,6 +118,8 @@ pub(super) fn describe(settings: &Settings, node: &NodeObject) -> Result<NodeSpe
             Some(Accelerators { kind, count })
         }
     };
+    // Another resource or another name for it may be what is offered.
+    let is_tpu = accelerators.as_ref().is_some_and(|own| Generation::of_kind(&own.kind).is_some());
     // What is so goes before what an operator says.
     let mut labels = settings.labels.clone();
     for key in &settings.written.node_labels {
@@ -101,23 +149,12 @@ pub(super) fn describe(settings: &Settings, node: &NodeObject) -> Result<NodeSpe
         memory_bytes: node.allocatable.memory_bytes,
         labels,
         taints: settings.taints.clone(),
-        pod: None,
+        pod: pod.filter(|_| is_tpu),
     };
     draft.check().map_err(|found| match found.into_iter().next() {
         Some(first) => format!("{}: {}", first.field, first.description),
         None => "breaks a rule".to_owned(),
     })
-}
-
-/// The value of a label as a name: in small letters, with `-` for what no name has, and its end where it is too long, because
-/// the beginnings of such values are alike.
-fn place_name(text: &str) -> Option<Name> {
-    let plain = |c: char| {
-        if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c.to_ascii_lowercase() } else { '-' }
-    };
-    let text: String = text.chars().map(plain).collect();
-    let start = text.len().saturating_sub(63);
-    Name::new(text[start..].trim_matches(|c: char| !c.is_ascii_alphanumeric()))
 }
 
 /// Whether nothing can be started on a node for now, and why.
@@ -141,7 +178,11 @@ pub(super) fn foreign(settings: &Settings, node: Option<&NodeObject>, taken: Opt
     let Some(node) = node else { return Foreign { closed: true, ..Foreign::default() } };
     let none = Amount::default();
     let taken = taken.unwrap_or(&none);
-    let devices = offered(settings, node).and_then(|own| taken.extended.get(&own.resource).copied());
+    let devices = offered(settings, node).map(|own| {
+        let of_others = taken.extended.get(&own.resource).copied().unwrap_or(0);
+        // Kubernetes does not name the failed ones, so their number counts as held.
+        of_others.saturating_add(node.unhealthy(&own.resource))
+    });
     Foreign {
         closed: closed(settings, node).is_some(),
         devices: u16::try_from(devices.unwrap_or(0)).unwrap_or(u16::MAX),
@@ -155,6 +196,8 @@ mod tests {
     use super::*;
     use crate::kubernetes::config::tests::good;
     use crate::kubernetes::objects::NodeTaint;
+    use crate::kubernetes::objects::tests::node;
+    use serde_json::{Value, json};
 
     fn gpu_node() -> NodeObject {
         let label = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
@@ -183,7 +226,7 @@ mod tests {
     #[test]
     fn a_node_with_gpus_becomes_a_node_of_muster() {
         let settings = good().check().unwrap();
-        let spec = describe(&settings, &gpu_node()).unwrap();
+        let spec = describe(&settings, &gpu_node(), None).unwrap();
         assert_eq!(spec.name.as_str(), "k8s-a.gpu-1");
         assert_eq!(spec.accelerators.as_ref().map(ToString::to_string).as_deref(), Some("h100:8"));
         assert_eq!((spec.block.as_str(), spec.rack.as_str()), ("eu-west4-a", "fabric_7-3"));
@@ -217,12 +260,102 @@ mod tests {
     }
 
     #[test]
+    fn a_device_that_fails_is_not_free_and_the_node_has_it_still() {
+        let settings = good().check().unwrap();
+        // As the kubelet publishes it: what a plugin finds unhealthy is not allocatable, and stays in the capacity.
+        let with = |allocatable: Value, capacity: Value| {
+            node(json!({
+                "metadata": {"name": "gpu-1", "labels": {NVIDIA_PRODUCT: "NVIDIA-H100-80GB-HBM3"}},
+                "status": {
+                    "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}],
+                    "conditions": [{"type": "Ready", "status": "True"}],
+                    "capacity": {"cpu": "96", "memory": "1000Gi", "nvidia.com/gpu": capacity},
+                    "allocatable": {"cpu": "95", "memory": "990Gi", "nvidia.com/gpu": allocatable},
+                },
+            }))
+        };
+        let whole = with(json!("8"), json!("8"));
+        let taken = Amount { extended: [(NVIDIA_GPU.to_owned(), 2)].into(), ..Amount::default() };
+        let devices = |node: &NodeObject| foreign(&settings, Some(node), Some(&taken)).devices;
+        assert_eq!((devices(&whole), unhealthy(&settings, &whole)), (2, 0));
+        let spec = describe(&settings, &whole, None).unwrap();
+        for (allocatable, failed) in [("7", 1), ("5", 3), ("0", 8)] {
+            let node = with(json!(allocatable), json!("8"));
+            assert_eq!((devices(&node), unhealthy(&settings, &node)), (2 + failed, u64::from(failed)));
+            let same = describe(&settings, &node, None).unwrap();
+            assert_eq!(same.accelerators, spec.accelerators, "it is the same node");
+        }
+        // It is healthy again, and none is missed.
+        assert_eq!(devices(&with(json!("8"), json!("8"))), 2);
+        // A kubelet that does not state a capacity.
+        assert_eq!(unhealthy(&settings, &gpu_node()), 0);
+        let gone = with(json!("0"), json!("0"));
+        assert_eq!(offered(&settings, &gone), None);
+        assert_eq!(foreign(&settings, Some(&gone), None).devices, 0);
+    }
+
+    #[test]
+    fn instances_of_devices_are_types_by_their_profiles() {
+        let mut config = good();
+        let kind = |config: &super::super::config::KubernetesConfig, node: &NodeObject| {
+            offered(&config.check().unwrap(), node).map(|own| (own.resource, own.kind, own.count))
+        };
+        let all = |resource: &str, kind: &str, count: u16| Some((resource.to_owned(), kind.to_owned(), count));
+        let mut node = gpu_node();
+        // Every instance of the node is alike, and called as whole devices are.
+        node.labels.insert(NVIDIA_PRODUCT.into(), "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb".into());
+        node.allocatable.extended = [(NVIDIA_GPU.to_owned(), 56)].into();
+        assert_eq!(kind(&config, &node), all(NVIDIA_GPU, "a100-mig-1g.5gb", 56));
+        // Several profiles, of which there is most of one.
+        node.labels.insert(NVIDIA_PRODUCT.into(), "NVIDIA-H100-80GB-HBM3".into());
+        let profiles = [("nvidia.com/mig-1g.10gb", 14), ("nvidia.com/mig-3g.40gb", 4), ("nvidia.com/mig-1g.10gb.me", 2)];
+        node.allocatable.extended = profiles.map(|(resource, count)| (resource.to_owned(), count)).into();
+        assert_eq!(kind(&config, &node), all("nvidia.com/mig-1g.10gb", "h100-mig-1g.10gb", 14));
+        let spec = describe(&config.check().unwrap(), &node, None).unwrap();
+        assert_eq!(spec.accelerators.as_ref().map(ToString::to_string).as_deref(), Some("h100-mig-1g.10gb:14"));
+        // One whose instance has failed.
+        node.capacity = node.allocatable.clone();
+        node.allocatable.extended.insert("nvidia.com/mig-1g.10gb".into(), 13);
+        assert_eq!(unhealthy(&config.check().unwrap(), &node), 1);
+        node.labels.remove(NVIDIA_PRODUCT);
+        assert_eq!(kind(&config, &node), all("nvidia.com/mig-1g.10gb", "nvidia-mig-1g.10gb", 14));
+        // An operator names them, or uses no devices of NVIDIA's.
+        config.accelerators.insert("nvidia.com/mig-3g.40gb".into(), "half-h100".into());
+        node.capacity.extended.retain(|resource, _| resource.contains("3g"));
+        node.allocatable.extended = node.capacity.extended.clone();
+        assert_eq!(kind(&config, &node), all("nvidia.com/mig-3g.40gb", "half-h100", 4));
+        config.accelerators = [("google.com/tpu".to_owned(), String::new())].into();
+        assert_eq!(kind(&config, &node), None);
+    }
+
+    #[test]
+    fn a_host_of_a_slice_has_its_place() {
+        let settings = good().check().unwrap();
+        let mut node = gpu_node();
+        node.labels = [(GKE_TPU, "tpu-v5p-slice"), (TOPOLOGY, "2x2x4"), ("cloud.google.com/gke-nodepool", "a")]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into();
+        node.allocatable.extended = [(TPU_RESOURCE.to_owned(), 4)].into();
+        let place = PodPosition { pod: Name::new("k8s-a.a").unwrap(), cube: 0, at: [0, 0, 2] };
+        let spec = describe(&settings, &node, Some(place.clone())).unwrap();
+        assert_eq!((spec.pod.clone(), spec.accelerators.as_ref().map(ToString::to_string)), (Some(place.clone()), Some("v5p:4".to_owned())));
+        let own = offered(&settings, &node).unwrap();
+        assert_eq!(own.slice.map(|slice| slice.shape.to_string()).as_deref(), Some("2x2x4"));
+        let selected: Vec<&str> = own.selector.keys().map(String::as_str).collect();
+        assert_eq!(selected, [GKE_TPU, TOPOLOGY]);
+        let mut named = good();
+        named.accelerators.insert(TPU_RESOURCE.into(), "chips".into());
+        let spec = describe(&named.check().unwrap(), &node, Some(place)).unwrap();
+        assert_eq!(spec.pod, None, "chips of another name form no slice");
+    }
+
+    #[test]
     fn what_cannot_be_a_node_says_why() {
         let settings = good().check().unwrap();
         let long = NodeObject { name: "n".repeat(80), ..gpu_node() };
-        assert!(describe(&settings, &long).unwrap_err().contains("is no name"));
+        assert!(describe(&settings, &long, None).unwrap_err().contains("is no name"));
         let empty = NodeObject { allocatable: Amount::default(), ..gpu_node() };
-        assert!(describe(&settings, &empty).unwrap_err().starts_with("cpu_milli"));
+        assert!(describe(&settings, &empty, None).unwrap_err().starts_with("cpu_milli"));
         assert_eq!(place_name("/"), None);
         assert_eq!(place_name(&format!("{}-end", "a".repeat(80))).unwrap().as_str().len(), 63);
     }

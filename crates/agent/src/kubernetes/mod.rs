@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `config.rs` | the `[kubernetes]` table |
 //! | `objects.rs`, `quantity.rs`, `observe.rs` | nodes and pods as far as they are looked at, and what is known of the cluster |
-//! | `describe.rs`, `pod.rs`, `names.rs`, `ends.rs` | what a node is in Muster, the pod of a share, and what its end means |
+//! | `describe.rs`, `tpu.rs`, `pod.rs`, `names.rs`, `ends.rs` | what a node is in Muster, where the hosts of a TPU slice are, the pod of a share, and what its end means |
 //! | `client.rs` | the API server |
 //! | `backend.rs`, `scheduler.rs` | the watches, and what the agent asks of them |
 //! | `share.rs`, `progress.rs`, `stage.rs` | one pod, from the intent to the end |
@@ -33,6 +33,7 @@ mod quantity;
 mod scheduler;
 mod share;
 mod stage;
+mod tpu;
 
 pub use config::{KubernetesConfig, TolerationConfig};
 
@@ -84,7 +85,8 @@ pub(crate) fn takes_object(bytes: &[u8]) -> bool {
         pod.map(|pod| (ends::hindrance(&pod), ends::before_launch(&pod), ends::after_launch(&pod, false)));
     let settings = KubernetesConfig::sample().and_then(|config| config.check().ok());
     let described = settings.zip(node).map(|(settings, node)| {
-        let spec = describe::describe(&settings, &node);
+        let position = tpu::positions(&settings, [&node]).remove(&node.name);
+        let spec = describe::describe(&settings, &node, position);
         (spec.is_ok(), describe::foreign(&settings, Some(&node), Some(&node.allocatable)))
     });
     ends.is_some() || described.is_some()

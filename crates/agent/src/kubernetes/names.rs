@@ -3,6 +3,7 @@
 //! **Invariant:** a name follows from the placement and the agent alone, so that what is made twice meets itself.
 
 use crate::rules::Placement;
+use muster_types::Name;
 
 /// The container of a pod that brings the runner.
 pub(super) const SHIM_CONTAINER: &str = "shim";
@@ -31,4 +32,15 @@ pub(super) fn pod_name(scope: &str, placement: &Placement) -> String {
     let token = placement.token.to_string().replace('.', "-");
     let rank = placement.ranks().min().unwrap_or(0);
     format!("muster-{agent}-{}-{token}-{rank}", placement.job)
+}
+
+/// The value of a label as a name: in small letters, with `-` for what no name has, and its end where it is too long, because
+/// the beginnings of such values are alike.
+pub(super) fn place_name(text: &str) -> Option<Name> {
+    let plain = |c: char| {
+        if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c.to_ascii_lowercase() } else { '-' }
+    };
+    let text: String = text.chars().map(plain).collect();
+    let start = text.len().saturating_sub(63);
+    Name::new(text[start..].trim_matches(|c: char| !c.is_ascii_alphanumeric()))
 }

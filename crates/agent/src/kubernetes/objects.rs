@@ -93,6 +93,8 @@ pub(super) struct NodeObject {
     pub(super) is_unschedulable: bool,
     pub(super) taints: Vec<NodeTaint>,
     pub(super) allocatable: Amount,
+    /// What the node has at all. A device that its plugin finds unhealthy is in here, and is not allocatable.
+    pub(super) capacity: Amount,
     pub(super) labels: BTreeMap<String, String>,
     /// Program and version: `containerd://1.6.20`.
     pub(super) runtime: String,
@@ -121,12 +123,27 @@ impl NodeObject {
             is_unschedulable: spec.and_then(|spec| spec.unschedulable).unwrap_or(false),
             taints: keeps_away.map(taint).collect(),
             allocatable: Amount::of(status.and_then(|status| status.allocatable.as_ref()), Round::Down),
+            capacity: Amount::of(status.and_then(|status| status.capacity.as_ref()), Round::Down),
             labels: node.metadata.labels.clone().unwrap_or_default(),
             runtime: status
                 .and_then(|status| status.node_info.as_ref())
                 .map(|info| info.container_runtime_version.clone())
                 .unwrap_or_default(),
         })
+    }
+}
+
+impl NodeObject {
+    /// How many devices of a resource the node has, healthy or not.
+    pub(super) fn count(&self, resource: &str) -> u64 {
+        let of = |amount: &Amount| amount.extended.get(resource).copied().unwrap_or(0);
+        of(&self.capacity).max(of(&self.allocatable))
+    }
+
+    /// How many of them cannot be had: their plugin finds them unhealthy, or is not there.
+    pub(super) fn unhealthy(&self, resource: &str) -> u64 {
+        let allocatable = self.allocatable.extended.get(resource).copied().unwrap_or(0);
+        self.count(resource).saturating_sub(allocatable)
     }
 }
 

@@ -10,7 +10,7 @@ use super::describe::NodeAccelerators;
 use super::names::{SHIM_CONTAINER, TICKET_KEY, WORKERS_CONTAINER, label};
 use crate::own_program;
 use crate::remote::runner::{POD_NODE_VARIABLE, POD_VARIABLE, TICKET_VARIABLE};
-use crate::rules::{DEVICE_MILLI, Placement};
+use crate::rules::{DEVICE_MILLI, Placement, Slices};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use muster_types::DeviceSet;
 use muster_types::container::PullRule;
@@ -47,6 +47,13 @@ pub(super) fn check(settings: &Settings, placement: &Placement) -> Result<(), St
         );
     }
     let tenant = &placement.tenant;
+    if first.container.as_ref().is_some_and(|own| own.credentials.is_some()) {
+        return Err(
+            "container.credentials are secrets of hosts: nodes of Kubernetes pull with the `imagePullSecrets` of the service account \
+             that an operator has set up"
+                .to_owned(),
+        );
+    }
     for mount in first.container.iter().flat_map(|own| &own.mounts) {
         if shown(settings, tenant, &mount.source).is_none() {
             return Err(format!(
@@ -70,6 +77,20 @@ pub(super) fn check(settings: &Settings, placement: &Placement) -> Result<(), St
             .to_owned());
     }
     Ok(())
+}
+
+/// A slice of several hosts is used as a whole: which of its hosts are neighbours is not known here.
+fn check_slice(placement: &Placement, offered: Option<&NodeAccelerators>) -> Result<(), String> {
+    let Some(own) = offered.and_then(|offered| offered.slice) else { return Ok(()) };
+    let is_here = |slices: &&Slices| placement.workers.iter().any(|worker| slices.ranks().contains(&worker.rank));
+    match placement.slices.iter().find(is_here) {
+        Some(asked) if asked.shape != own.shape => Err(format!(
+            "the node is a host of a {} slice of GKE, which a job uses as a whole, and the job asks for {}; select nodes by \
+             cloud.google.com.gke-tpu-topology={}",
+            own.shape, asked.shape, asked.shape
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// The labels of a pod and its secret.
@@ -204,6 +225,7 @@ pub(super) fn pod(
         PullRule::Always => "Always",
         PullRule::Never => "Never",
     };
+    check_slice(placement, offered)?;
     let (before, own) = resources(placement, offered)?;
     let (volumes, mounts) = volumes(settings, placement);
     let installed = Path::new(PROGRAM_DIRECTORY);
@@ -255,6 +277,11 @@ pub(super) fn pod(
     if written.host_network {
         spec["hostNetwork"] = true.into();
         spec["dnsPolicy"] = "ClusterFirstWithHostNet".into();
+    }
+    // GKE refuses pods with chips that do not select these.
+    let selector = offered.map(|own| &own.selector).filter(|selector| !selector.is_empty());
+    if let Some(selector) = selector.filter(|_| placement.workers.iter().any(|worker| !worker.devices.is_empty())) {
+        spec["nodeSelector"] = json!(selector);
     }
     if let Some(class) = &written.priority_class {
         spec["priorityClassName"] = class.as_str().into();
@@ -339,8 +366,11 @@ mod tests {
     use super::*;
     use crate::kubernetes::config::KubernetesConfig;
     use crate::kubernetes::config::tests::good;
+    use crate::kubernetes::tpu::SliceLabels;
     use crate::wire::{placement, tests::order};
     use muster_types::container::Mount;
+    use muster_types::tpu::{Generation, SliceShape};
+    use std::collections::BTreeMap;
 
     const SCOPE: &str = "0123456789abcdef0123456789abcdef";
 
@@ -363,10 +393,24 @@ mod tests {
     }
 
     fn made(config: &KubernetesConfig, placement: &Placement) -> Result<Value, String> {
+        let offered = NodeAccelerators {
+            resource: "nvidia.com/gpu".into(),
+            kind: "h100".into(),
+            count: 8,
+            slice: None,
+            selector: BTreeMap::new(),
+        };
+        made_with(config, placement, &offered)
+    }
+
+    fn made_with(
+        config: &KubernetesConfig,
+        placement: &Placement,
+        offered: &NodeAccelerators,
+    ) -> Result<Value, String> {
         let settings = config.check().unwrap();
         let name = crate::kubernetes::names::pod_name(SCOPE, placement);
-        let offered = NodeAccelerators { resource: "nvidia.com/gpu".into(), kind: "h100".into(), count: 8 };
-        let pod = pod(&settings, SCOPE, &name, placement, "gpu-1.example.org", Some(&offered))?;
+        let pod = pod(&settings, SCOPE, &name, placement, "gpu-1.example.org", Some(offered))?;
         Ok(serde_json::to_value(pod).unwrap())
     }
 
@@ -500,6 +544,15 @@ mod tests {
                 Some(muster_types::Container::new("registry.example.org/x:1".into()));
         });
         assert!(mixed.contains("different images"), "{mixed}");
+        let with_credentials = why(&config, |placement| {
+            for worker in &mut placement.workers {
+                worker.container = Some(muster_types::Container {
+                    credentials: Some(muster_types::Name::literal("registry")),
+                    ..muster_types::Container::new("registry.example.org/x:1".into())
+                });
+            }
+        });
+        assert!(with_credentials.contains("imagePullSecrets"), "{with_credentials}");
         assert!(why(&config, |placement| placement.workers[1].command.clear()).contains("needs a command"));
         assert!(
             why(&config, |placement| placement.workers[0].device_milli = 500)
@@ -513,6 +566,38 @@ mod tests {
         apart.host_network = false;
         let several = why(&apart, |placement| placement.rank_map[0].node_name = "elsewhere".into());
         assert!(several.contains("kubernetes.host_network"), "{several}");
+    }
+
+    #[test]
+    fn a_host_of_a_slice_takes_the_whole_slice_and_its_pod_selects_it() {
+        let shape = |text: &str| SliceShape::parse(text).unwrap();
+        let selected = [("cloud.google.com/gke-tpu-topology", "2x2x4"), ("cloud.google.com/gke-tpu-accelerator", "tpu-v5p-slice")];
+        let offered = NodeAccelerators {
+            resource: "google.com/tpu".into(),
+            kind: "v5p".into(),
+            count: 4,
+            slice: Some(SliceLabels { generation: Generation::V5p, shape: shape("2x2x4"), chips_per_host: 4 }),
+            selector: selected.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+        };
+        let asked = |text: &str| {
+            let mut placement = two();
+            placement.slices = vec![Slices { first_rank: 0, hosts: 4, count: 1, shape: shape(text) }];
+            made_with(&good(), &placement, &offered)
+        };
+        let pod = asked("2x2x4").unwrap();
+        let limit = &pod["spec"]["containers"][0]["resources"]["limits"]["google.com/tpu"];
+        assert_eq!(limit, "4");
+        assert_eq!(pod["spec"]["nodeSelector"]["cloud.google.com/gke-tpu-topology"], "2x2x4");
+        assert_eq!(pod["spec"]["nodeSelector"]["cloud.google.com/gke-tpu-accelerator"], "tpu-v5p-slice");
+        let why = asked("2x2x2").unwrap_err();
+        assert!(why.contains("2x2x4") && why.contains("cloud.google.com.gke-tpu-topology=2x2x2"), "{why}");
+        // One that asks for chips and no slice joins nothing.
+        assert!(made_with(&good(), &two(), &offered).is_ok());
+        let mut plain = two();
+        for worker in &mut plain.workers {
+            worker.devices = DeviceSet::EMPTY;
+        }
+        assert!(made_with(&good(), &plain, &offered).unwrap()["spec"].get("nodeSelector").is_none());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::backend::{Backend, Call, Held, View};
 use super::names::pod_name;
 use super::stage::Stage;
-use super::{describe, share};
+use super::{describe, share, tpu};
 use crate::executor::Foreign;
 use crate::remote::scheduler::{Allocation, Candidate, Common, Scheduler};
 use crate::rules::Placement;
@@ -50,10 +50,11 @@ impl Scheduler for Backend {
             return None;
         }
         let nodes = view.picture.nodes.values();
+        let mut positions = tpu::positions(&self.settings, nodes.clone().map(|node| &**node));
         let candidates = nodes.map(|node| Candidate {
             place: node.name.clone(),
             is_offered: true,
-            spec: describe::describe(&self.settings, node),
+            spec: describe::describe(&self.settings, node, positions.remove(&node.name)),
         });
         Some(candidates.collect())
     }

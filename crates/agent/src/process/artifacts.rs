@@ -291,6 +291,7 @@ mod tests {
                 image: None,
                 artifacts: Some(ArtifactRules { paths, required: true }),
                 artifacts_bytes_max: None,
+                terminal: false,
             };
             let task = TaskDir::create(&tasks, &spec, &GangFiles::default()).unwrap();
             std::fs::write(task.work().join("a"), "a").unwrap();

@@ -7,6 +7,7 @@
 //!
 //! **Invariant:** only groups that this module made are ever killed or removed.
 
+use crate::process::cores::cpu_list;
 use crate::process::devices::CharacterDevices;
 use crate::settings::ControlGroups;
 use muster_device_filter::Character;
@@ -94,7 +95,7 @@ fn locate(membership: &str, mounts: &str) -> Result<PathBuf, String> {
 /// The agent's own group where it had to leave that group for those of workers.
 const AGENT_GROUP: &str = "muster-agent";
 /// What workers are limited with.
-const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
+const CONTROLLERS: [&str; 4] = ["memory", "cpu", "pids", "cpuset"];
 /// The largest that the kernel takes.
 const CPU_WEIGHT_MAX: &str = "10000";
 /// Processes and threads of one worker: far above any program, far below what a host has.
@@ -191,6 +192,13 @@ impl Cgroup {
         if cpu_max_milli > 0 {
             // Microseconds of processor time in each period.
             self.limit("cpu.max", &format!("{} {CPU_PERIOD_US}", cpu_max_milli * CPU_PERIOD_US / 1_000));
+        }
+    }
+
+    /// Keeps its processes on these processors, where the controller is there; empty for any.
+    pub fn bind_to(&self, cpus: &[u16]) {
+        if !cpus.is_empty() {
+            self.limit("cpuset.cpus", &cpu_list(cpus));
         }
     }
 
@@ -334,10 +342,10 @@ mod tests {
         write("cgroup.controllers", "cpuset cpu io memory pids\n");
         write("cgroup.subtree_control", "cpu\n");
         delegate(dir.path()).unwrap();
-        assert_eq!(control(), "+memory +pids");
-        write("cgroup.subtree_control", "cpu memory pids io\n");
+        assert_eq!(control(), "+memory +pids +cpuset");
+        write("cgroup.subtree_control", "cpu cpuset memory pids io\n");
         delegate(dir.path()).unwrap();
-        assert_eq!(control(), "cpu memory pids io\n");
+        assert_eq!(control(), "cpu cpuset memory pids io\n");
         assert!(delegate(&dir.path().join("nowhere")).is_err());
         // The agent's own group, once it is in it.
         let leaf = dir.path().join(AGENT_GROUP);
@@ -361,6 +369,11 @@ mod tests {
         group.limit_to(Limits { memory_bytes: 1 << 20, cpu_milli: 2_500, cpu_max_milli: 0 });
         assert_eq!([said("memory.max"), said("memory.swap.max"), said("cpu.weight")], ["1048576", "0", "25"]);
         assert_eq!(said("cpu.max"), "max\n");
+        fs::write(group.path().join("cpuset.cpus"), "\n").unwrap();
+        group.bind_to(&[]);
+        assert_eq!(said("cpuset.cpus"), "\n");
+        group.bind_to(&[0, 1, 2, 8]);
+        assert_eq!(said("cpuset.cpus"), "0-2,8");
         group.limit_to(Limits { memory_bytes: 0, cpu_milli: 2_500, cpu_max_milli: 2_500 });
         assert_eq!(said("cpu.max"), "250000 100000");
         fs::write(group.path().join("memory.max"), "1048576\n").unwrap();

@@ -4,6 +4,8 @@
 //! as its shim holds the lock, and has ended when there is an exit record; nothing is believed of a
 //! process id alone.
 
+mod preparing;
+
 use crate::chain::chain;
 use crate::clock::BootTime;
 use crate::contract::{self, NodeContext};
@@ -15,6 +17,7 @@ use crate::limits;
 use crate::offload::blocking;
 use crate::own_program;
 use crate::process::artifacts;
+use crate::process::cdi;
 use crate::process::cgroup::{self, Cgroup};
 use crate::process::ended_workers::{self, EndedWorkers};
 use crate::process::exec;
@@ -30,15 +33,18 @@ use crate::process::runtime::{Images, Prepared};
 use crate::process::secrets;
 use crate::process::shim;
 use crate::process::task::{self, Blank, Exit, GangFiles, TaskDir, TaskError, TaskSpec};
+use crate::process::terminal;
 use crate::process::transcript::OutputTally;
 use crate::process::unlisted;
-use crate::process::work_files::{FilesError, Staged, WorkFiles};
+use crate::process::work_files::{Staged, WorkFiles};
 use crate::rules::{DEVICE_MILLI, HttpNotice, Launch, Placement, WorkerKey, detail};
 use crate::settings::{ControlGroups, LogLimits, MemoryLimit};
 use crate::temporary;
 use muster_metrics::{AgentMetrics, OutputFate};
-use muster_types::{DeviceSet, ExitStatus, HolderId};
+use muster_types::terminal::TerminalSize;
+use muster_types::{DeviceSet, ExitStatus, HolderId, StartStage};
 use parking_lot::Mutex;
+use preparing::{StageClock, waits};
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -53,6 +59,9 @@ use tokio::io::{AsyncReadExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::net::unix::pipe;
 use tokio::sync::{Notify, mpsc};
+
+/// The kind of terminal that a worker finds in `TERM` where its job does not say.
+const USUAL_TERMINAL: &str = "xterm-256color";
 
 /// What the executor is made of.
 #[derive(Clone, Debug)]
@@ -165,6 +174,7 @@ impl ProcessExecutor {
     }
 
     async fn tell(&self, event: ExecutorEvent) {
+        self.shared.settings.isolating.note(&event);
         // The receiver is gone only while the agent shuts down; the disk has it all.
         let _ = self.shared.events.send(event).await;
     }
@@ -183,13 +193,18 @@ impl ProcessExecutor {
         image: Option<&Prepared>,
     ) -> Result<TaskSpec, String> {
         let settings = &self.shared.settings;
+        let seen = contract::seen_devices(placement, worker, &settings.node);
+        let of_images = settings.images.as_deref().filter(|_| image.is_some());
+        let edits = of_images.map(|images| images.edits(seen)).unwrap_or_default();
         let mut base = Cow::Borrowed(&settings.environment);
         let mut worker = Cow::Borrowed(worker);
         if let Some(image) = image {
             let command = image.config.command(&worker.command).map_err(|error| error.to_string())?;
             worker.to_mut().command = command;
             let variables = image.config.environment(&settings.environment);
-            base = Cow::Owned(variables.map_err(|error| error.to_string())?);
+            let mut variables = variables.map_err(|error| error.to_string())?;
+            variables.extend(edits.variables.clone());
+            base = Cow::Owned(variables);
         }
         let worker = &*worker;
         let key = placement.key(worker.rank);
@@ -212,6 +227,12 @@ impl ProcessExecutor {
         };
         let mut environment = contract::environment(placement, worker, &here);
         environment.insert(MARK_VARIABLE.to_owned(), mark(key, settings.holder));
+        if let Some(path) = cdi::library_path(environment.get(cdi::LIBRARY_PATH), &edits.libraries) {
+            environment.insert(cdi::LIBRARY_PATH.to_owned(), path);
+        }
+        if placement.terminal {
+            environment.entry("TERM".to_owned()).or_insert_with(|| USUAL_TERMINAL.to_owned());
+        }
         let working_directory = if placement.workdir.is_some() {
             task.work()
         } else if placement.working_directory.is_empty() {
@@ -221,6 +242,7 @@ impl ProcessExecutor {
             PathBuf::from(&placement.working_directory)
         };
         environment.extend(contract::submit_directory(placement, worker, &working_directory));
+        let isolation = settings.isolating.of_worker(isolation, (key, worker), seen)?;
         environment.extend(isolation.variables(&placement.tenant, &task.work(), &worker.environment));
         // With its own `/tmp` it needs none, and a directory that the job names for that is the job's.
         let has_its_own =
@@ -229,13 +251,12 @@ impl ProcessExecutor {
         if let Some(directory) = &temporary {
             environment.insert(temporary::VARIABLE.to_owned(), directory.display().to_string());
         }
-        let seen = contract::seen_devices(placement, worker, &settings.node);
         let (images, socket) = (settings.images.as_deref(), settings.agent_socket.as_deref());
-        let root_of = |image| image_root::of((images, socket), placement, worker, image, &task);
+        let root_of = |image| image_root::of((images, socket, &edits), placement, worker, image, &task);
         let image = image.map(root_of).transpose()?;
         Ok(TaskSpec {
             image,
-            isolation: settings.isolating.with_seen(isolation, seen),
+            isolation,
             key,
             tenant: placement.tenant.clone(),
             is_in_job: settings.is_in_job,
@@ -263,44 +284,13 @@ impl ProcessExecutor {
             disk_bytes_max: settings.isolating.disk_bytes_max(),
             artifacts: placement.artifacts.clone(),
             artifacts_bytes_max: placement.artifacts_bytes_max,
+            terminal: placement.terminal,
             notice: placement.notice.as_ref().and_then(|to| {
                 let local_rank = contract::local_rank(placement, &settings.node, worker.rank);
                 let port = contract::notice_port(to.port, local_rank)?;
                 Some(HttpNotice { port, path: to.path.clone() })
             }),
         })
-    }
-
-    /// Has a worker's image prepared, where it has one. None where the worker has met its end meanwhile.
-    async fn image_of(&self, of: &Placement, worker: &Launch) -> Option<Result<Option<Prepared>, String>> {
-        let Some(container) = &worker.container else { return Some(Ok(None)) };
-        let Some(images) = &self.shared.settings.images else {
-            return Some(Err("this node has no container runtime".to_owned()));
-        };
-        tokio::select! {
-            prepared = images.prepare(&of.tenant, container) => {
-                Some(prepared.map(Some).map_err(|error| error.to_string()))
-            }
-            // Nobody waits for it any more: the next image need not wait for this one either.
-            () = self.stopped_while_waiting(of.key(worker.rank)) => None,
-        }
-    }
-
-    /// Has the files of a worker fetched, where its job has some.
-    async fn files_of(&self, placement: &Placement, spec: &TaskSpec) -> Result<Option<Staged>, String> {
-        let Some(digest) = placement.workdir else { return Ok(None) };
-        let settings = &self.shared.settings;
-        let bounds = (spec.isolation.user, spec.disk_bytes_max);
-        let fetched = match &settings.files {
-            Some(files) => files.fetch(&settings.tasks, (spec.key, &placement.tenant), digest, bounds).await,
-            None => Err(FilesError::no_store()),
-        };
-        fetched.map(Some).map_err(|error| error.to_string())
-    }
-
-    /// Whether a worker is still to be launched: it may have met its end while it waited for its image or files.
-    fn is_wanted(&self, placement: &Placement, worker: &Launch) -> bool {
-        !waits(placement, worker) || self.shared.waiting.lock().remove(&placement.key(worker.rank))
     }
 
     /// Launches a worker whose image is prepared, if it is still wanted.
@@ -361,11 +351,6 @@ impl ProcessExecutor {
     /// Ends when a worker that has a directory was told to stop.
     async fn told_to_stop(&self, key: WorkerKey) {
         self.until_told(|| self.stop_by().contains_key(&key)).await;
-    }
-
-    /// Ends when a worker that waits for its image or files was told to stop.
-    async fn stopped_while_waiting(&self, key: WorkerKey) {
-        self.until_told(|| !self.shared.waiting.lock().contains(&key)).await;
     }
 
     /// Nothing of a worker is left, and its end is on record.
@@ -656,6 +641,7 @@ impl ProcessExecutor {
         if let Some(kept) = kept {
             self.shared.kept.put(key, kept);
         }
+        self.shared.settings.isolating.adopt(spec.as_ref().filter(|_| exit.is_none()));
         let (devices, device_milli, epoch) = spec.map_or(none, |s| (s.devices, s.device_milli, s.epoch));
         Ok(Some(Adopted { key, devices, device_milli, exit, epoch }))
     }
@@ -686,8 +672,9 @@ impl Executor for ProcessExecutor {
         let waiting = placement.workers.iter().filter(|worker| waits(&placement, worker));
         self.shared.waiting.lock().extend(waiting.map(|worker| placement.key(worker.rank)));
         let mut images = Vec::new();
+        let clock = StageClock::begin(&self.shared.settings, &placement);
         for (place, worker) in placement.workers.iter().enumerate() {
-            let Some(image) = self.image_of(&placement, worker).await else { continue };
+            let Some(image) = self.image_of(&placement, worker, &clock).await else { continue };
             let spec = image.and_then(|image| {
                 let spec = self.spec(&placement, worker, epoch, &isolation, image.as_ref());
                 // Nobody removes it before a shim holds it.
@@ -713,7 +700,9 @@ impl Executor for ProcessExecutor {
                 executor.launch(&placement, worker, spec, files).await;
             });
         }
+        clock.enter(StartStage::Starting, "");
         while launches.join_next().await.is_some() {}
+        drop(clock);
         drop(images);
         self.shared.pool.trim().await;
     }
@@ -862,6 +851,16 @@ impl Executor for ProcessExecutor {
         exec::run(&self.shared.settings.guard_command, &task, request, inputs, &outputs).await
     }
 
+    async fn attach(
+        &self,
+        key: WorkerKey,
+        size: TerminalSize,
+        inputs: mpsc::Receiver<ExecInput>,
+        outputs: mpsc::Sender<ExecOutput>,
+    ) -> Result<(), String> {
+        terminal::attach(&self.task(key), size, inputs, &outputs).await
+    }
+
     async fn listens(&self, key: WorkerKey, port: u16) -> Result<(), String> {
         let task = self.task(key);
         blocking(move || ports::look(&task, port)).await
@@ -884,11 +883,6 @@ impl Executor for ProcessExecutor {
             tokio::time::sleep(limits::PORT_WORKER_LOOK).await;
         }
     }
-}
-
-/// Whether a worker needs something before it can be launched that may take long.
-fn waits(placement: &Placement, worker: &Launch) -> bool {
-    worker.container.is_some() || placement.workdir.is_some()
 }
 
 /// A value that is this worker's alone and can be made again after a restart.

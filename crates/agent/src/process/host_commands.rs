@@ -1,5 +1,5 @@
 //! Commands that the operator of a host has run around its workers: the prolog before one is launched, the epilog after nothing of
-//! it is left.
+//! it is left. Those of jobs run once for each placement of a gang, around its first rank on the host of that.
 //!
 //! They run as the agent's user and outside of everything that keeps a worker from its host. An epilog is owed from before the
 //! prolog begins until it has ended. A record states that, so an agent that is restarted runs it, and may run it a second time.
@@ -159,11 +159,13 @@ struct Failures {
     last: Option<(Instant, String)>,
 }
 
-/// One of the two.
+/// One of them.
 #[derive(Debug)]
 struct HostCommand {
     /// For people, and of the file that has its output.
     name: &'static str,
+    /// Whether it runs for the first rank of a gang alone.
+    is_per_job: bool,
     command: Vec<String>,
     timeout: Duration,
     rule: FailureRule,
@@ -183,8 +185,10 @@ struct Epilogs {
 /// The commands of this host.
 #[derive(Debug)]
 pub struct HostCommands {
-    prolog: Option<HostCommand>,
-    epilog: Option<HostCommand>,
+    /// In the order in which they run: that of the job before that of the worker.
+    prologs: Vec<HostCommand>,
+    /// That of the worker before that of the job.
+    epilogs_run: Vec<HostCommand>,
     /// The directory of the records.
     records: PathBuf,
     node: String,
@@ -197,20 +201,22 @@ pub struct HostCommands {
 }
 
 impl HostCommands {
-    /// As an operator says, with records below `records`; none where there is no command, and none is owed.
+    /// As an operator says, of each worker and of each job, with records below `records`; none where there is no command, and none is
+    /// owed.
     ///
     /// # Errors
     /// When the directory of the records cannot be used.
     pub fn open(
-        prolog: &HostCommandConfig,
-        epilog: &HostCommandConfig,
+        (prolog, job_prolog): (&HostCommandConfig, &HostCommandConfig),
+        (epilog, job_epilog): (&HostCommandConfig, &HostCommandConfig),
         records: PathBuf,
         node: String,
         environment: BTreeMap<String, String>,
         holder: HolderId,
     ) -> io::Result<Option<HostCommands>> {
         let is_there = records.is_dir();
-        if !prolog.is_set() && !epilog.is_set() && !is_there {
+        let is_wanted = [prolog, job_prolog, epilog, job_epilog].iter().any(|command| command.is_set());
+        if !is_wanted && !is_there {
             return Ok(None);
         }
         if !is_there {
@@ -223,8 +229,14 @@ impl HostCommands {
             .finalize();
         let mark = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
         Ok(Some(HostCommands {
-            prolog: HostCommand::of("prolog", prolog),
-            epilog: HostCommand::of("epilog", epilog),
+            prologs: [("job-prolog", job_prolog, true), ("prolog", prolog, false)]
+                .into_iter()
+                .filter_map(HostCommand::of)
+                .collect(),
+            epilogs_run: [("epilog", epilog, false), ("job-epilog", job_epilog, true)]
+                .into_iter()
+                .filter_map(HostCommand::of)
+                .collect(),
             records,
             node,
             environment,
@@ -237,7 +249,7 @@ impl HostCommands {
     /// What speaks against this host.
     #[must_use]
     pub fn finding(&self) -> Option<Observation> {
-        [&self.prolog, &self.epilog].into_iter().flatten().find_map(HostCommand::finding)
+        self.prologs.iter().chain(&self.epilogs_run).find_map(HostCommand::finding)
     }
 
     /// Ends what is left of an earlier agent's commands, and reads which epilogs it owed; the workers that these are of. It may
@@ -253,7 +265,7 @@ impl HostCommands {
             let name = path.file_name().and_then(|name| name.to_str());
             let Some(key) = name.and_then(TaskDir::key_of_name) else { continue };
             match read_record::<WorkerRecord>(&path) {
-                Ok(Some(worker)) if worker.key == key && self.epilog.is_some() => {
+                Ok(Some(worker)) if worker.key == key && self.owes(key) => {
                     owed.insert(key, worker);
                 }
                 // The operator wants none any more.
@@ -294,7 +306,7 @@ impl HostCommands {
             () = self.until_free(worker.devices) => {}
             () = stopped.as_mut() => return Err(NotReady::Stopped),
         }
-        if self.epilog.is_some() {
+        if self.owes(worker.key) {
             let recorded = self.owe(worker.clone()).await;
             recorded.map_err(|error| {
                 NotReady::Failed(format!(
@@ -303,24 +315,26 @@ impl HostCommands {
                 ))
             })?;
         }
-        let Some(prolog) = &self.prolog else { return Ok(()) };
-        match self.run(prolog, worker, stopped).await {
-            Ok(()) => {
-                prolog.succeeded();
-                Ok(())
-            }
-            Err(NotReady::Failed(why)) => {
-                tracing::warn!(job = %worker.key.job, worker = %worker.key, why, "a prolog failed");
-                prolog.failed(&why);
-                match prolog.rule {
-                    FailureRule::FailClosed => {
-                        Err(NotReady::Failed(format!("the prolog of its host failed: {why}")))
+        for prolog in self.prologs.iter().filter(|prolog| prolog.is_for(worker.key)) {
+            match self.run(prolog, worker, stopped.as_mut()).await {
+                Ok(()) => prolog.succeeded(),
+                Err(NotReady::Failed(why)) => {
+                    let name = prolog.name;
+                    tracing::warn!(job = %worker.key.job, worker = %worker.key, why, "a {name} failed");
+                    prolog.failed(&why);
+                    if prolog.rule == FailureRule::FailClosed {
+                        return Err(NotReady::Failed(format!("the {name} of its host failed: {why}")));
                     }
-                    FailureRule::GoOn => Ok(()),
                 }
+                Err(NotReady::Stopped) => return Err(NotReady::Stopped),
             }
-            Err(NotReady::Stopped) => Err(NotReady::Stopped),
         }
+        Ok(())
+    }
+
+    /// Whether an epilog runs after a worker.
+    fn owes(&self, key: WorkerKey) -> bool {
+        self.epilogs_run.iter().any(|epilog| epilog.is_for(key))
     }
 
     /// Nothing of a worker is left: its epilog begins, where one is owed. From here on later workers on its devices wait.
@@ -336,12 +350,13 @@ impl HostCommands {
     }
 
     async fn run_epilog(&self, worker: &WorkerRecord) {
-        if let Some(epilog) = &self.epilog {
+        for epilog in self.epilogs_run.iter().filter(|epilog| epilog.is_for(worker.key)) {
             let never = std::pin::pin!(std::future::pending::<()>());
             match self.run(epilog, worker, never).await {
                 Ok(()) => epilog.succeeded(),
                 Err(NotReady::Failed(why)) => {
-                    tracing::warn!(job = %worker.key.job, worker = %worker.key, why, "an epilog failed");
+                    let name = epilog.name;
+                    tracing::warn!(job = %worker.key.job, worker = %worker.key, why, "an {name} failed");
                     epilog.failed(&why);
                 }
                 Err(NotReady::Stopped) => {}
@@ -500,15 +515,21 @@ impl HostCommands {
 }
 
 impl HostCommand {
-    fn of(name: &'static str, config: &HostCommandConfig) -> Option<HostCommand> {
+    fn of((name, config, is_per_job): (&'static str, &HostCommandConfig, bool)) -> Option<HostCommand> {
         config.is_set().then(|| HostCommand {
             name,
+            is_per_job,
             command: config.command.clone(),
             timeout: Duration::from_millis(config.timeout_ms),
             rule: config.on_failure,
             turns: Semaphore::new(AT_ONCE),
             failures: Mutex::default(),
         })
+    }
+
+    /// Whether it runs for a worker.
+    fn is_for(&self, key: WorkerKey) -> bool {
+        !self.is_per_job || key.rank == 0
     }
 
     fn succeeded(&self) {
@@ -626,8 +647,15 @@ mod tests {
     ) -> Arc<HostCommands> {
         let environment = [("PATH".to_owned(), "/usr/bin:/bin".to_owned())].into();
         let records = directory.join("epilogs");
-        let opened =
-            HostCommands::open(prolog, epilog, records, "host-a".into(), environment, HolderId(holder));
+        let none = HostCommandConfig::default();
+        let opened = HostCommands::open(
+            (prolog, &none),
+            (epilog, &none),
+            records,
+            "host-a".into(),
+            environment,
+            HolderId(holder),
+        );
         Arc::new(opened.unwrap().expect("there is a command"))
     }
 
@@ -780,5 +808,31 @@ mod tests {
         });
         blocking(move || std::fs::write(go, "")).await.unwrap();
         assert_eq!(waiting.await.unwrap(), Ok(()));
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn commands_of_jobs_run_for_the_first_rank_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let said = dir.path().join("said");
+        let say = |text: &str| shell(&format!("echo {text} $MUSTER_RANK >> {}", said.display()));
+        let (prolog, job_prolog) = (say("prolog"), say("job-prolog"));
+        let (epilog, job_epilog) = (say("epilog"), say("job-epilog"));
+        let opened = HostCommands::open(
+            (&prolog, &job_prolog),
+            (&epilog, &job_epilog),
+            dir.path().join("epilogs"),
+            "host-a".into(),
+            [("PATH".to_owned(), "/usr/bin:/bin".to_owned())].into(),
+            HolderId(0xabc5),
+        );
+        let commands = Arc::new(opened.unwrap().expect("there are some"));
+        for rank in [1, 0] {
+            let worker = worker(dir.path(), rank, 1 << rank);
+            commands.before(&worker, std::future::pending()).await.expect("it is ready");
+            commands.worker_ended(worker.key);
+            commands.until_free(worker.devices).await;
+        }
+        let text = std::fs::read_to_string(&said).unwrap();
+        assert_eq!(text, "prolog 1\nepilog 1\njob-prolog 0\nprolog 0\nepilog 0\njob-epilog 0\n");
     }
 }

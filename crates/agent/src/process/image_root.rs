@@ -1,17 +1,18 @@
 //! What a worker with an image sees of its host.
 
+use crate::process::cdi::{Edits, ShownFile};
 use crate::process::runtime::{Images, Prepared};
 use crate::process::task::{ImageRoot, RootMount, TaskDir};
 use crate::rules::{Launch, Placement};
 use std::path::{Path, PathBuf};
 
-/// Its own directory and what its agent speaks on (`socket`), files that the operator shows (of `images`), where its checkpoints go, and
-/// what its job asks for.
+/// Its own directory and what its agent speaks on (`socket`), files that the operator shows (of `images`), what its devices need
+/// (`edits`), where its checkpoints go, and what its job asks for.
 ///
 /// # Errors
 /// When the job asks for something in the place of what the agent shows.
 pub(crate) fn of(
-    (images, socket): (Option<&Images>, Option<&Path>),
+    (images, socket, edits): (Option<&Images>, Option<&Path>, &Edits),
     placement: &Placement,
     worker: &Launch,
     image: &Prepared,
@@ -29,6 +30,13 @@ pub(crate) fn of(
         .chain(socket.map(|socket| own(socket, false)))
         .chain(files.map(|file| own(file, true)))
         .collect();
+    for ShownFile { source, target } in &edits.mounts {
+        // What the operator shows at that place goes before it.
+        if !mounts.iter().any(|known| overlap(&known.target, target)) {
+            let (source, target) = (source.clone(), target.clone());
+            mounts.push(RootMount { source, target, read_only: true, by_agent: true });
+        }
+    }
     for asked in worker.container.iter().flat_map(|container| &container.mounts) {
         let target = PathBuf::from(&asked.target);
         if mounts.iter().any(|own| own.by_agent && overlap(&own.target, &target)) {

@@ -8,12 +8,14 @@
 //! **Invariant:** what was found possible when the agent started is what every worker gets: one that cannot be isolated
 //! so is not started.
 
+use crate::process::cores::{CPUS_VARIABLE, HostCores, cpu_list};
 use crate::process::devices::{CharacterDevices, DeviceFiles};
-use crate::rules::Placement;
+use crate::process::task::TaskSpec;
+use crate::rules::{ExecutorEvent, Launch, Placement, WorkerKey};
 use muster_types::config_value::bytes;
 use muster_types::limits::ULIMIT_STACK_BYTES_MIN;
 use muster_types::quantity::ByteCount;
-use muster_types::{DeviceSet, Ulimits};
+use muster_types::{CpuBinding, DeviceSet, Ulimits};
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -77,11 +79,20 @@ pub struct Isolation {
     /// What the kernel bounds of each of its processes.
     #[serde(default)]
     pub rlimits: Rlimits,
+    /// The only processors that it runs on; empty for any.
+    #[serde(default)]
+    pub cpus: Vec<u16>,
+    /// How its job asks for them.
+    #[serde(default)]
+    pub binding: CpuBinding,
+    /// Bytes of the `/dev/shm` that it has for itself; 0 for none.
+    #[serde(default)]
+    pub shared_memory_bytes: u64,
 }
 
 impl Isolation {
-    /// What a worker with its tenant's user is told of that user, apart from what its job sets itself: its home, for the agent's
-    /// would be every tenant's, and the tenant as its name. The host's list of users has no name for it, so programs that ask for
+    /// What a worker is told of the processors that it is bound to, and one with its tenant's user of that user, apart from what its
+    /// job sets itself: its home, for the agent's would be every tenant's, and the tenant as its name. The host's list of users has no name for it, so programs that ask for
     /// one would fail (Python's `getpass.getuser`, and with it the compiler of PyTorch).
     #[must_use]
     pub fn variables(
@@ -90,13 +101,14 @@ impl Isolation {
         home: &Path,
         of_job: &BTreeMap<String, String>,
     ) -> Vec<(String, String)> {
+        let cpus = (!self.cpus.is_empty()).then(|| (CPUS_VARIABLE.to_owned(), cpu_list(&self.cpus)));
         if self.user.is_none() {
-            return Vec::new();
+            return cpus.into_iter().collect();
         }
         let home = home.display().to_string();
         let all = [("HOME", home), ("USER", tenant.to_owned()), ("LOGNAME", tenant.to_owned())];
         let told = all.into_iter().filter(|(name, _)| !of_job.contains_key(*name));
-        told.map(|(name, value)| (name.to_owned(), value)).collect()
+        told.map(|(name, value)| (name.to_owned(), value)).chain(cpus).collect()
     }
 }
 
@@ -274,6 +286,8 @@ pub const CONTAINER_SOCKETS: [&str; 8] = [
     "/run/lxd/unix.socket",
 ];
 
+/// The label of a node whose workers can be bound to processors: how many NUMA nodes it has.
+const NUMA_LABEL: &str = "cpu.numa-nodes";
 const FACT_PREFIX: &str = "isolation.";
 /// Labels of a node: what its workers are isolated by.
 const FACTS: [&str; 4] = ["isolation.user", "isolation.pid", "isolation.tmp", "isolation.devices"];
@@ -351,6 +365,8 @@ pub struct Isolating {
     files: DeviceFiles,
     /// Whether control groups of workers let them open only what they are told.
     has_filter: bool,
+    /// The host's processors, and which workers have which.
+    cores: HostCores,
     /// Which tenant each user was first given to since the agent started.
     given: Mutex<BTreeMap<u32, String>>,
 }
@@ -415,6 +431,34 @@ impl Isolating {
             tracing::info!(label, fact, "isolation of workers");
         }
         self
+    }
+
+    /// The same on a host with these processors.
+    #[must_use]
+    pub fn with_cores(mut self, cores: HostCores) -> Isolating {
+        self.cores = cores;
+        self
+    }
+
+    /// The label of the node that says how many NUMA nodes its workers can be bound to; none where it binds nobody.
+    #[must_use]
+    pub fn binding_fact(&self) -> Option<(String, String)> {
+        let nodes = self.cores.numa_nodes();
+        (nodes > 0).then(|| (NUMA_LABEL.to_owned(), nodes.to_string()))
+    }
+
+    /// A worker that an earlier agent launched has what its launch says.
+    pub fn adopt(&self, launch: Option<&TaskSpec>) {
+        if let Some(launch) = launch {
+            self.cores.adopt(launch.key, &launch.isolation.cpus, launch.isolation.binding);
+        }
+    }
+
+    /// What a worker has of the host is free where it has ended.
+    pub fn note(&self, event: &ExecutorEvent) {
+        if let ExecutorEvent::Ended(key, _) = event {
+            self.cores.release(*key);
+        }
     }
 
     /// What keeps workers from devices that they were not given.
@@ -516,6 +560,11 @@ impl Isolating {
             }
         }
         let private_tmp = self.has_private_tmp();
+        let shared_memory_bytes = placement.host.shared_memory_bytes;
+        if shared_memory_bytes > 0 && self.namespaces == Namespaces::Host {
+            let why = "the job asks for a size of shared memory, and workers of this host have no namespaces of mounts";
+            return Err(why.to_owned());
+        }
         Ok(Isolation {
             namespaces: self.namespaces,
             user,
@@ -525,7 +574,24 @@ impl Isolating {
             closed_sockets: self.closed_sockets(),
             allowed: None,
             rlimits: self.config.rlimits.asked(&placement.ulimits, &self.config.rlimits_max)?,
+            cpus: Vec::new(),
+            binding: placement.host.binding,
+            shared_memory_bytes,
         })
+    }
+
+    /// The same for one of its workers, which is to see these devices, with the processors that it is bound to.
+    ///
+    /// # Errors
+    /// When this host cannot bind it as its job asks.
+    pub fn of_worker(
+        &self,
+        isolation: &Isolation,
+        (key, worker): (WorkerKey, &Launch),
+        seen: DeviceSet,
+    ) -> Result<Isolation, String> {
+        let cpus = self.cores.bind(isolation.binding, key, (worker.devices, worker.cpu_milli))?;
+        Ok(Isolation { cpus, ..self.with_seen(isolation, seen) })
     }
 
     /// The same for one of its workers, which is to see these devices.
@@ -566,6 +632,25 @@ mod tests {
         assert!(user("eve").unwrap_err().contains("tenant bob's already"));
         assert_eq!(isolating.facts()[0], ("isolation.user", "own"));
         assert_eq!(Isolating::off().of(&placement("bob"), &[]), Ok(Isolation::default()));
+    }
+
+    #[test]
+    fn what_a_host_cannot_do_is_refused_and_a_bound_worker_is_told_its_processors() {
+        let isolating = Isolating::off();
+        let mut placement = placement("bob");
+        placement.host.shared_memory_bytes = 1 << 30;
+        assert!(isolating.of(&placement, &[]).unwrap_err().contains("namespaces of mounts"));
+        placement.host.shared_memory_bytes = 0;
+        placement.host.binding = CpuBinding::Cores;
+        let isolation = isolating.of(&placement, &[]).unwrap();
+        let worker = placement.workers.first().unwrap();
+        let key = placement.key(worker.rank);
+        let refused = isolating.of_worker(&isolation, (key, worker), DeviceSet::EMPTY).unwrap_err();
+        assert!(refused.contains("binding cores"), "{refused}");
+        assert_eq!(isolating.binding_fact(), None);
+        let bound = Isolation { cpus: vec![0, 1, 8], ..isolation };
+        let told = bound.variables("bob", Path::new("/work"), &BTreeMap::new());
+        assert_eq!(told, [("MUSTER_CPUS".to_owned(), "0-1,8".to_owned())]);
     }
 
     fn variables(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {

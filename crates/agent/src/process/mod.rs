@@ -1,7 +1,9 @@
 //! Workers as processes of this host: their directories, their shims, and what keeps them apart.
 
 pub(crate) mod artifacts;
+pub(crate) mod cdi;
 pub mod cgroup;
+pub mod cores;
 pub mod devices;
 mod ended_workers;
 mod exec;
@@ -23,6 +25,7 @@ pub(crate) mod shim;
 pub(crate) mod socket;
 mod speaker;
 pub mod task;
+mod terminal;
 pub mod transcript;
 mod unlisted;
 pub mod work_files;

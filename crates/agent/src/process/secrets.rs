@@ -40,7 +40,11 @@ pub(crate) fn fill(
     Ok(())
 }
 
-fn read(dir: Option<&Path>, tenant: &str, name: &str) -> Result<String, String> {
+/// The content of a secret of a tenant.
+///
+/// # Errors
+/// Why it cannot be had, without any of it.
+pub(crate) fn read(dir: Option<&Path>, tenant: &str, name: &str) -> Result<String, String> {
     let dir = dir
         .ok_or("this host has no secrets; `secrets_dir` of its agent's configuration says where they are")?;
     // Neither leads out of the tenant's directory.

@@ -5,6 +5,7 @@
 //! ```json
 //! {"job_id":"job-7","fencing_token":"1.42","rank":0,"checkpoint_committed":{"step":1200}}
 //! {"job_id":"job-7","fencing_token":"1.42","rank":0,"step":{"number":1201,"duration_ms":830}}
+//! {"job_id":"job-7","fencing_token":"1.42","rank":0,"ready":{}}
 //! ```
 //!
 //! Every line is answered with `{"ok":true}` or `{"error":"…"}`. A committed checkpoint is answered once it is in the
@@ -44,7 +45,12 @@ struct Request {
     rank: u32,
     checkpoint_committed: Option<Checkpoint>,
     step: Option<Step>,
+    ready: Option<Ready>,
 }
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Ready {}
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -66,10 +72,11 @@ pub(crate) fn parse(line: &[u8]) -> Result<(WorkerKey, WorkerEvent), String> {
     let job: JobId = request.job_id.parse().map_err(|_| "job_id must be the id of a job".to_owned())?;
     let token: FencingToken =
         request.fencing_token.parse().map_err(|_| "fencing_token must be a token".to_owned())?;
-    let note = match (request.checkpoint_committed, request.step) {
-        (Some(checkpoint), None) => WorkerEvent::CheckpointCommitted { step: checkpoint.step },
-        (None, Some(step)) => WorkerEvent::Step { number: step.number, duration_ms: step.duration_ms },
-        _ => return Err("say one thing: checkpoint_committed or step".to_owned()),
+    let note = match (request.checkpoint_committed, request.step, request.ready) {
+        (Some(checkpoint), None, None) => WorkerEvent::CheckpointCommitted { step: checkpoint.step },
+        (None, Some(step), None) => WorkerEvent::Step { number: step.number, duration_ms: step.duration_ms },
+        (None, None, Some(Ready {})) => WorkerEvent::Ready,
+        _ => return Err("say one thing: checkpoint_committed, step or ready".to_owned()),
     };
     Ok((WorkerKey { job, token, rank: request.rank }, note))
 }
@@ -191,6 +198,8 @@ mod tests {
         assert_eq!(note, WorkerEvent::Step { number: 9, duration_ms: 0 });
         let (_, note) = parse(format!("{{{who},\"checkpoint_committed\":{{}}}}").as_bytes()).unwrap();
         assert_eq!(note, WorkerEvent::CheckpointCommitted { step: 0 });
+        let (_, note) = parse(format!("{{{who},\"ready\":{{}}}}").as_bytes()).unwrap();
+        assert_eq!(note, WorkerEvent::Ready);
         for (bad, said) in [
             (String::new(), "not a request"),
             ("{}".to_owned(), "missing field"),

@@ -8,6 +8,7 @@
 //! | `lock` | – | locked by the shim until it ends: liveness without process ids; a second name of `spec` |
 //! | `alive` | – | a FIFO the shim holds open: its end-of-file tells the agent that the shim is gone |
 //! | `control` | agent | a FIFO: each 8 bytes are a stop with that many milliseconds of grace |
+//! | `terminal`, `terminal_input` | shim | where the worker has a terminal: a link to its device, and a FIFO for what is typed |
 //! | `stop` | agent | the same, on disk, for a shim that was not listening yet |
 //! | `notice.json` | agent | tells the worker that it has to stop, and by when |
 //! | `running` | shim | process ids and control group of the launched worker |
@@ -111,6 +112,9 @@ pub struct TaskSpec {
     /// Most bytes of these; none for as many as the agent keeps.
     #[serde(default)]
     pub artifacts_bytes_max: Option<u64>,
+    /// Whether it has a terminal; without one it reads nothing.
+    #[serde(default)]
+    pub terminal: bool,
 }
 
 /// The root directory of an image.
@@ -308,6 +312,18 @@ impl TaskDir {
     #[must_use]
     pub fn control(&self) -> PathBuf {
         self.path.join("control")
+    }
+
+    /// The FIFO of what people type who attach to its terminal.
+    #[must_use]
+    pub fn terminal_input(&self) -> PathBuf {
+        self.path.join("terminal_input")
+    }
+
+    /// A link to the device file of its terminal.
+    #[must_use]
+    pub fn terminal_device(&self) -> PathBuf {
+        self.path.join("terminal")
     }
 
     /// Where the shim's own complaints go.

@@ -14,10 +14,11 @@ use crate::process::task::staging;
 use crate::rules::WorkerKey;
 use crate::turns::Turns;
 use muster_blobs::{
-    BYTES_MAX, BlobDirectory, BlobError, BlobStore, Collecting, TreeError, UnpackError, Unpacking, collect,
-    unpack,
+    BYTES_MAX, BlobError, BlobStore, Collecting, Store, TreeError, UnpackError, Unpacking, collect,
+    place_violation, unpack,
 };
 use muster_types::blob::{HAS_STORE, STORE_LABEL};
+use muster_types::bucket::BucketConfig;
 use muster_types::config_value::{bytes, span_ms};
 use muster_types::{ArtifactFault, Artifacts, BlobDigest, Violation};
 use serde::{Deserialize, Serialize};
@@ -49,8 +50,11 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FilesConfig {
-    /// Where the store is that clients share with this host: an absolute path. Without it no job with files is placed here.
+    /// Where the store is that clients share with this host: an absolute path, or `s3://bucket/prefix`. Without it no job with files is
+    /// placed here.
     pub store: Option<PathBuf>,
+    /// How a store is reached that is a bucket.
+    pub s3: BucketConfig,
     /// Bytes that the files of one worker may have.
     #[serde(rename = "size_max", with = "bytes")]
     pub bytes_max: u64,
@@ -69,6 +73,7 @@ impl Default for FilesConfig {
     fn default() -> FilesConfig {
         FilesConfig {
             store: None,
+            s3: BucketConfig::default(),
             bytes_max: BYTES_MAX,
             fetch_timeout_ms: 10 * 60_000,
             artifacts_bytes_max: BYTES_MAX,
@@ -81,8 +86,15 @@ impl FilesConfig {
     /// The first key that breaks its rule, and the rule.
     #[must_use]
     pub fn violation(&self) -> Option<(&'static str, String)> {
-        if self.store.as_deref().is_some_and(|store| !store.is_absolute()) {
-            return Some(("files.store", "must be an absolute path".to_owned()));
+        if let Some((key, rule)) = self.store.as_deref().and_then(|store| place_violation(store, &self.s3)) {
+            let key = match key {
+                None => "files.store",
+                Some("endpoint") => "files.s3.endpoint",
+                Some("region") => "files.s3.region",
+                Some("credentials_file") => "files.s3.credentials_file",
+                Some(_) => "files.s3.ca_file",
+            };
+            return Some((key, rule));
         }
         let (min, max) = FETCH_MS;
         if !(min..=max).contains(&self.fetch_timeout_ms) {
@@ -94,6 +106,11 @@ impl FilesConfig {
             return Some(("files.artifacts_timeout", violation.description));
         }
         None
+    }
+
+    /// The part for a runner, whose store is its agent: the bounds, and not where the store is.
+    pub(crate) fn bounds(&self) -> FilesConfig {
+        FilesConfig { store: None, s3: BucketConfig::default(), ..self.clone() }
     }
 
     /// The label of a node that can have files; it goes before what an operator says.
@@ -197,7 +214,7 @@ pub(crate) struct ArtifactSource {
     pub(crate) owner: u32,
 }
 
-/// Where objects are: a directory of this host, or the store of an agent on another one.
+/// Where objects are: a directory of this host, a bucket, or the store of an agent on another one.
 pub(crate) trait SharedStore: fmt::Debug + Send + Sync {
     /// It as a store.
     fn get(&self) -> &dyn BlobStore;
@@ -230,7 +247,7 @@ impl WorkFiles {
     /// As an operator says; none where no store is named.
     #[must_use]
     pub fn of(config: &FilesConfig) -> Option<WorkFiles> {
-        let store = BlobDirectory::at(config.store.clone()?);
+        let store = Store::at(config.store.clone()?, &config.s3);
         Some(WorkFiles::with(config, Arc::new(store)))
     }
 
@@ -376,7 +393,7 @@ impl WorkFiles {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use muster_blobs::pack;
+    use muster_blobs::{BlobDirectory, pack};
     use muster_types::{FencingToken, JobId, LogIndex};
 
     fn key() -> WorkerKey {
@@ -535,6 +552,10 @@ mod tests {
         let key = |config: FilesConfig| config.violation().map(|(key, _)| key);
         let relative = Some(PathBuf::from("store"));
         assert_eq!(key(FilesConfig { store: relative, ..usual.clone() }), Some("files.store"));
+        let bucket = FilesConfig { store: Some(PathBuf::from("s3://files/prod")), ..usual.clone() };
+        assert_eq!(key(bucket.clone()), None);
+        let s3 = BucketConfig { endpoint: Some("http://minio:9000".to_owned()), ..BucketConfig::default() };
+        assert_eq!(key(FilesConfig { s3, ..bucket }), Some("files.s3.endpoint"));
         assert_eq!(key(FilesConfig { fetch_timeout_ms: 1, ..usual }), Some("files.fetch_timeout"));
     }
 }

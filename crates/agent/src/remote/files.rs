@@ -14,7 +14,7 @@ use crate::offload::blocking;
 use crate::process::work_files::FilesConfig;
 use crate::rules::Placement;
 use crate::turns::Turns;
-use muster_blobs::{BlobDirectory, BlobError, BlobStore, Entry, LIST_BYTES_MAX, UnpackError, list, take_in};
+use muster_blobs::{BlobError, BlobStore, Entry, LIST_BYTES_MAX, Store, UnpackError, list, take_in};
 use muster_types::blob::STORE_LABEL;
 use muster_types::{ArtifactFault, Artifacts, BlobDigest, Name};
 use parking_lot::Mutex;
@@ -334,7 +334,7 @@ impl Read for Coming<'_> {
 #[derive(Debug)]
 pub(crate) struct OwnStore {
     pub(super) config: FilesConfig,
-    store: BlobDirectory,
+    store: Store,
     /// Of objects on their way, which who sends them may delay.
     turns: Turns,
     /// Of looks at what was sent, which nobody can.
@@ -346,7 +346,7 @@ pub(crate) struct OwnStore {
 impl OwnStore {
     /// As an operator says; none where no store is named.
     pub(super) fn of(config: &FilesConfig) -> Option<OwnStore> {
-        let store = BlobDirectory::at(config.store.clone()?);
+        let store = Store::at(config.store.clone()?, &config.s3);
         let (turns, looks) = (Turns::halved(AT_ONCE), Turns::halved(LOOKS_AT_ONCE));
         Some(OwnStore { config: config.clone(), store, turns, looks, lists: Mutex::default() })
     }
@@ -615,7 +615,7 @@ mod tests {
     use crate::remote::link::{self, Purpose, Ticket, ToAgent, Within};
     use crate::remote::streams::Dialling;
     use crate::wire::{placement, tests::order};
-    use muster_blobs::{Collecting, Unpacking, collect, pack, unpack};
+    use muster_blobs::{BlobDirectory, Collecting, Unpacking, collect, pack, unpack};
     use muster_transport::{SharedIdentity, greet};
     use muster_types::ArtifactRules;
     use std::path::Path;

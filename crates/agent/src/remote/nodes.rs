@@ -233,7 +233,8 @@ impl<S: Scheduler> Nodes<S> {
         let speaking = HealthLink { line: watch::Sender::new(None), of_health: mpsc::channel(1).0 };
         let endpoints = self.endpoints.clone();
         let (spec, kept) = (spec.clone(), executor.kept_artifacts());
-        let sessions = Sessions { endpoints, state, spec, lease, events, speaking, monitor, kept };
+        let images = None;
+        let sessions = Sessions { endpoints, state, spec, lease, events, speaking, images, monitor, kept };
         let work = async move {
             tokio::select! {
                 () = node.run(incoming, told) => {}

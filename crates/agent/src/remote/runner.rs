@@ -27,7 +27,7 @@ use crate::rules::WorkerEvent;
 use crate::rules::{Placement, WorkerKey, detail};
 use crate::settings::{ControlGroups, MemoryLimit};
 use muster_transport::{PinnedError, PinnedReader, PinnedWriter, dial};
-use muster_types::{Artifacts, DeviceSet, ExitStatus, HolderId, Ulimits};
+use muster_types::{Artifacts, DeviceSet, ExitStatus, HolderId, HostRules, Ulimits};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::io::Read;
@@ -424,6 +424,7 @@ impl Running {
         let devices = map_devices(&mut placement, within.visible(meant).as_deref());
         // The other scheduler has its own: a worker is not refused for what no configuration of this agent allows.
         placement.ulimits = Ulimits::default();
+        placement.host = HostRules { shell: placement.host.shell, ..HostRules::default() };
         if within == Within::Kubernetes {
             // Its container has the image already.
             placement.workers.iter_mut().for_each(|worker| worker.container = None);
@@ -629,7 +630,7 @@ impl Running {
     /// A note as a frame, kept until it is answered where somebody waits for that.
     fn on_report(&mut self, report: WorkerReport) -> Vec<u8> {
         let WorkerReport { key, event, answer } = report;
-        let waits = matches!(event, WorkerEvent::CheckpointCommitted { .. });
+        let waits = matches!(event, WorkerEvent::CheckpointCommitted { .. } | WorkerEvent::Ready);
         let id = if waits { self.note + 1 } else { 0 };
         let frame = link::encode(&ToAgent::Note { id, rank: key.rank, note: event });
         if waits {

@@ -52,9 +52,9 @@ async fn sort_notes(
                     let _ = tell.try_send(WorkerReport { key, event, answer: nobody });
                 }
             }
-            WorkerEvent::CheckpointCommitted { .. } => {
+            WorkerEvent::CheckpointCommitted { .. } | WorkerEvent::Ready => {
                 if let Err(full) = tell.try_send(WorkerReport { key, event, answer }) {
-                    let why = "too many checkpoints wait for the cluster's answer".to_owned();
+                    let why = "too many notes wait for the cluster's answer".to_owned();
                     let _ = full.into_inner().answer.send(Err(why));
                 }
             }

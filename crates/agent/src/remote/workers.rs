@@ -258,7 +258,7 @@ impl<S: Scheduler> Workers<S> {
             logs: common.logs.clone(),
             pass_environment: common.pass_environment.clone(),
             takes_notes: self.share.notes.get().is_some(),
-            files: common.files.as_ref().map(|files| files.config.clone()),
+            files: common.files.as_ref().map(|files| files.config.bounds()),
         }));
         let bytes = link::encode(&launch).len();
         if bytes > FRAME_BYTES_MAX {

@@ -512,6 +512,10 @@ impl Node {
         self.in_flight = None;
         self.foreign_reported = None;
         self.session = Some(session);
+        if !session.takes.has(Feature::Readiness) {
+            let known = self.events.drop_ready();
+            self.answer(known);
+        }
         if !session.takes.has(Feature::Notes) {
             let refused = self.events.refuse_all(EVENTS_NOT_TAKEN);
             self.answer(refused);
@@ -532,8 +536,8 @@ impl Node {
         }
         if self.session.is_some() && !self.takes(Feature::Notes) {
             let outcome = match event {
-                // Nobody waits for a step.
-                WorkerEvent::Step { .. } => Ok(()),
+                // Nobody waits for a step, and a leader that does not know of readiness does not ask for it.
+                WorkerEvent::Step { .. } | WorkerEvent::Ready => Ok(()),
                 WorkerEvent::CheckpointCommitted { .. } => Err(EVENTS_NOT_TAKEN.to_owned()),
             };
             return self.answer([(ticket, outcome)]);
@@ -546,6 +550,14 @@ impl Node {
                     self.actions.push(Action::SendIfTaken(message));
                 }
             }
+            WorkerEvent::Ready if self.session.is_some() && !self.takes(Feature::Readiness) => {
+                self.answer([(ticket, Ok(()))]);
+            }
+            WorkerEvent::Ready => match self.events.ready(key, ticket) {
+                Ok(Some(event)) => self.send(Message::WorkerEvent(event)),
+                Ok(None) => {}
+                Err(refused) => self.answer([refused]),
+            },
             WorkerEvent::CheckpointCommitted { step } => {
                 let refused = self.events.save(key, step, ticket);
                 self.answer(refused);
@@ -933,27 +945,13 @@ impl Node {
         }
     }
 
-    /// Reports what others hold of the node, when that is news. Of devices only the number is known: those that
-    /// count as theirs are ones that no worker here has, the same ones as long as that is so.
+    /// Reports what others hold of the node, when that is news.
     fn send_foreign(&mut self, view: &View<'_>) {
         let Some(foreign) = self.foreign.filter(|_| self.takes(Feature::ForeignLoad)) else { return };
         let live = self.workers.values().filter(|worker| !worker.has_ended());
         let held = live.fold(DeviceSet::EMPTY, |set, worker| set.union(worker.devices));
         let before = self.foreign_reported.map_or(DeviceSet::EMPTY, |(load, _)| load.devices);
-        let kept = before.iter().count() == usize::from(foreign.devices) && before.is_disjoint(held);
-        let devices = if kept {
-            before
-        } else {
-            let left: Vec<u16> = DeviceSet::first(self.spec.device_count()).difference(held).iter().collect();
-            let theirs = left.into_iter().rev().take(usize::from(foreign.devices));
-            theirs.fold(DeviceSet::EMPTY, |set, device| set.union(DeviceSet(1 << device)))
-        };
-        let load = ForeignLoad {
-            closed: foreign.closed,
-            devices,
-            cpu_milli: foreign.cpu_milli,
-            memory_bytes: foreign.memory_bytes,
-        };
+        let load = foreign.load(before, held, self.spec.device_count());
         // Again after a while: a leader whose records cannot hold it yet forgets it.
         let is_known = |(reported, at): (ForeignLoad, Duration)| {
             reported == load && view.uptime.saturating_sub(at) < limits::FOREIGN_LOAD_AGAIN

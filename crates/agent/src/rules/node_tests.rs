@@ -68,6 +68,8 @@ fn placement(job: JobId, token: FencingToken, devices: &[DeviceSet], preflight: 
         artifacts: None,
         artifacts_bytes_max: None,
         ulimits: muster_types::Ulimits::default(),
+        host: muster_types::HostRules::default(),
+        terminal: false,
         trace_parent: None,
         array: None,
         region: "eu".to_owned(),

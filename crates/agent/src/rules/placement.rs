@@ -4,7 +4,7 @@ use super::worker::WorkerKey;
 use muster_types::job::ArrayMember;
 use muster_types::tpu::SliceShape;
 use muster_types::{
-    ArtifactRules, BlobDigest, Container, DeviceSet, FencingToken, JobId, LaunchForm, TraceParent, Ulimits,
+    ArtifactRules, BlobDigest, Container, DeviceSet, FencingToken, HostRules, JobId, LaunchForm, TraceParent, Ulimits,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -115,9 +115,15 @@ pub struct Placement {
     /// What the job asks to have its processes bounded by.
     #[serde(default)]
     pub ulimits: Ulimits,
+    /// How its workers are run on this host.
+    #[serde(default)]
+    pub host: HostRules,
     /// The span that the job was submitted in; none for no trace.
     #[serde(default)]
     pub trace_parent: Option<TraceParent>,
+    /// Whether each worker has a terminal.
+    #[serde(default)]
+    pub terminal: bool,
     /// For a job of an array.
     pub array: Option<ArrayMember>,
     /// Where the gang runs.

@@ -1,6 +1,6 @@
 //! Workers as the agent speaks of them: to the leader, to what runs them, and to themselves.
 
-use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, StopReason, limits as bounds};
+use muster_types::{DeviceSet, ExitStatus, FencingToken, ForeignLoad, JobId, StopReason, limits as bounds};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
@@ -83,6 +83,8 @@ pub enum WorkerEvent {
         /// How long it took.
         duration_ms: u64,
     },
+    /// It does what it was started for.
+    Ready,
 }
 
 /// Which of a worker's streams.
@@ -155,6 +157,23 @@ pub struct Foreign {
     pub cpu_milli: u64,
     /// Bytes.
     pub memory_bytes: u64,
+}
+
+impl Foreign {
+    /// As it is reported of a host with this many devices. Of devices only the number is known: those that count as theirs are
+    /// ones that no worker here has, the same ones as before as long as that is so.
+    pub(super) fn load(self, before: DeviceSet, held: DeviceSet, device_count: u16) -> ForeignLoad {
+        let kept = before.iter().count() == usize::from(self.devices) && before.is_disjoint(held);
+        let devices = if kept {
+            before
+        } else {
+            let left: Vec<u16> = DeviceSet::first(device_count).difference(held).iter().collect();
+            let theirs = left.into_iter().rev().take(usize::from(self.devices));
+            theirs.fold(DeviceSet::EMPTY, |set, device| set.union(DeviceSet(1 << device)))
+        };
+        let Foreign { closed, cpu_milli, memory_bytes, .. } = self;
+        ForeignLoad { closed, devices, cpu_milli, memory_bytes }
+    }
 }
 
 /// How a worker is asked to stop.

@@ -2,7 +2,8 @@
 //!
 //! A committed checkpoint becomes a record that a quorum flushes and the archive keeps, so a job has one under way at a
 //! time, and one a second. Of those that are reported meanwhile the newest goes next and answers for all of them, since
-//! it states all that the others would have stated. Steps are sent on now and then.
+//! it states all that the others would have stated. Steps are sent on now and then. A worker that is ready is told to the leader
+//! until that has answered, and becomes a record once.
 //!
 //! **Invariant:** no loop in a program makes more than one record a second for its job.
 
@@ -66,6 +67,8 @@ pub(crate) struct WorkerEvents {
     jobs: BTreeMap<JobId, Checkpoints>,
     /// When a step of each worker was last passed on.
     steps: BTreeMap<WorkerKey, Duration>,
+    /// Workers that are ready of which the cluster does not know yet: the sequence of what was sent, and who waits.
+    ready: BTreeMap<WorkerKey, (u64, Vec<Ticket>)>,
 }
 
 impl WorkerEvents {
@@ -81,8 +84,31 @@ impl WorkerEvents {
         None
     }
 
+    /// Takes a worker that is ready. Returns what is to be sent, unless that was already; an answer where too many wait.
+    pub(crate) fn ready(&mut self, key: WorkerKey, ticket: Ticket) -> Result<Option<SequencedEvent>, Answer> {
+        if self.ready.values().map(|(_, tickets)| tickets.len()).sum::<usize>() >= limits::NOTES_WAITING_MAX {
+            return Err((ticket, Err("too many workers wait for the cluster's answer".to_owned())));
+        }
+        if let Some((_, tickets)) = self.ready.get_mut(&key) {
+            tickets.push(ticket);
+            return Ok(None);
+        }
+        self.sequence += 1;
+        self.ready.insert(key, (self.sequence, vec![ticket]));
+        Ok(Some(SequencedEvent { key, sequence: self.sequence, event: WorkerEvent::Ready }))
+    }
+
+    /// The leader does not ask which workers are ready: to those who wait it has been said.
+    pub(crate) fn drop_ready(&mut self) -> Vec<Answer> {
+        let waiting = std::mem::take(&mut self.ready).into_values();
+        waiting.flat_map(|(_, tickets)| answers(tickets, None)).collect()
+    }
+
     /// Nobody waits for these answers any more.
     pub(crate) fn abandon(&mut self, tickets: &BTreeSet<Ticket>) {
+        for (_, waiting) in self.ready.values_mut() {
+            waiting.retain(|ticket| !tickets.contains(ticket));
+        }
         for checkpoints in self.jobs.values_mut() {
             if let Some((_, waiting)) = &mut checkpoints.sent {
                 waiting.retain(|ticket| !tickets.contains(ticket));
@@ -120,11 +146,21 @@ impl WorkerEvents {
 
     /// What was sent and is not answered: for a new session.
     pub(crate) fn unanswered(&self) -> Vec<SequencedEvent> {
-        self.jobs.values().filter_map(|job| job.sent.as_ref().map(|(event, _)| *event)).collect()
+        let saved = self.jobs.values().filter_map(|job| job.sent.as_ref().map(|(event, _)| *event));
+        let of_ready = |(key, (sequence, _)): (&WorkerKey, &(u64, Vec<Ticket>))| SequencedEvent {
+            key: *key,
+            sequence: *sequence,
+            event: WorkerEvent::Ready,
+        };
+        saved.chain(self.ready.iter().map(of_ready)).collect()
     }
 
     /// The cluster's answer to one; the reason where it can never be taken.
     pub(crate) fn answered(&mut self, sequence: u64, refused: Option<&str>) -> Vec<Answer> {
+        let key = self.ready.iter().find(|(_, (sent, _))| *sent == sequence).map(|(key, _)| *key);
+        if let Some((_, tickets)) = key.and_then(|key| self.ready.remove(&key)) {
+            return answers(tickets, refused);
+        }
         let sent = self.jobs.values_mut().filter_map(|job| job.sent.take_if(|(e, _)| e.sequence == sequence));
         sent.flat_map(|(_, tickets)| answers(tickets, refused)).collect()
     }
@@ -136,6 +172,8 @@ impl WorkerEvents {
             all.extend(job.sent.into_iter().flat_map(|(_, tickets)| answers(tickets, Some(why))));
             all.extend(job.next.into_iter().flat_map(|next| answers(next.tickets, Some(why))));
         }
+        let ready = std::mem::take(&mut self.ready).into_values();
+        all.extend(ready.flat_map(|(_, tickets)| answers(tickets, Some(why))));
         all
     }
 
@@ -173,7 +211,7 @@ mod tests {
     fn steps(events: &[SequencedEvent]) -> Vec<u64> {
         let step = |event: &SequencedEvent| match event.event {
             WorkerEvent::CheckpointCommitted { step } => step,
-            WorkerEvent::Step { .. } => panic!("no checkpoint: {event:?}"),
+            WorkerEvent::Step { .. } | WorkerEvent::Ready => panic!("no checkpoint: {event:?}"),
         };
         events.iter().map(step).collect()
     }
@@ -202,6 +240,24 @@ mod tests {
         let expected: Vec<Answer> = (2..100).map(|step| (Ticket(step), Err("no".to_owned()))).collect();
         assert_eq!(answers, expected, "the other job's is not answered");
         assert_eq!(events.unanswered().len(), 1);
+    }
+
+    #[test]
+    fn a_worker_that_is_ready_is_told_until_the_cluster_has_answered() {
+        let mut events = WorkerEvents::default();
+        let first = events.ready(key(1), Ticket(1)).unwrap().expect("it is to be sent");
+        assert_eq!(first.event, WorkerEvent::Ready);
+        assert_eq!(events.ready(key(1), Ticket(2)), Ok(None), "under way already");
+        assert_eq!(events.unanswered(), [first]);
+        assert_eq!(events.answered(first.sequence, None), [(Ticket(1), Ok(())), (Ticket(2), Ok(()))]);
+        assert!(events.unanswered().is_empty());
+        events.ready(key(2), Ticket(3)).unwrap();
+        assert_eq!(events.drop_ready(), [(Ticket(3), Ok(()))]);
+        for number in 0..limits::NOTES_WAITING_MAX as u64 {
+            assert!(events.ready(key(3), Ticket(number)).is_ok());
+        }
+        assert!(events.ready(key(4), Ticket(9)).is_err());
+        assert_eq!(events.refuse_all("over").len(), limits::NOTES_WAITING_MAX);
     }
 
     #[test]

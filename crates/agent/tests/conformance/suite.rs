@@ -133,6 +133,8 @@ impl<'a, S: Subject> Bench<'a, S> {
             artifacts: None,
             artifacts_bytes_max: None,
             ulimits: muster_types::Ulimits::default(),
+            host: muster_types::HostRules::default(),
+            terminal: false,
             trace_parent: None,
             array: None,
             preflight: false,

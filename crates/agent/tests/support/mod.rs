@@ -35,6 +35,8 @@ pub enum AgentMessage {
     Note(agent::WorkerNote),
     Health(agent::HealthReport),
     Preflight(agent::PreflightReport),
+    Images(agent::HeldImages),
+    StartStage(agent::StartStageReport),
     Upload(agent::UploadLogsRequest),
     UploadEnded,
     /// Something that a leader of its release cannot read; the session is over.
@@ -105,6 +107,7 @@ impl Manner {
             Request::Note(_) => takes.has(Feature::Notes),
             Request::PreflightReport(_) => takes.has(Feature::Preflight),
             Request::ForeignLoad(_) => takes.has(Feature::ForeignLoad),
+            Request::Images(_) | Request::StartStage(_) => takes.has(Feature::Images),
         }
     }
 
@@ -237,6 +240,8 @@ impl Shared {
             Request::PreflightReport(report) => AgentMessage::Preflight(report),
             // Only a cluster agent tells of it, and its own tests listen.
             Request::ForeignLoad(_) => return,
+            Request::Images(held) => AgentMessage::Images(held),
+            Request::StartStage(report) => AgentMessage::StartStage(report),
         };
         let _ = self.heard.send(heard);
     }

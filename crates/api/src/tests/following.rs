@@ -210,6 +210,7 @@ fn largest_job(labels: HashMap<String, String>) -> v1::Job {
         nominated_placement: None,
         history: Some(history),
         controls: None,
+        expected_start: None,
     };
     let array = v1::ArrayMember {
         array_id: "array-zzzzzzzzzzzzz".to_owned(),
@@ -229,6 +230,7 @@ fn largest_job(labels: HashMap<String, String>) -> v1::Job {
         spec: None,
         status: Some(status),
         redacted: true,
+        hold: false,
     }
 }
 

@@ -35,6 +35,7 @@ fn attacks() -> Vec<(v1::Policy, &'static str)> {
             deadlines: None,
             bookings: None,
             purchases: Vec::new(),
+            negative_nice: None,
         })
     };
     let preemption = |preemption| v1::Policy { preemption: Some(preemption), ..Default::default() };
@@ -252,6 +253,7 @@ async fn limits_of_tiers_are_named_once_and_hold_together() {
             default_run_time: Some(duration(default)),
             max_artifact_bytes: None,
         }),
+        submissions_per_minute: None,
     };
     let critical = |max, default| of_tier(v1::Tier::Critical, max, default);
     let attacks = [

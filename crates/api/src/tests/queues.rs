@@ -125,6 +125,41 @@ async fn a_queue_is_there_while_the_policy_or_a_job_says_so() {
 }
 
 #[tokio::test]
+async fn licences_are_listed_with_who_waits_for_them() {
+    let served = TestServer::start().await;
+    let (_send, _session) = served.agent().await;
+    let resource = |name: &str, region: &str| v1::CountedResource {
+        name: name.to_owned(),
+        count: Some(2),
+        region: region.to_owned(),
+    };
+    let resources = vec![resource("matlab", ""), resource("ansys", "nowhere")];
+    let request = v1::SetPolicyRequest {
+        request_id: "00000000-0000-4000-b000-000000000001".to_owned(),
+        policy: Some(v1::Policy { resources, ..Default::default() }),
+        ..Default::default()
+    };
+    let mut policies = PolicyServiceClient::new(served.channel.clone());
+    guarded("a policy", policies.set_policy(request)).await.expect("it is set");
+    let submit = |number: u32, licence: &str, count| {
+        let mut request = submission(&format!("00000000-0000-4000-a000-{number:012}"), "a");
+        let spec = request.job.as_mut().and_then(|job| job.spec.as_mut()).expect("it has one");
+        spec.licences = vec![v1::LicenceRequest { name: licence.to_owned(), count }];
+        let mut jobs = served.jobs();
+        async move { guarded("a submission", jobs.submit_job(request)).await }
+    };
+    // There is no such region: it waits.
+    submit(1, "ansys", 1).await.expect("it is taken");
+    submit(2, "matlab", 3).await.expect_err("there are not as many");
+    submit(3, "mathematica", 1).await.expect_err("nobody counts it");
+    let list = served.queues().list_licences(v1::ListLicencesRequest::default()).await;
+    let licences = list.expect("it is answered").into_inner().licences;
+    let shown: Vec<_> = licences.iter().map(|of| (of.name.as_str(), of.region.as_str(), of.count, of.used)).collect();
+    assert_eq!(shown, [("ansys", "nowhere", 2, 0), ("matlab", "", 2, 0)]);
+    assert!(licences[0].next_job_id.starts_with("job-") && licences[1].next_job_id.is_empty(), "{licences:?}");
+}
+
+#[tokio::test]
 async fn what_a_round_did_comes_once_behind_any_event_and_for_whoever_asked() {
     let served = TestServer::start().await;
     let (_send, _session) = served.agent().await;

@@ -13,6 +13,10 @@ use v1::set_node_approval_request::Approval;
 
 use super::*;
 
+mod bookings;
+
+use bookings::bookings;
+
 const WRITE: &str = "MUSTER_GOLDEN_WRITE";
 const PACKAGE: &str = "muster.v1beta1";
 const ID: &str = "00000000-0000-4000-8000-0000000000aa";
@@ -405,6 +409,7 @@ fn jobs() -> Vec<Stored> {
         read: read(),
         filter: filter(),
         view: v1::JobView::Full.into(),
+        expected_starts: false,
     };
     let watch = v1::WatchJobsRequest {
         resume_token: String::new(),
@@ -429,6 +434,7 @@ fn jobs() -> Vec<Stored> {
         command: vec!["sh".to_owned(), "-c".to_owned(), "env".to_owned()],
         environment: [("LEVEL".to_owned(), "debug".to_owned())].into(),
         terminal: Some(v1::ExecTerminal { rows: 24, columns: 80 }),
+        attach: false,
     };
     let exec = v1::ExecWorkerRequest { message: Some(v1::exec_worker_request::Message::Start(start)) };
     let start = v1::ForwardPortStart { job_id: job_id(), rank: 3, token, port: 6_006 };
@@ -441,6 +447,7 @@ fn jobs() -> Vec<Stored> {
         update_mask: mask(&["labels", "spec.tier", "spec.run_time_limit"]),
         etag: "1-77".to_owned(),
         validate_only,
+        move_to_front: false,
     };
     macro_rules! controls {
         ($($name:literal $call:literal $request:ident),*) => {[$(
@@ -618,13 +625,23 @@ fn limits() -> v1::TenantLimits {
                 window: Some(duration(86_400_000)),
             }),
             submissions_per_minute: Some(30),
+            spend: Some(v1::SpendBudget { most: Some(50), window: Some(duration(86_400_000)) }),
+            devices: Some(16),
         }),
         job: Some(job),
-        tiers: vec![v1::TierLimits { tier: v1::Tier::Free.into(), job: Some(job) }],
+        tiers: vec![v1::TierLimits {
+            tier: v1::Tier::Free.into(),
+            job: Some(job),
+            submissions_per_minute: Some(20),
+        }],
         accelerator_hours: Some(v1::AcceleratorBudget {
             most: Some(100),
             window: Some(duration(604_800_000)),
         }),
+        cpu_milli: Some(2_000_000),
+        memory_bytes: Some(16 << 40),
+        spend: Some(v1::SpendBudget { most: Some(5_000), window: Some(duration(604_800_000)) }),
+        on_limit: v1::OnLimit::Refuse.into(),
     }
 }
 
@@ -647,6 +664,14 @@ fn policy() -> v1::Policy {
             deadlines: Some(true),
             bookings: None,
             purchases: Vec::new(),
+            negative_nice: Some(true),
+        }),
+        queue: Some(v1::QueueChoices {
+            order: v1::QueueOrder::Strict.into(),
+            block_for: Some(duration(7_200_000)),
+            preemption: v1::QueuePreemption::FairShare.into(),
+            nodes: Some(v1::NodeRequirements { only: vec![text("n1")], ..Default::default() }),
+            isolated: Some(true),
         }),
         limits: Some(limits()),
     };
@@ -696,9 +721,11 @@ fn policy() -> v1::Policy {
             tenant: text("lab"),
             events: vec![v1::NotificationEvent::JobFailed.into()],
             body: v1::NotificationBody::Generic.into(),
+            for_jobs: None,
         }],
         roles: Default::default(),
         interruption_rates: Vec::new(),
+        resources: Vec::new(),
     }
 }
 
@@ -809,6 +836,7 @@ fn others() -> Vec<Stored> {
         stored("update-policy", "PolicyService/UpdatePolicy", update),
         stored("tenants", "TenantService/ListTenants", tenants),
         stored("watch-tenants", "TenantService/WatchTenants", watch),
+        stored("list-licences", "TenantService/ListLicences", v1::ListLicencesRequest { read: read() }),
         stored("request-quota", "QuotaService/RequestQuota", ask),
         stored("grant-quota", "QuotaService/GrantQuota", give),
         stored("answer-quota", "QuotaService/AnswerQuota", answer),
@@ -816,50 +844,6 @@ fn others() -> Vec<Stored> {
         stored("read-decisions", "HistoryService/ReadDecisions", history),
         stored("status", "ClusterService/GetStatus", v1::GetStatusRequest { read: read() }),
         stored("server-info", "ClusterService/GetServerInfo", v1::GetServerInfoRequest {}),
-    ]
-}
-
-/// Calls about bookings.
-fn bookings() -> Vec<Stored> {
-    let shape = v1::BookingShape {
-        nodes: Vec::new(),
-        hosts: 0,
-        devices: 16,
-        accelerator: "h100".to_owned(),
-        region: "eu".to_owned(),
-        cluster: "c1".to_owned(),
-        labels: [("pool".to_owned(), "research".to_owned())].into(),
-    };
-    let spec = v1::BookingSpec {
-        tenant: "lab".to_owned(),
-        user: "tenant/lab/ada".to_owned(),
-        jobs: vec!["evaluate".to_owned()],
-        shared: false,
-        shape: Some(shape),
-        start_time: Some(timestamp(4_102_444_800_000)),
-        length: Some(duration(3_600_000)),
-        every_days: 7,
-        windows: 4,
-        notice: Some(duration(7_200_000)),
-        clearing: v1::BookingClearing::Fill.into(),
-        reason: "evaluation".to_owned(),
-        rule: None,
-    };
-    let name = || "demo".to_owned();
-    let create =
-        v1::CreateBookingRequest { request_id: ID.to_owned(), name: name(), spec: Some(spec.clone()) };
-    let plan = v1::PlanBookingRequest { name: name(), spec: Some(spec), read: read() };
-    let delete = v1::DeleteBookingRequest { request_id: ID.to_owned(), name: name() };
-    vec![
-        stored("create-booking", "BookingService/CreateBooking", create),
-        stored("plan-booking", "BookingService/PlanBooking", plan),
-        stored(
-            "get-booking",
-            "BookingService/GetBooking",
-            v1::GetBookingRequest { name: name(), read: read() },
-        ),
-        stored("list-bookings", "BookingService/ListBookings", v1::ListBookingsRequest { read: read() }),
-        stored("delete-booking", "BookingService/DeleteBooking", delete),
     ]
 }
 

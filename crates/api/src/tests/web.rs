@@ -271,6 +271,10 @@ async fn bad_addresses_get_a_page_that_names_what_is_wrong() {
         ("/jobs?array=zzz", 400, "<code>array</code>"),
         ("/nodes?state=broken", 400, "<code>state</code> must be one of lost"),
         ("/events/stream?from=-1", 400, "<code>from</code>"),
+        ("/jobs/job-1/output?rank=-1", 400, "<code>rank</code>"),
+        ("/jobs/nothing/output", 404, "Not found"),
+        ("/jobs?open=zzz", 400, "<code>open</code>"),
+        ("/jobs?group=reason", 200, "Jobs by reason"),
         ("/nodes?page=zzz", 400, "<code>page</code>"),
         ("/queues?page=zzz", 400, "<code>page</code>"),
         (control, 200, "No job matches"),
@@ -498,6 +502,12 @@ async fn a_page_shows_what_the_calls_show_to_the_same_certificate() {
         assert!(!page.contains("<script>alert"), "{role}");
         let (status, page) = guarded_site.get(role, "/queues").await;
         assert_eq!((status, page.contains("nightly")), (200, secrets > 0), "{role}: {page}");
+        if secrets == 0 {
+            let (status, page) = guarded_site.get(role, &format!("{path}/output")).await;
+            assert_eq!(status, 403, "{role} may not read what workers write: {page}");
+            let (_, page) = guarded_site.get(role, &path).await;
+            assert!(!page.contains("worker-output"), "{role}: {page}");
+        }
         for path in ["/", "/jobs", "/events"] {
             let (status, page) = guarded_site.get(role, path).await;
             assert_eq!((status, page.contains("hunter2")), (200, false), "{role} {path}");

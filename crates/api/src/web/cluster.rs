@@ -3,14 +3,15 @@
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use muster_decider::{FrontRequest, queue_front};
+use muster_decider::{ExpectedStarts, FrontRequest, queue_front};
 use muster_page::{
-    ExpectedStart, NextJob, Overview, Pager, PoolUse, QueueShown, Queues, RunningDrill, TierQueue,
+    ErrorBudgets, ExpectedStart, NextJob, Overview, Pager, PoolUse, QueueShown, Queues, RunningDrill,
+    StartsShown, TierQueue,
 };
 use muster_state::{PoolKey, State as Applied};
 use muster_types::{DeviceSet, JobId, PriorityTier};
 use muster_wire::closed::{ClosedSet, number};
-use muster_wire::time::{span_ms, unix_ms};
+use muster_wire::time::unix_ms;
 use muster_wire::v1;
 use std::collections::BTreeMap;
 
@@ -21,7 +22,7 @@ use super::{Problem, Reader, Scene, Web, events};
 use crate::booking_service;
 use crate::cluster_service;
 use crate::explanation;
-use crate::measure;
+use crate::fleet_service::holds as fleet_holds;
 use crate::queue_service;
 use crate::render::{self, Detail};
 use crate::schedule_service;
@@ -46,6 +47,8 @@ const TENANTS_SHOWN: usize = 500;
 const FRONT_SHOWN: usize = 20;
 const SCHEDULES_SHOWN: usize = 100;
 const RESERVATIONS_SHOWN: usize = 50;
+const STARTS_SHOWN: usize = 200;
+const STARTS_BYTES: usize = STARTS_SHOWN * 512;
 
 /// The front of the pending queue, with the reasons why its first requests wait.
 fn front(scene: &Scene, count: usize) -> QueueShown {
@@ -76,6 +79,7 @@ fn next_job(view: &Applied, request: FrontRequest, why: v1::Explanation) -> Opti
         within_nominal: request.within_nominal,
         reason: why.reason,
         message: why.message,
+        start: None,
     })
 }
 
@@ -126,7 +130,10 @@ fn made_of(scene: &Scene) -> Overview {
         pools,
         leaves_pools_out,
         // Counted of the present alone.
-        budgets: if view.is_past() { Vec::new() } else { measure::budgets(&scene.web.metrics) },
+        budgets: match view.is_past() {
+            true => ErrorBudgets::default(),
+            false => scene.web.objectives.budgets(&scene.web.metrics),
+        },
         gated: queues.iter().filter_map(|name| view.queue(name)).map(|queue| queue.load.held_jobs).sum(),
         gated_or_more: queues.len() == TENANTS_COUNTED_MAX,
         uncreated: view.uncreated_count(),
@@ -197,28 +204,59 @@ pub(super) async fn queues(
         let mut schedules = schedule_service::of_caller(&scene.state, &reader, SCHEDULES_SHOWN + 1);
         let leaves_schedules_out = schedules.len() > SCHEDULES_SHOWN;
         schedules.truncate(SCHEDULES_SHOWN);
-        let next = front(scene, FRONT_SHOWN);
+        let mut next = front(scene, FRONT_SHOWN);
+        let all_starts = all_starts(scene, &scene.engine().expected_starts_here(&scene.state));
+        for job in &mut next.jobs {
+            job.start = all_starts.starts.iter().find(|start| start.job_id == job.id).cloned();
+        }
         let log_ms = scene.state.log_time().0;
         let shown = Queues {
             tenants: listed.tenants,
             now_ms: if scene.state.is_past() { log_ms } else { log_ms.max(unix_ms_now()) },
             starts: starts(scene, &next),
+            all_starts,
             next,
             tiers: tiers(&scene.state),
             uncreated: scene.state.uncreated_count(),
             bookings: booking_service::list(&scene.state, scene.visibility()),
+            holds: fleet_holds::list(&scene.state, scene.visibility()),
             pager: Pager { path: "/queues", parameters: Vec::new(), page, next: listed.next_page_token },
             schedules,
             leaves_schedules_out,
         };
         Ok(muster_page::queues(&scene.frame(), &shown))
     };
-    let bytes = TENANTS_SHOWN * queue_service::ROW_BYTES + SCHEDULES_SHOWN * schedule_service::ROW_BYTES;
+    let bytes = TENANTS_SHOWN * queue_service::ROW_BYTES
+        + SCHEDULES_SHOWN * schedule_service::ROW_BYTES
+        + STARTS_BYTES;
     web.read(asked, bytes, make).await
 }
 
-/// What is reserved for jobs, and when the last job of the front is expected to start: its explanation, the one that looks at the
-/// whole fleet here, has both.
+/// When waiting jobs are expected to start, as far as one forecast came.
+fn all_starts(scene: &Scene, forecast: &ExpectedStarts) -> StartsShown {
+    let view = &scene.state;
+    let known = forecast.starts.iter().filter_map(|found| Some((found.job, found.start?)));
+    let shown = known.clone().take(STARTS_SHOWN).filter_map(|(id, start)| {
+        Some(ExpectedStart {
+            job_id: id.to_string(),
+            name: view.spec(id)?.name.to_string(),
+            earliest_ms: start.q10.0,
+            latest_ms: start.q90.map(|at| at.0),
+            run_ms: view.job(id).map(|row| row.estimate.run_ms),
+            ..ExpectedStart::default()
+        })
+    });
+    let computed = forecast.starts.len();
+    StartsShown {
+        starts: shown.collect(),
+        computed: computed as u64,
+        unknown: (computed - known.count()) as u64,
+        waiting: view.pending_count() as u64,
+        is_cut: forecast.is_cut,
+    }
+}
+
+/// What is reserved for jobs, by the explanation of the last job of the front, and when the jobs of the front are expected to start.
 fn starts(scene: &Scene, front: &QueueShown) -> Vec<ExpectedStart> {
     let view = &scene.state;
     let Some(last) = front.jobs.last() else { return Vec::new() };
@@ -238,15 +276,11 @@ fn starts(scene: &Scene, front: &QueueShown) -> Vec<ExpectedStart> {
         })
     });
     let mut starts: Vec<ExpectedStart> = reserved.collect();
-    let earliest_ms = explained.start.as_ref().and_then(|start| unix_ms(start.p10));
-    starts.extend(earliest_ms.map(|earliest_ms| ExpectedStart {
-        job_id: last.id.clone(),
-        name: last.name.clone(),
-        earliest_ms,
-        latest_ms: explained.start.as_ref().and_then(|start| unix_ms(start.p90)),
-        run_ms: explained.estimate.as_ref().and_then(|estimate| span_ms(estimate.run_time)),
-        ..ExpectedStart::default()
-    }));
+    let is_drawn = |id: &str| starts.iter().any(|start| start.job_id == id);
+    let expected =
+        front.jobs.iter().filter_map(|job| job.start.clone()).filter(|start| !is_drawn(&start.job_id));
+    let expected: Vec<ExpectedStart> = expected.collect();
+    starts.extend(expected);
     starts
 }
 

@@ -100,7 +100,7 @@ fn sent(view: &Applied, changed: &Changed, visibility: Visibility) -> String {
 }
 
 fn is_shown(change: &Change) -> bool {
-    !matches!(change, Change::Queues(_))
+    !matches!(change, Change::Queues(_) | Change::ScheduleSuspended { .. })
 }
 
 /// A change as a row says it; none for one that is not of a job or a node.
@@ -140,7 +140,7 @@ pub(super) fn event(view: &Applied, changed: &Changed, visibility: Visibility) -
         Change::NodeForgotten { spec, .. } => {
             forgotten(log_index, Subject::Node, spec.name.to_string(), spec.region.to_string())
         }
-        Change::Queues(_) => return None,
+        Change::Queues(_) | Change::ScheduleSuspended { .. } => return None,
     })
 }
 

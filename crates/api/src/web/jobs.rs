@@ -7,15 +7,15 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use muster_engine::Change;
 use muster_page::{Group, GroupBy, Groups, JobDetail, JobQuery};
-use muster_state::{Phase, State as Applied};
+use muster_state::{GangClass, Phase, State as Applied};
 use muster_types::metadata::{LABEL_KEY_RULE, is_label_key};
-use muster_types::{ArrayId, JobId, PriorityTier};
+use muster_types::{ArrayId, JobId, Name, PriorityTier};
 use muster_wire::closed::{ClosedSet, number, of_word, phase_word, words};
 use muster_wire::v1;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::time_travel::PageRequest;
-use super::{Problem, Reader, Scene, Web, events};
+use super::{Problem, Reader, Scene, Web, events, output};
 use crate::arrays;
 use crate::explanation;
 use crate::job_filter::{Candidate, JobFilter};
@@ -28,16 +28,20 @@ const JOBS_SHOWN: usize = 100;
 const JOBS_COUNTED_MAX: usize = 20_000;
 /// Groups of one count.
 const GROUPS_SHOWN_MAX: usize = 200;
+/// Different requests for which a count by reasons asks the planner; others are counted as `PENDING` or `REQUEUED`.
+const REASONS_ASKED_MAX: usize = 64;
 /// Changes of a job that its page shows.
 const CHANGES_SHOWN: usize = 30;
 
 /// Parameters of the list.
-const PARAMETERS: [&str; 11] =
-    ["tenant", "phase", "tier", "name", "labels", "region", "array", "creator", "group", "label", "page"];
+const PARAMETERS: [&str; 12] = [
+    "tenant", "phase", "tier", "name", "labels", "region", "array", "creator", "group", "label", "page",
+    "open",
+];
 
 /// What an address asks for by its parameters, and the filter that it stands for.
-fn filter_of(values: [String; 11]) -> Result<(JobQuery, v1::JobFilter), Problem> {
-    let [tenant, phase, tier, name, labels, region, array, creator, group, label, page] = values;
+fn filter_of(values: [String; 12]) -> Result<(JobQuery, v1::JobFilter), Problem> {
+    let [tenant, phase, tier, name, labels, region, array, creator, group, label, page, open] = values;
     let mut wrong = Vec::new();
     let mut phases = Vec::new();
     for word in phase.split(',').filter(|word| !word.is_empty()) {
@@ -61,8 +65,12 @@ fn filter_of(values: [String; 11]) -> Result<(JobQuery, v1::JobFilter), Problem>
     if of_group == Some(GroupBy::Label) && !is_label_key(&label) {
         wrong.push(("label".to_owned(), format!("the key {LABEL_KEY_RULE}")));
     }
+    if !open.is_empty() && open.parse::<JobId>().is_err() {
+        wrong.push(("open".to_owned(), "must be the id of a job".to_owned()));
+    }
+    let group = of_group;
     let query =
-        JobQuery { tenant, phase, tier, name, labels, region, array, creator, group: of_group, label, page };
+        JobQuery { tenant, phase, tier, name, labels, region, array, creator, group, label, page, open };
     if !wrong.is_empty() {
         return Err(Problem::fields(wrong).with_form(&query));
     }
@@ -100,9 +108,10 @@ pub(super) async fn list(
         let shown = (JOBS_SHOWN, Detail::Basic, scene.visibility());
         let listed = job_service::list(scene.engine(), view, &query.page, filter, shown)?;
         let by = query.group.map(|by| (by, query.label.as_str()));
-        let groups = by.map(|by| groups(view, &counted, by, is_narrowed));
-        let next = &listed.next_page_token;
-        Ok(muster_page::jobs(&scene.frame(), &query, &listed.jobs, next, groups.as_ref()))
+        let groups = by.map(|by| groups(scene, &counted, by, is_narrowed));
+        let open = query.open.parse::<JobId>().ok().and_then(|id| detail(scene, id));
+        let page = (listed.jobs.as_slice(), listed.next_page_token.as_str());
+        Ok(muster_page::jobs(&scene.frame(), &query, page, groups.as_ref(), open.as_ref()))
     };
     let answered = web.read(asked, JOBS_SHOWN * job_service::ROW_BYTES, make).await;
     answered.map_err(|problem| problem.with_form(&form))
@@ -110,7 +119,9 @@ pub(super) async fn list(
 
 /// Counts of jobs. By tenant, where nothing narrows them down, they come from an index; else those that match are counted one by
 /// one, from the newest on and no further than a list looks.
-fn groups(view: &Applied, filter: &JobFilter, (by, label): (GroupBy, &str), is_narrowed: bool) -> Groups {
+fn groups(scene: &Scene, filter: &JobFilter, (by, label): (GroupBy, &str), is_narrowed: bool) -> Groups {
+    let view: &Applied = &scene.state;
+    let mut reasons = Reasons::default();
     if by == GroupBy::Tenant && !is_narrowed {
         return of_tenants(view);
     }
@@ -125,7 +136,10 @@ fn groups(view: &Applied, filter: &JobFilter, (by, label): (GroupBy, &str), is_n
         looked_at += 1;
         let Some(job) = candidate.filter(|job| filter.shows(view, *job)) else { continue };
         matching += 1;
-        let value = value_of(&job, by, label);
+        let value = match by {
+            GroupBy::Reason => reasons.of(scene, &job),
+            by => value_of(&job, by, label),
+        };
         if counts.len() == GROUPS_SHOWN_MAX && !counts.contains_key(&value) {
             is_cut = true;
             continue;
@@ -164,9 +178,48 @@ fn value_of(job: &Candidate<'_>, by: GroupBy, label: &str) -> String {
             .array
             .map(|member| ArrayId::of_member(job.id, member.ordinal).to_string())
             .unwrap_or_default(),
+        GroupBy::Accelerator => {
+            let requests = job.spec.groups.iter().filter_map(|group| group.request.accelerators.as_ref());
+            let kinds = requests.flat_map(|request| &request.choices).map(|choice| choice.kind.as_str());
+            kinds.collect::<BTreeSet<&str>>().into_iter().collect::<Vec<&str>>().join(", ")
+        }
+        // Asked with what is known of others that ask for the same.
+        GroupBy::Reason => String::new(),
         GroupBy::Label => {
             job.metadata.and_then(|carries| carries.labels.get(label).cloned()).unwrap_or_default()
         }
+    }
+}
+
+/// Why jobs wait. Jobs of one tenant that ask for the same wait for the same reason.
+#[derive(Default)]
+struct Reasons {
+    /// Codes by tenant and request.
+    known: BTreeMap<(Name, GangClass), String>,
+}
+
+impl Reasons {
+    /// The code for a job; empty for one that does not wait.
+    fn of(&mut self, scene: &Scene, job: &Candidate<'_>) -> String {
+        if job.row.phase != Phase::Pending {
+            return String::new();
+        }
+        let (code, _) = render::status_of(&scene.state, job.id, job.row);
+        // Where only the planner can tell.
+        if !job.row.is_in_line() {
+            return code;
+        }
+        let key = (job.spec.tenant.clone(), GangClass::of(job.spec));
+        if let Some(known) = self.known.get(&key) {
+            return known.clone();
+        }
+        if self.known.len() >= REASONS_ASKED_MAX {
+            return code;
+        }
+        let asked = scene.engine().explain_briefly_here(&scene.state, job.id);
+        let code = asked.map_or(code, |(reason, _)| reason.code().to_owned());
+        self.known.insert(key, code.clone());
+        code
     }
 }
 
@@ -218,6 +271,9 @@ fn detail(scene: &Scene, id: JobId) -> Option<JobDetail> {
         array,
         changes: events::newest(scene, CHANGES_SHOWN, is_of_job),
         is_over: row.is_none_or(|(row, _)| matches!(row.phase, Phase::Finished(_))),
+        has_output: !view.is_past()
+            && row.is_some_and(|(row, _)| row.placement.is_some())
+            && output::is_allowed(scene, id),
     })
 }
 

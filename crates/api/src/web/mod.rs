@@ -10,6 +10,7 @@ mod cluster;
 mod events;
 mod jobs;
 mod nodes;
+mod output;
 mod plan;
 mod query;
 mod time_travel;
@@ -41,6 +42,8 @@ use crate::access::may_call;
 use crate::drills::Drills;
 use crate::facts::readiness;
 use crate::forward::{Caller, Router};
+use crate::objectives::ObjectiveAccount;
+use crate::outputs::Outputs;
 use crate::read::{Fresh, freshness, present};
 use crate::shared::Shared;
 use crate::shares::{Account, Pool, PoolPermit};
@@ -112,6 +115,8 @@ pub(crate) struct Web {
     router: Router,
     /// Streams of events that are open.
     streams: Pool,
+    /// Outputs of workers that pages read.
+    outputs: Outputs,
     /// Changes that were rendered for a stream lately.
     rendered: events::Rendered,
     /// What readers have not taken of their answers.
@@ -121,13 +126,16 @@ pub(crate) struct Web {
     drills: Drills,
     /// What this replica counts of its calls.
     metrics: ReplicaMetrics,
+    /// What it has spent of the error budgets.
+    objectives: ObjectiveAccount,
 }
 
 impl Web {
     pub(crate) fn new(shared: Shared, timeouts: Timeouts) -> Web {
-        let Shared { router, unwritten, drills, .. } = shared;
-        let (streams, rendered) = (events::places(), events::Rendered::default());
-        Web { router, streams, rendered, unwritten, timeouts, drills, metrics: ReplicaMetrics::default() }
+        let Shared { router, unwritten, drills, objectives, .. } = shared;
+        let (streams, outputs) = (events::places(), output::places());
+        let (rendered, metrics) = (events::Rendered::default(), ReplicaMetrics::default());
+        Web { router, streams, outputs, rendered, unwritten, timeouts, drills, metrics, objectives }
     }
 
     /// The same with what is counted there.
@@ -430,6 +438,7 @@ pub(crate) fn routes(web: Web) -> Routes {
         .route("/", get(cluster::overview))
         .route("/jobs", get(jobs::list))
         .route("/jobs/{id}", get(jobs::one))
+        .route("/jobs/{id}/output", get(output::stream))
         .route("/cluster", get(cluster::page))
         .route("/queues", get(cluster::queues))
         .route("/nodes", get(nodes::list))

@@ -23,7 +23,7 @@ pub fn job(text: &str) -> JobSpec {
         workers_min: 1,
         command: vec!["true".to_owned()],
         environment: BTreeMap::new(),
-        request: WorkerRequest { accelerators: None, cpu_milli: 100, memory_bytes: 1 << 20 },
+        request: WorkerRequest { accelerators: None, cpu_milli: 100, memory_bytes: 1 << 20, exclusive: false },
         slice: None,
         container: None,
     };
@@ -52,6 +52,11 @@ pub fn job(text: &str) -> JobSpec {
         booking: None,
         capacity: None,
         affinity: Vec::new(),
+        licences: muster_types::Licences::new(),
+        nice: 0,
+        front: None,
+        size: None,
+        readiness_ms: None,
     };
     draft.check().unwrap()
 }

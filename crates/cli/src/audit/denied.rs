@@ -5,6 +5,7 @@
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use muster_client::AttemptError;
 use muster_console::{Console, Document, Exit, Failure, Format, Global, moment, one_line, with_causes};
@@ -18,6 +19,8 @@ use super::{AuditArgs, TOKEN, is_named, issuer_less};
 
 /// Bytes of a line that are read; a replica writes far shorter ones.
 const LINE_BYTES_MAX: u64 = 64 << 10;
+/// Between two lines of progress.
+const TOLD_EVERY: Duration = Duration::from_secs(1);
 /// Replicas are three or five; more is a broken answer.
 const REPLICAS_MAX: usize = 64;
 
@@ -123,7 +126,7 @@ pub(super) async fn ask(global: &Global, console: &Console, args: &AuditArgs) ->
     };
     let client = global.client().await?;
     let status = client.get_status(v1::GetStatusRequest::default()).await?;
-    let mut asking = JoinSet::new();
+    let (mut asking, mut told_at) = (JoinSet::new(), Instant::now());
     for replica in status.replicas.into_iter().take(REPLICAS_MAX) {
         let (client, request) = (client.clone(), request.clone());
         asking.spawn(async move {
@@ -135,6 +138,10 @@ pub(super) async fn ask(global: &Global, console: &Console, args: &AuditArgs) ->
     let mut all = Vec::new();
     while let Some(asked) = asking.join_next().await {
         all.extend(asked.ok());
+        if told_at.elapsed() >= TOLD_EVERY && !asking.is_empty() {
+            told_at = Instant::now();
+            console.progress(&format!("{} replicas have answered, {} have not", all.len(), asking.len()));
+        }
     }
     all.sort_by_key(|asked: &ReplicaAnswer| asked.replica);
     if matches!(console.format, Format::Table | Format::Wide) {

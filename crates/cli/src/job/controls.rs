@@ -1,4 +1,4 @@
-//! `muster job cancel|hold|release|requeue|suspend|modify`.
+//! `muster job cancel|hold|release|requeue|suspend|modify|top`.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -467,6 +467,16 @@ pub struct ModifyArgs {
     /// Nodes that it may not be on, separated by commas, in place of those before, or none; only while it waits
     #[arg(long, value_name = "NODES", value_delimiter = ',')]
     exclude: Vec<String>,
+    /// Its place among the waiting jobs of its tenant and tier, from -100 to 100: the lower goes first; only while it waits
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = muster_manifest::nice)]
+    nice: Option<i32>,
+    /// How many workers it has: 8, 4..8 for one that may start with 4, or GROUP=8; repeat it for several groups. Of an elastic job of
+    /// one group that runs, a number within its bounds
+    #[arg(long, value_name = "WORKERS")]
+    workers: Vec<String>,
+    /// Another tenant, which you have to act for, too; only while it waits
+    #[arg(long, value_name = "TENANT")]
+    tenant: Option<String>,
     /// A label: key=value, or key- to take it away; repeat it
     #[arg(long = "label", value_name = "LABEL")]
     labels: Vec<String>,
@@ -476,7 +486,7 @@ pub struct ModifyArgs {
     /// How many members of an array may be unfinished at a time, or none: all that can be changed of an array
     #[arg(long, value_name = "N", conflicts_with_all = [
         "tier", "run_time_limit", "deadline", "not_before", "expected_run", "regions", "node_selector", "labels",
-        "annotations", "etag",
+        "annotations", "etag", "nice", "workers", "tenant",
     ])]
     throttle: Option<String>,
     /// Only if the job is still as it was shown with this etag
@@ -496,6 +506,21 @@ fn pair(text: &str) -> Result<(String, Option<String>), Failure> {
         Some(key) if !key.is_empty() => Ok((key.to_owned(), None)),
         _ => Err(Failure::usage(format!("{text:?} is neither key=value nor key-"))),
     }
+}
+
+/// The workers that a group is to have: `8`, `4..8`, `GROUP=8` or `GROUP=4..8`.
+fn group_size(text: &str) -> Result<v1::TaskGroup, Failure> {
+    let (group, size) = text.split_once('=').unwrap_or(("", text));
+    let (least, most) = match size.split_once("..") {
+        Some((least, most)) => (Some(least), most),
+        None => (None, size),
+    };
+    let count = |text: &str| text.parse::<u32>().ok().filter(|count| *count > 0);
+    let (Some(workers), Some(min_workers)) = (count(most), least.map_or(Some(0), count)) else {
+        let text = format!("--workers: {text:?} is none of 8, 4..8, GROUP=8 and GROUP=4..8");
+        return Err(Failure::usage(text));
+    };
+    Ok(v1::TaskGroup { name: group.to_owned(), workers, min_workers, ..v1::TaskGroup::default() })
 }
 
 /// `none` for what is cleared.
@@ -554,6 +579,18 @@ impl ModifyArgs {
                     (label, None) => _ = changed.node_selector.remove(&label),
                 }
             }
+        }
+        if let Some(nice) = self.nice {
+            names("spec.nice");
+            changed.nice = nice;
+        }
+        if !self.workers.is_empty() {
+            names("spec.groups");
+            changed.groups = self.workers.iter().map(|text| group_size(text)).collect::<Result<_, _>>()?;
+        }
+        if let Some(tenant) = &self.tenant {
+            names("tenant");
+            carried.tenant.clone_from(tenant);
         }
         if self.changes_nodes() {
             names("spec.nodes");
@@ -646,6 +683,7 @@ pub async fn modify(global: &Global, console: &Console, args: ModifyArgs) -> Res
             update_mask: Some(FieldMask { paths }),
             etag,
             validate_only: args.dry_run,
+            move_to_front: false,
         };
         let answer = match client.update_job(request).await {
             Err(error) if tries > 0 && args.etag.is_none() && has_changed(&error) => continue,
@@ -658,6 +696,25 @@ pub async fn modify(global: &Global, console: &Console, args: ModifyArgs) -> Res
         print_jobs(console, answer.freshness, jobs)?;
         return Ok(Exit::Ok);
     }
+}
+
+/// `muster job top`: a job goes before the others of its tenant and tier.
+pub async fn to_front(global: &Global, console: &Console, id: &str, dry_run: bool) -> Result<Exit, Failure> {
+    let client = global.client().await?;
+    let job_id = resolve(&client, id, Find::Active).await?;
+    let request = v1::UpdateJobRequest {
+        job_id,
+        move_to_front: true,
+        validate_only: dry_run,
+        ..v1::UpdateJobRequest::default()
+    };
+    let answer = client.update_job(request).await?;
+    if dry_run {
+        console.progress("the job would be moved; nothing was changed");
+    }
+    let jobs = answer.job.into_iter().map(view::Job::from).collect();
+    print_jobs(console, answer.freshness, jobs)?;
+    Ok(Exit::Ok)
 }
 
 /// Changes the throttle of an array.
@@ -686,6 +743,7 @@ async fn throttle(
         update_mask: Some(FieldMask { paths: vec!["spec.array.throttle".to_owned()] }),
         etag: String::new(),
         validate_only: args.dry_run,
+        move_to_front: false,
     };
     let answer = client.update_job(request).await?;
     if args.dry_run {
@@ -718,5 +776,28 @@ pub fn lines(controls: &view::Controls) -> BTreeMap<&'static str, String> {
         let at = controls.modified_at_index;
         lines.insert("modified by", format!("{} at log index {at}", controls.modified_by));
     }
+    if controls.moved_to_front_at_index > 0 {
+        lines.insert("moved to the front", format!("at log index {}", controls.moved_to_front_at_index));
+    }
+    if controls.size > 0 {
+        lines.insert("workers at most", controls.size.to_string());
+    }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_are_read_with_and_without_bounds_and_groups() {
+        let size = |text: &str| group_size(text).map(|group| (group.name, group.min_workers, group.workers));
+        assert_eq!(size("8").ok(), Some((String::new(), 0, 8)));
+        assert_eq!(size("4..8").ok(), Some((String::new(), 4, 8)));
+        assert_eq!(size("learners=2").ok(), Some(("learners".to_owned(), 0, 2)));
+        assert_eq!(size("learners=1..2").ok(), Some(("learners".to_owned(), 1, 2)));
+        for wrong in ["", "0", "x", "-1", "4..", "..8", "0..8", "a=", "a=b", "99999999999"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+    }
 }

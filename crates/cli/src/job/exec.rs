@@ -1,8 +1,8 @@
-//! `muster exec`.
+//! `muster exec` and `muster attach`.
 
 use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
-use muster_client::ExecInput;
+use muster_client::{Client, ExecInput};
 use muster_console::{Console, Exit, Failure, Global};
 use muster_types::limits;
 use muster_wire::v1;
@@ -11,14 +11,17 @@ use muster_wire::v1::exec_worker_response::Message;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use std::collections::HashMap;
 use std::io::Read;
+use std::sync::Arc;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use crate::complete;
 use crate::find::{self, Find};
 
 /// Bytes of one piece of input.
 const PIECE_BYTES: usize = 32 << 10;
+/// Ctrl-P and Ctrl-Q, one after the other.
+const LEAVE_KEYS: (u8, u8) = (16, 17);
 /// SIGINT on Linux.
 const INTERRUPT: u32 = 2;
 
@@ -82,13 +85,78 @@ pub async fn run(global: &Global, console: &Console, args: ExecArgs) -> Result<E
         command: args.command,
         environment,
         terminal,
+        attach: false,
     };
+    converse(&client, console, start, args.stdin).await
+}
+
+/// Options of `muster attach`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  muster run -it -- python                       starts a job with a terminal, and attaches to it
+  muster attach job-3f0                          again, from anywhere
+  muster attach train --rank 3
+
+Only for jobs with `terminal: true`. Every key goes to the worker, Ctrl-C too; Ctrl-P and then Ctrl-Q leaves it, and it runs on.
+Several people can be attached to one worker: all of them see what it writes and may type. That somebody attached, and who, is in
+the log of decisions.
+
+The exit code is the worker's when it ends meanwhile; 128 and the signal's number when a signal ended it.")]
+pub struct AttachArgs {
+    /// The job's id, or its name
+    #[arg(add = ArgValueCompleter::new(complete::jobs))]
+    id: String,
+    /// Which worker
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..i64::from(limits::GANG_WORKERS_MAX)))]
+    rank: u32,
+    /// As it always does, for those who are used to it
+    #[arg(short = 'i', long)]
+    stdin: bool,
+    /// As it always does, for those who are used to it
+    #[arg(short = 't', long = "tty")]
+    terminal: bool,
+}
+
+pub async fn attach(global: &Global, console: &Console, args: AttachArgs) -> Result<Exit, Failure> {
+    // Before anything is asked for.
+    size_here()?;
+    let AttachArgs { id, rank, stdin, terminal } = args;
+    // Both are always so.
+    let _ = (stdin, terminal);
+    let client = global.client().await?;
+    let job_id = find::resolve(&client, &id, Find::Newest).await?;
+    attach_to(&client, console, job_id, rank).await
+}
+
+/// Attaches to the terminal of a worker until that ends, or it is left.
+pub async fn attach_to(
+    client: &Client,
+    console: &Console,
+    job_id: String,
+    rank: u32,
+) -> Result<Exit, Failure> {
+    let terminal = Some(size_here()?);
+    let start = v1::ExecStart { job_id, rank, terminal, attach: true, ..Default::default() };
+    converse(client, console, start, true).await
+}
+
+/// Carries what this command reads to a worker or a command next to one, and what that writes back, until it has ended or is left.
+async fn converse(
+    client: &Client,
+    console: &Console,
+    start: v1::ExecStart,
+    reads: bool,
+) -> Result<Exit, Failure> {
+    let (terminal, is_attached) = (start.terminal, start.attach);
+    let left = Arc::new(Notify::new());
     let mut exec = client.exec_worker(start).await?;
     let input = exec.take_input();
     // Put back when this function ends, before an error is printed.
     let _raw = if terminal.is_some() { Some(RawTerminal::enter()?) } else { None };
     if let Some(input) = input.clone() {
-        tokio::spawn(feed(input, args.stdin));
+        let leave = is_attached.then(|| Arc::clone(&left));
+        tokio::spawn(feed(input, reads, leave));
     }
     let mut resized = signal(SignalKind::window_change())?;
     let mut is_interrupted = false;
@@ -101,6 +169,7 @@ pub async fn run(global: &Global, console: &Console, args: ExecArgs) -> Result<E
                 }
                 continue;
             }
+            () = left.notified(), if is_attached => return Ok(Exit::Ok),
             pressed = tokio::signal::ctrl_c() => {
                 if pressed.is_err() || std::mem::replace(&mut is_interrupted, true) {
                     return Ok(Exit::Interrupted);
@@ -161,16 +230,40 @@ impl Drop for RawTerminal {
 }
 
 /// Sends what this command reads, or only that there is nothing.
-async fn feed(input: ExecInput, reads: bool) {
+async fn feed(input: ExecInput, reads: bool, leave: Option<Arc<Notify>>) {
     if reads {
-        let mut pieces = read_stdin();
+        let (mut pieces, mut keys) = (read_stdin(), LeaveKeys::default());
         while let Some(piece) = pieces.recv().await {
+            if let Some(leave) = leave.as_ref().filter(|_| keys.are_in(&piece)) {
+                leave.notify_one();
+                return;
+            }
             if !input.send(piece).await {
                 return;
             }
         }
     }
     input.end().await;
+}
+
+/// Looks for the keys that leave a worker's terminal.
+#[derive(Default)]
+struct LeaveKeys {
+    /// The first of them was the last key.
+    is_first_pressed: bool,
+}
+
+impl LeaveKeys {
+    /// Whether the last of them is in this piece.
+    fn are_in(&mut self, piece: &[u8]) -> bool {
+        for key in piece {
+            if self.is_first_pressed && *key == LEAVE_KEYS.1 {
+                return true;
+            }
+            self.is_first_pressed = *key == LEAVE_KEYS.0;
+        }
+        false
+    }
 }
 
 /// Standard input, from a thread that nobody waits for: a terminal that nobody types on must not keep this program.
@@ -213,6 +306,16 @@ mod tests {
         assert_eq!(of(Some(End::Signal(9))), Exit::Job(137));
         assert_eq!(of(Some(End::ExitCode(-1))), Exit::Failed);
         assert_eq!(of(None), Exit::Job(1));
+    }
+
+    #[test]
+    fn two_keys_one_after_the_other_leave_a_terminal() {
+        let pressed = |pieces: &[&[u8]]| {
+            let mut keys = LeaveKeys::default();
+            pieces.iter().any(|piece| keys.are_in(piece))
+        };
+        assert!(pressed(&[b"ls\n\x10\x11"]) && pressed(&[b"\x10", b"\x11"]) && pressed(&[b"\x10\x10\x11"]));
+        assert!(!pressed(&[b"\x10x\x11"]) && !pressed(&[b"\x11\x10"]));
     }
 
     #[test]

@@ -60,6 +60,7 @@ Examples:
   muster job list --all --since 2h                    and what ended, of the jobs of the last two hours
   muster job list --phase pending,running --tenant vision -o wide
   muster job list --name train- --limit 20 -o json
+  muster job list --phase pending --starts            and when each is expected to start
   muster job list --mine -l 'team=vision,stage in (train,eval),!debug'
 
 Jobs of an array that are in the same phase are one row; --each gives each its own, and so does every form for
@@ -104,6 +105,9 @@ pub struct ListArgs {
     /// Only jobs that this principal submitted, such as tenant/vision/ada
     #[arg(long, value_name = "PRINCIPAL")]
     creator: Option<String>,
+    /// When each waiting job is expected to start, as far as one forecast of the queue comes; the first of a row's jobs
+    #[arg(long)]
+    starts: bool,
     /// At most this number, the newest [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     limit: Option<u32>,
@@ -148,14 +152,17 @@ pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<E
             node: args.node.clone().unwrap_or_default(),
             ..Default::default()
         }),
+        expected_starts: args.starts,
         ..Default::default()
     };
+    let mut forecast: Option<v1::StartForecast> = None;
     let mut jobs: Vec<view::Job> = Vec::new();
     let mut freshness: Option<v1::Freshness> = None;
     loop {
         let page = client.list_jobs(request.clone()).await?;
         // The first page's position is the one the whole list is complete up to.
         freshness = freshness.or(page.freshness);
+        forecast = forecast.or(page.forecast);
         let remaining = limit - jobs.len();
         // Newest first: behind one that is too old are older ones.
         let too_old = page.jobs.iter().any(|job| !is_recent(job));
@@ -184,8 +191,20 @@ pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<E
     if is_table && is_empty && !args.all && args.phase.is_empty() {
         console.progress("nothing waits or runs; --all shows the jobs that have ended");
     }
+    if let Some(forecast) = forecast {
+        tell_forecast(console, &forecast);
+    }
     args.read.tell_age(console, freshness.as_ref());
     Ok(Exit::Ok)
+}
+
+/// Says how far a forecast of starts came.
+pub fn tell_forecast(console: &Console, forecast: &v1::StartForecast) {
+    let v1::StartForecast { computed_jobs, waiting_jobs, is_cut } = forecast;
+    let rest = if *is_cut { "; muster explain JOB has each of the others" } else { "" };
+    console.progress(&format!(
+        "expected starts were computed for {computed_jobs} of {waiting_jobs} jobs that wait{rest}"
+    ));
 }
 
 /// Arrays with members that are not created, where the list shows what waits.

@@ -22,8 +22,8 @@ use muster_client::Client;
 use muster_console::{
     Console, Document, Exit, Failure, Format, Global, Grid, Items, Position, one_line, span,
 };
-use muster_types::policy::PurchaseKind;
-use muster_types::{AffinityLevel, AffinityRule, Control, PriorityTier};
+use muster_types::policy::{NotificationEvent, PurchaseKind};
+use muster_types::{AffinityLevel, AffinityRule, CommandShell, Control, CpuBinding, PriorityTier};
 use muster_wire::closed::word;
 use muster_wire::v1;
 use serde_json::Value;
@@ -158,7 +158,7 @@ A running job is stopped and held with: muster job suspend ID")]
         after_help = "Examples:\n  muster job suspend job-3f0\n  muster job suspend 'array-3f0[1-5,7]'\n  muster job release job-3f0             it waits for capacity again"
     )]
     Suspend(SelectArgs),
-    /// Change a job: while it waits its tier, times and places, while it runs its limit and labels
+    /// Change a job: while it waits its tier, times, places, size and tenant, while it runs its limit and labels
     #[command(
         visible_alias = "update",
         after_help = "\
@@ -168,11 +168,28 @@ Examples:
   muster job modify job-3f0 --label team=vision --label debug-
   muster job modify job-3f0 --exclude h7,h8 --where 'memory-gib>512'
   muster job modify job-3f0 --tier batch --etag 1-4711
+  muster job modify job-3f0 --nice 10 --workers 4..8
+  muster job modify job-3f0 --workers 6           also of an elastic job that runs
   muster job modify array-3f0 --throttle 50       lets 50 members of an array be unfinished at a time
 
 With --etag it is changed only if it is still as it was shown: muster job show ID -o json | jq -r .etag"
     )]
     Modify(Box<ModifyArgs>),
+    /// Move a waiting job before the others of its tenant and tier; jobs of other tenants wait no longer for that
+    #[command(after_help = "\
+Examples:
+  muster job top job-3f0
+  muster job top train --dry-run
+
+Of several jobs that were moved, the one that was moved last goes first. `muster job modify ID --nice N` orders them by numbers.")]
+    Top {
+        /// Its id, or its name
+        #[arg(add = ArgValueCompleter::new(complete::jobs))]
+        id: String,
+        /// Check the move, and change nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Wait for jobs; exit code 1 unless all of them went well
     #[command(after_help = "\
 Examples:
@@ -220,6 +237,7 @@ pub async fn run(global: &Global, console: &Console, command: JobCommand) -> Res
         JobCommand::Requeue(args) => controls::run(global, console, Control::Requeue, args).await,
         JobCommand::Suspend(args) => controls::run(global, console, Control::Suspend, args).await,
         JobCommand::Modify(args) => controls::modify(global, console, *args).await,
+        JobCommand::Top { id, dry_run } => controls::to_front(global, console, &id, dry_run).await,
         JobCommand::Watch { ids, tenant, selector } => {
             let client = global.client().await?;
             let ids = all_resolved(&client, &ids, Find::Newest).await?;
@@ -355,6 +373,14 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
     for entry in &spec.affinity {
         say("affinity", affinity(entry));
     }
+    if !spec.licences.is_empty() {
+        let licences = spec.licences.iter().map(|of| format!("{} {}", of.name, of.count));
+        say("licences", licences.collect::<Vec<_>>().join(", "));
+    }
+    for entry in &spec.notify {
+        let events: Vec<&str> = entry.events.iter().map(|event| word::<NotificationEvent>(*event)).collect();
+        say("notifies", format!("{} of {}", entry.receiver, events.join(", ")));
+    }
     if let Some(asked) = &spec.ulimits {
         let files = asked.open_files.map(|count| format!("{count} open files"));
         let sizes =
@@ -364,8 +390,29 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
         });
         say("ulimits", files.into_iter().chain(sizes).collect::<Vec<_>>().join(", "));
     }
+    if let Some(rules) = &spec.host {
+        let words = [("binding", word::<CpuBinding>(rules.binding)), ("shell", word::<CommandShell>(rules.shell))];
+        for (field, text) in words.into_iter().filter(|(_, text)| !text.is_empty()) {
+            say(field, text.to_owned());
+        }
+        if rules.shared_memory_bytes > 0 {
+            say("shared memory", muster_manifest::quantity::show_bytes(rules.shared_memory_bytes));
+        }
+    }
+    if spec.terminal {
+        say("terminal", format!("muster attach {}", job.id));
+    }
     if let Some(asked) = &spec.capacity {
         say("capacity", capacity(asked));
+    }
+    if spec.nice != 0 {
+        say("nice", spec.nice.to_string());
+    }
+    if spec.exclusive {
+        say("hosts", "each worker has one to itself".to_owned());
+    }
+    if let Some(timeout) = spec.readiness.as_ref().and_then(|rule| span(rule.timeout)) {
+        say("ready within", timeout);
     }
     // By this it is found where traces are kept.
     if let Some(trace_id) = spec.trace_parent.split('-').nth(1) {
@@ -494,6 +541,10 @@ fn rows(groups: &[Vec<&view::Job>], arrays: &[v1::Array], wide: bool) -> Grid {
     if wide {
         header.extend(["REGION", "CLUSTER", "ATTEMPT", "FAILURES", "CHANGED-AT"]);
     }
+    let has_starts = groups.iter().flatten().any(|job| job.status.expected_start.is_some());
+    if has_starts {
+        header.push("EXPECTED START");
+    }
     header.push("REASON");
     let mut grid = Grid::new(header).optional(&["TIER", "DEVICES", "TENANT", "WORKERS"]);
     for group in groups {
@@ -532,6 +583,10 @@ fn rows(groups: &[Vec<&view::Job>], arrays: &[v1::Array], wide: bool) -> Grid {
             cells.push(status.failures.to_string());
             cells.push(status.changed_at_index.to_string());
         }
+        if has_starts {
+            let expected = group.iter().filter_map(|job| job.status.expected_start.as_ref()?.p50.clone());
+            cells.push(expected.min().unwrap_or_default());
+        }
         cells.push(reason(job));
         grid.row(cells);
     }
@@ -549,6 +604,9 @@ fn rows(groups: &[Vec<&view::Job>], arrays: &[v1::Array], wide: bool) -> Grid {
         ];
         if wide {
             cells.extend(["", "", "0", "0", ""].map(str::to_owned));
+        }
+        if has_starts {
+            cells.push(String::new());
         }
         cells.push(format!("{}: {}", array.reason, array.message));
         grid.row(cells);

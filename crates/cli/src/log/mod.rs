@@ -255,8 +255,8 @@ async fn tail(client: &Client, console: &Console, args: TailArgs) -> Result<Exit
     each_record(console, reader, 0, again, |record| print(console, record)).await
 }
 
-/// Shows the records of a reader up to `to_index`, or to its end where that is 0. An interrupt ends it with `again`, which says how to go
-/// on from the next index.
+/// Shows the records of a reader up to `to_index`, or to its end where that is 0, and tells each second how far it is where the end is
+/// known. An interrupt ends it with `again`, which says how to go on from the next index.
 pub async fn each_record(
     console: &Console,
     mut reader: LogReader,
@@ -264,15 +264,29 @@ pub async fn each_record(
     again: impl Fn(u64) -> String,
     mut show: impl FnMut(&v1::LogRecord) -> Result<(), Failure>,
 ) -> Result<Exit, Failure> {
+    let mut told_at = Instant::now();
     loop {
-        let item = tokio::select! {
-            item = reader.next() => item.map_err(|error| kept(error, &reader))?,
-            interrupt = tokio::signal::ctrl_c() => {
-                interrupt?;
-                console.progress(&again(reader.next_index()));
-                return Ok(Exit::Interrupted);
+        let at = reader.next_index();
+        let item = {
+            // One read goes on while the time passes: of a filtered log a record may be long in coming.
+            let next = reader.next();
+            tokio::pin!(next);
+            loop {
+                tokio::select! {
+                    item = &mut next => break item,
+                    () = tokio::time::sleep(PROGRESS_INTERVAL.saturating_sub(told_at.elapsed())), if to_index > 0 => {
+                        told_at = Instant::now();
+                        console.progress(&format!("record {at} of {to_index}"));
+                    }
+                    interrupt = tokio::signal::ctrl_c() => {
+                        interrupt?;
+                        console.progress(&again(at));
+                        return Ok(Exit::Interrupted);
+                    }
+                }
             }
         };
+        let item = item.map_err(|error| kept(error, &reader))?;
         match item {
             Some(LogItem::Record(record)) => show(&record)?,
             Some(_) => {}

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Instant;
 
 use muster_client::Client;
-use muster_console::Failure;
+use muster_console::{Console, Failure};
 use muster_parallel::calibration::Observation;
 use muster_parallel::search::Question;
 use muster_parallel::{Layout, PlanError, Precision, Recompute, Sharding, Training};
@@ -12,7 +13,7 @@ use muster_wire::time::span_ms;
 use muster_wire::v1;
 use serde::Deserialize;
 
-use super::{coded, read};
+use super::{TOLD_EVERY, coded, read};
 use crate::find::{self, Find};
 
 /// Largest file of measured steps, in bytes.
@@ -108,9 +109,14 @@ pub async fn of_jobs(
     client: &Client,
     jobs: &[String],
     question: &Question,
+    console: &Console,
 ) -> Result<Vec<Observation>, Failure> {
-    let mut observations = Vec::new();
+    let (mut observations, mut told_at) = (Vec::new(), Instant::now());
     for name in jobs {
+        if told_at.elapsed() >= TOLD_EVERY {
+            told_at = Instant::now();
+            console.progress(&format!("measured: {} of {} jobs", observations.len(), jobs.len()));
+        }
         let id = find::resolve(client, name, Find::Newest).await?;
         let request = v1::GetJobRequest { job_id: id.clone(), read: None };
         let job = client.get_job(request).await?.job.unwrap_or_default();

@@ -6,7 +6,9 @@ mod measured;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueEnum};
 use muster_console::{Console, Exit, Failure, Format, Global, Grid};
@@ -23,6 +25,8 @@ use serde::Serialize;
 
 /// Plans of each model whose time is taken.
 const TIMED_PLANS: usize = 21;
+/// Between two lines of progress.
+const TOLD_EVERY: Duration = Duration::from_secs(1);
 const GIB: f64 = (1_u64 << 30) as f64;
 
 /// Commands that plan how a model is split.
@@ -286,14 +290,17 @@ async fn plan(global: &Global, console: &Console, args: &PlanArgs) -> Result<Exi
         None => Vec::new(),
     };
     if !args.calibrate_from.is_empty() {
-        steps.extend(measured::of_jobs(&global.client().await?, &args.calibrate_from, &question).await?);
+        let client = global.client().await?;
+        steps.extend(measured::of_jobs(&client, &args.calibrate_from, &question, console).await?);
     }
     if args.steps.is_some() || !steps.is_empty() {
         question.calibration = calibration::from_measurements(&steps).map_err(|error| {
             Failure::usage(coded(&error)).with_next("leave out the steps that are named, or correct them")
         })?;
     }
-    let report = Report::new(&question, args.price).map_err(|error| wrong(&error))?;
+    let planned =
+        told_while(console, "looking for the fastest layouts", || Report::new(&question, args.price));
+    let report = planned.map_err(|error| wrong(&error))?;
     if let Some(path) = &args.html {
         fs::write(path, html::page(&report))
             .map_err(|error| Failure::new(Exit::Failed, format!("{}: {error}", path.display())))?;
@@ -306,6 +313,23 @@ async fn plan(global: &Global, console: &Console, args: &PlanArgs) -> Result<Exi
         print_plan(console, &report, &question.accelerator)?;
     }
     Ok(Exit::Ok)
+}
+
+/// Does work of unknown length on another thread, and tells each second that it lasts.
+fn told_while<T: Send>(console: &Console, what: &str, work: impl FnOnce() -> T + Send) -> T {
+    let begun = Instant::now();
+    let (lasts, ended) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        let working = scope.spawn(move || {
+            // Goes with the thread, also where the work panics.
+            let _lasts = lasts;
+            work()
+        });
+        while ended.recv_timeout(TOLD_EVERY) == Err(RecvTimeoutError::Timeout) {
+            console.progress(&format!("{what}: {} s so far", begun.elapsed().as_secs()));
+        }
+        working.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
 fn layouts(console: &Console, candidates: &[Candidate]) -> Result<(), Failure> {

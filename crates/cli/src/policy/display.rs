@@ -43,7 +43,7 @@ type Column = (&'static str, &'static str, &'static str);
 /// A table of a list: where that is in the file, what an entry must have to be a row, and its columns.
 type List = (&'static str, &'static str, &'static [Column]);
 
-const LISTS: [List; 15] = [
+const LISTS: [List; 21] = [
     (
         "spec.tenants",
         "{rights}",
@@ -54,6 +54,7 @@ const LISTS: [List; 15] = [
             ("DEADLINES", "{rights.deadlines}", ""),
             ("BOOKINGS", "{rights.bookings}", ""),
             ("PURCHASES", "{rights.purchases}", ""),
+            ("NEGATIVE NICE", "{rights.negativeNice}", ""),
         ],
     ),
     (
@@ -65,7 +66,18 @@ const LISTS: [List; 15] = [
             ("UNFINISHED JOBS UP TO", "{limits.unfinishedJobs}", ""),
             ("RUNNING JOBS UP TO", "{limits.runningJobs}", ""),
             ("REQUESTS A MINUTE", "{limits.requestsPerMinute}", ""),
+            ("AT A LIMIT", "{limits.onLimit}", ""),
         ],
+    ),
+    (
+        "spec.tenants",
+        "{limits.cpu}",
+        &[("TENANT AND ALL BELOW IT", "{@}", ""), ("CPUS UP TO", "{limits.cpu}", "")],
+    ),
+    (
+        "spec.tenants",
+        "{limits.memory}",
+        &[("TENANT AND ALL BELOW IT", "{@}", ""), ("MEMORY UP TO", "{limits.memory}", "")],
     ),
     (
         "spec.tenants",
@@ -76,6 +88,7 @@ const LISTS: [List; 15] = [
             ("UNFINISHED JOBS OF A USER UP TO", "{limits.user.unfinishedJobs}", ""),
             ("RUNNING JOBS OF A USER UP TO", "{limits.user.runningJobs}", ""),
             ("SUBMISSIONS OF A USER A MINUTE", "{limits.user.submissionsPerMinute}", ""),
+            ("DEVICES OF A USER UP TO", "{limits.user.devices}", ""),
         ],
     ),
     (
@@ -105,6 +118,36 @@ const LISTS: [List; 15] = [
             ("TENANT", "{@}", ""),
             ("ACCELERATOR-HOURS OF A USER UP TO", "{limits.user.acceleratorHours.most}", ""),
             ("IN EVERY", "{limits.user.acceleratorHours.window}", ""),
+        ],
+    ),
+    (
+        "spec.tenants",
+        "{queue}",
+        &[
+            ("TENANT", "{@}", ""),
+            ("ORDER", "{queue.order}", ""),
+            ("BLOCKS FOR", "{queue.blockFor}", ""),
+            ("PREEMPTION", "{queue.preemption}", ""),
+            ("NODES", "{queue.nodes}", ""),
+            ("ISOLATED", "{queue.isolated}", ""),
+        ],
+    ),
+    (
+        "spec.tenants",
+        "{limits.spend}",
+        &[
+            ("TENANT", "{@}", ""),
+            ("DOLLARS UP TO", "${limits.spend.most}", ""),
+            ("IN EVERY", "{limits.spend.window}", ""),
+        ],
+    ),
+    (
+        "spec.tenants",
+        "{limits.user.spend}",
+        &[
+            ("TENANT", "{@}", ""),
+            ("DOLLARS OF A USER UP TO", "${limits.user.spend.most}", ""),
+            ("IN EVERY", "{limits.user.spend.window}", ""),
         ],
     ),
     (
@@ -164,6 +207,7 @@ const LISTS: [List; 15] = [
             ("TENANT", "{tenant}", "all"),
             ("EVENTS", "{events}", ""),
             ("BODY", "{body}", ""),
+            ("JOBS MAY NAME IT", "{forJobs}", "false"),
             ("URL", "{url}", "in a file"),
         ],
     ),
@@ -175,6 +219,11 @@ const LISTS: [List; 15] = [
             ("REGION", "{region}", "all"),
             ("INTERRUPTIONS A NODE AND DAY", "{perDay}", ""),
         ],
+    ),
+    (
+        "spec.resources",
+        "",
+        &[("LICENCE", "{name}", ""), ("COUNT", "{count}", ""), ("REGION", "{region}", "all")],
     ),
     (
         "spec.roles",

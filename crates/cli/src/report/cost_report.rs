@@ -79,7 +79,7 @@ pub(super) async fn run(global: &Global, console: &Console, args: &CostArgs) -> 
     let prices = last_prices(&source.archive)?;
     let jobs = by.contains(&CostDimension::Job);
     let detail = Detail { cuts: prices.boundaries().to_vec(), jobs };
-    let reading = read_in(&source, args.from, args.to, &detail, Watchers::default())?;
+    let reading = read_in(&source, args.from, args.to, &detail, Watchers::told(console))?;
     let rows = cost::rows(&reading.views, &prices, &by);
     let total = cost::total(rows.iter().map(|row| &row.amount));
     let capacity = rows::capacity(&reading.views);

@@ -165,7 +165,8 @@ pub(super) async fn report(
     let source = args.source.open(global, console).await?;
     let mut fairness = Fairness::default();
     let mut turns = verify.then(TurnCheck::default);
-    let watchers = Watchers { fairness: Some(&mut fairness), turns: turns.as_mut(), ..Watchers::default() };
+    let watchers =
+        Watchers { fairness: Some(&mut fairness), turns: turns.as_mut(), ..Watchers::told(console) };
     let mut reading = read_in(&source, args.from, args.to, &Detail::default(), watchers)?;
     reading.notes.extend(turns.iter().flat_map(lines_of));
     let capacity = capacity(&reading);

@@ -332,7 +332,7 @@ pub(super) async fn run(global: &Global, console: &Console, args: &GoodputArgs) 
     // The speed of a program is that of a job.
     let detail = Detail { jobs: true, ..Detail::default() };
     let mut steps = StepTimes::default();
-    let watchers = Watchers { steps: Some(&mut steps), ..Watchers::default() };
+    let watchers = Watchers { steps: Some(&mut steps), ..Watchers::told(console) };
     let reading = read_in(&source, args.from, args.to, &detail, watchers)?;
     let by = super::distinct(&args.by);
     let sums = steps.sums();

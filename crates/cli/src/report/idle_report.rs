@@ -48,7 +48,7 @@ pub(super) async fn run(global: &Global, console: &Console, args: &IdleArgs) -> 
             .with_next("leave out --ledger, or give --no-planner too"));
     }
     let kept = report.ledger.as_deref();
-    let watchers = Watchers { reasons: reasons.as_mut(), kept, ..Watchers::default() };
+    let watchers = Watchers { reasons: reasons.as_mut(), kept, ..Watchers::told(console) };
     let mut reading = read_in(&source, report.from, report.to, &report.detail(), watchers)?;
     reading.notes.extend(reasons.as_ref().map(note));
     show(console, ReportKind::Idle, report, reading)

@@ -282,7 +282,7 @@ pub async fn run(global: &Global, console: &Console, command: &ReportCommand) ->
         check_waits_by_job(args)?;
     }
     let source = args.source.open(global, console).await?;
-    let watchers = Watchers { kept: args.ledger.as_deref(), ..Watchers::default() };
+    let watchers = Watchers { kept: args.ledger.as_deref(), ..Watchers::told(console) };
     let reading = read_in(&source, args.from, args.to, &args.detail(), watchers)?;
     show(console, kind, args, reading)
 }

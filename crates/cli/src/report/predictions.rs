@@ -67,7 +67,7 @@ pub(super) async fn run(global: &Global, console: &Console, args: &PredictionArg
         None => idle_report::moments_apart_ms(&source, args.from, args.to)?,
     };
     let mut check = PredictionCheck::every(interval_ms);
-    let watchers = Watchers { predictions: Some(&mut check), ..Watchers::default() };
+    let watchers = Watchers { predictions: Some(&mut check), ..Watchers::told(console) };
     let reading = read_in(&source, args.from, args.to, &Detail::default(), watchers)?;
     if console.is_structured() {
         return document(console, &reading, &check);

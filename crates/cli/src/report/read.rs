@@ -3,9 +3,10 @@
 use std::path::Path;
 #[cfg(test)]
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use muster_archive::{Archive, ArchiveError, Gap, Observer, Replay};
-use muster_console::{Exit, Failure};
+use muster_console::{Console, Exit, Failure};
 use muster_journal::Decision;
 use muster_ledger::{Detail, JobTotals, Ledger, LedgerError, StepTimes, View, Window};
 use muster_sim::idle::IdleReasons;
@@ -19,6 +20,9 @@ use super::ledger_file;
 #[cfg(test)]
 use crate::log::SourceArgs;
 use crate::log::{LogSource, archive_failure};
+
+/// Between two lines of progress.
+const TOLD_EVERY: Duration = Duration::from_secs(1);
 
 /// Records that are missing, and the time for which nothing is known.
 pub(super) struct MissingSpan {
@@ -55,6 +59,23 @@ struct Charger<'a> {
     error: Option<LedgerError>,
     /// The time of the first record.
     first: Option<LogTime>,
+    told: Option<Told<'a>>,
+}
+
+/// Who is told each second how far the reading is, and when that was last done.
+struct Told<'a> {
+    console: &'a Console,
+    at: Instant,
+    last: LogIndex,
+}
+
+impl Told<'_> {
+    fn tell(&mut self, index: LogIndex) {
+        if self.at.elapsed() >= TOLD_EVERY {
+            self.at = Instant::now();
+            self.console.progress(&format!("record {index} of {}", self.last));
+        }
+    }
 }
 
 fn is_within(window: Window, time: LogTime) -> bool {
@@ -105,6 +126,9 @@ impl Observer for Charger<'_> {
     }
 
     fn round_over(&mut self, state: &State) {
+        if let Some(told) = &mut self.told {
+            told.tell(state.log_index());
+        }
         if let Some(fairness) = &mut self.fairness {
             fairness.round_over(state);
         }
@@ -166,6 +190,15 @@ pub(super) struct Watchers<'a> {
     pub(super) predictions: Option<&'a mut PredictionCheck>,
     /// Where the ledger is kept until the next report; not together with those above, who have to see the whole span.
     pub(super) kept: Option<&'a Path>,
+    /// Who is told how far it is.
+    pub(super) console: Option<&'a Console>,
+}
+
+impl<'a> Watchers<'a> {
+    /// Nobody but who is told how far it is.
+    pub(super) fn told(console: &'a Console) -> Watchers<'a> {
+        Watchers { console: Some(console), ..Watchers::default() }
+    }
 }
 
 /// What a log says of a span, with more kept apart.
@@ -207,6 +240,7 @@ impl Reading {
         detail: &Detail,
         mut watchers: Watchers<'_>,
     ) -> Result<Option<LogTime>, Failure> {
+        let last = self.last;
         let start = from.map_or(PastPoint::Index(LogIndex::ZERO), PastPoint::Time);
         let window = Window { from: from.unwrap_or_default(), until };
         let resumed = match watchers.kept {
@@ -252,9 +286,10 @@ impl Reading {
             if let Some(predictions) = &mut predictions {
                 predictions.begin();
             }
+            let told = watchers.console.map(|console| Told { console, at: Instant::now(), last });
             let (ended, error, first) = (detail.jobs.then(Vec::new), None, None);
             let mut charger =
-                Charger { ledger, fairness, reasons, turns, steps, predictions, ended, error, first };
+                Charger { ledger, fairness, reasons, turns, steps, predictions, ended, error, first, told };
             let is_founding = replay.state().log_index() == LogIndex::ZERO;
             let begins = replay.state().log_time();
             let followed = archive.follow(&mut replay, &mut charger);

@@ -43,7 +43,7 @@ fn node() -> Decision {
 
 fn submitted() -> Decision {
     let accelerators = Some(AcceleratorRequest::from(has()));
-    let request = WorkerRequest { accelerators, cpu_milli: 1_000, memory_bytes: 1 << 30 };
+    let request = WorkerRequest { accelerators, cpu_milli: 1_000, memory_bytes: 1 << 30, exclusive: false };
     let group = TaskGroup::new(Name::literal("main"), 1, vec!["train".to_owned()], request);
     let draft = JobDraft::new(Name::literal("job"), Name::literal("lab"), vec![group]);
     let request = RequestKey { id: RequestId(1), fingerprint: 1 };

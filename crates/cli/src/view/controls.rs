@@ -33,6 +33,15 @@ pub struct Controls {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub modify_time: Option<String>,
     pub modified_at_index: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub moved_to_front_at_index: u64,
+    /// The most workers that it is placed with, where somebody has changed that while it ran.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub size: u64,
+}
+
+fn is_zero(value: &u64) -> bool {
+    *value == 0
 }
 
 /// Who holds a job.
@@ -61,6 +70,8 @@ impl From<v1::JobControls> for Controls {
             modified_by: controls.modified_by,
             modify_time: moment(controls.modify_time),
             modified_at_index: controls.modified_at_index,
+            moved_to_front_at_index: controls.moved_to_front_at_index,
+            size: controls.size.into(),
         }
     }
 }

@@ -4,7 +4,7 @@
 //! camelCase, as in job files; times are RFC 3339 in UTC; words (phases, states) are lower-case; what is
 //! not there is left out. Kinds: `Submission`, `Job`, `JobList`, `JobEvent`, `Node`, `NodeList`,
 //! `NodeEvent`, `QueueList`, `QueueEvent`, `ClusterStatus`, `ClusterMembers`, `ClusterLeader`, `ClusterFormat`,
-//! `ControlledJobs`, `NotificationList`, `Backup`, `Version`, `Explanation`, `Probe`, and `Policy` in the form of a policy file.
+//! `ControlledJobs`, `NotificationList`, `NotificationDeliveryList`, `Backup`, `Version`, `Explanation`, `Probe`, and `Policy` in the form of a policy file.
 
 pub mod controls;
 pub mod recovery;
@@ -129,6 +129,26 @@ pub struct JobStatus {
     /// What people have asked of it since it was submitted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub controls: Option<Controls>,
+    /// When it is expected to start, where a list asks for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expected_start: Option<ExpectedStart>,
+}
+
+/// When a job is expected to start.
+#[derive(Serialize)]
+pub struct ExpectedStart {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p10: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p50: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p90: Option<String>,
+}
+
+impl From<v1::StartEstimate> for ExpectedStart {
+    fn from(start: v1::StartEstimate) -> ExpectedStart {
+        ExpectedStart { p10: moment(start.p10), p50: moment(start.p50), p90: moment(start.p90) }
+    }
 }
 
 /// Work that was saved.
@@ -667,6 +687,7 @@ impl From<v1::JobStatus> for JobStatus {
             nominated_placement: status.nominated_placement.map(NominatedPlacement::from),
             history: status.history.map(AttemptHistory::from),
             controls: status.controls.map(Controls::from),
+            expected_start: status.expected_start.map(ExpectedStart::from),
         }
     }
 }

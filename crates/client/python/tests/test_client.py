@@ -23,7 +23,8 @@ import muster
 import muster.aio
 from muster import _trace as trace, worker
 from muster._attempts import Attempts
-from muster._core import Call, Logs, Seen, Waiting, Watch, call_metadata, required_features
+from muster._core import Call, Logs, Seen, Waiting, Watch, call_metadata
+from muster._features import required_features
 from muster._judge import Verdict, judge
 from muster._time import duration, timestamp
 from muster.options import Endpoints, Options, tls_from_environment, token_from_environment
@@ -219,6 +220,9 @@ def test_what_is_asked_of_jobs_says_of_which() -> None:
     update = client._core.update("job-1", changed, ["labels", "spec.deadline"], "1-7", None, None)
     assert isinstance(update.request, job_pb2.UpdateJobRequest)
     assert list(update.request.update_mask.paths) == ["labels", "spec.deadline"] and update.request.etag == "1-7"
+    moved = client._core.to_front("job-1", None, None)
+    assert isinstance(moved.request, job_pb2.UpdateJobRequest) and moved.request.move_to_front
+    assert muster.job("a", ["run"], nice=-7, exclusive=True).replace(hold=True).to_message().hold
     for throttle in (7, None):
         change = client._core.set_throttle("array-1", throttle, None, None)
         assert isinstance(change.request, job_pb2.UpdateJobRequest) and change.request.job_id == "array-1"

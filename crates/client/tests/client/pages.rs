@@ -14,6 +14,7 @@ fn page(names: &[&str], next: &str, (generation, log_index): (u32, u64)) -> v1::
         next_page_token: next.to_owned(),
         freshness: Some(v1::Freshness { generation, log_index, ..Default::default() }),
         resume_token: if next.is_empty() { "resume".to_owned() } else { String::new() },
+        forecast: None,
     }
 }
 

@@ -9,6 +9,8 @@ mod hosts;
 mod programs;
 mod size;
 
+use std::collections::BTreeMap;
+
 use muster_types::{ArrayId, ArraySpec, JobId, Name};
 use serde_json::{Value, json};
 
@@ -47,6 +49,10 @@ pub fn convert(script: &str, options: &Options, findings: &Findings, honoured: &
         ..Group::default()
     };
     who(&directives, options, &mut draft);
+    order(&directives, &mut draft);
+    if group.needs.accelerators.is_none() {
+        alone(&directives, &mut draft);
+    }
     when(&directives, &mut draft);
     if let Some(directive) = directives.take("array") {
         match array(&directive.value) {
@@ -127,6 +133,32 @@ fn who(directives: &Directives<'_>, options: &Options, draft: &mut Draft) {
         } else {
             draft.annotations.insert("comment".to_owned(), directive.value.clone());
         }
+    }
+}
+
+/// Its place among the jobs of its tenant.
+fn order(directives: &Directives<'_>, draft: &mut Draft) {
+    let Some(directive) = directives.take("nice") else { return };
+    let most = i64::from(muster_types::limits::NICE_MAX);
+    let asked = if directive.value.is_empty() { Some(most) } else { directive.value.parse::<i64>().ok() };
+    let Some(asked) = asked else {
+        return directives.refuse(directive, format!("must be a number, got {:?}", shown(&directive.value)));
+    };
+    let nice = asked.clamp(-most, most);
+    if nice != asked {
+        directives.approximate(directive, format!("nice values are from -{most} to {most}: {nice}"));
+    }
+    draft.rules.nice = i32::try_from(nice).ok().filter(|nice| *nice != 0);
+}
+
+/// Whole hosts for a job without accelerators.
+fn alone(directives: &Directives<'_>, draft: &mut Draft) {
+    let Some(directive) = directives.take("exclusive") else { return };
+    if directive.value.is_empty() {
+        draft.rules.exclusive = Some(true);
+        directives.approximate(directive, "each worker has a host without accelerators to itself");
+    } else {
+        directives.drop(directive, "hosts are kept from all other jobs, or from none");
     }
 }
 
@@ -322,6 +354,15 @@ fn places(directives: &Directives<'_>, draft: &mut Draft) {
             ),
         }
     }
+    if let Some(directive) = directives.take("licenses") {
+        match licences(&directive.value) {
+            Some(licences) => draft.rules.licences = licences,
+            None => directives.drop(
+                directive,
+                "a job asks for all of a list of names with counts, like ansys:2,matlab: `licences`",
+            ),
+        }
+    }
     if let Some(directive) = directives.take("switches") {
         if directive.value.split('@').next() == Some("1") {
             draft.rules.preferred = Some("rack");
@@ -368,6 +409,16 @@ fn named_nodes(directives: &Directives<'_>, size: size::Size, draft: &mut Draft)
     }
 }
 
+/// Names with counts; none for a list of which one is enough, and for names of a server.
+fn licences(text: &str) -> Option<BTreeMap<String, u32>> {
+    let asked = text.split(',').map(|part| {
+        let (name, count) = part.trim().split_once(':').unwrap_or((part.trim(), "1"));
+        let count = count.parse::<u32>().ok().filter(|count| *count > 0)?;
+        Some((Name::new(&name.to_ascii_lowercase())?.to_string(), count))
+    });
+    asked.collect()
+}
+
 /// The sentence for an option that nothing reads.
 fn advice(name: &str) -> &'static str {
     match name {
@@ -378,12 +429,11 @@ fn advice(name: &str) -> &'static str {
         "mail-type" | "mail-user" => {
             "nobody is written to; `muster job wait JOB-ID` returns when it has ended"
         }
-        "exclusive" => "nodes are shared; ask for all devices, CPUs and memory of a node",
+        "exclusive" => "of nodes with accelerators, ask for all devices, CPUs and memory",
         "constraint" | "prefer" => CONSTRAINT,
         "nodefile" => "the file is not read; `--nodelist` names the nodes",
-        "hold" => "the job starts when there is capacity; `muster job hold JOB-ID` keeps it",
-        "nice" | "priority" => "the order is decided by tiers and shares of tenants: `tier`",
-        "licenses" => "licences are not counted",
+        "hold" => "the job starts when there is capacity; `muster submit --hold` submits it held",
+        "priority" => "the order is decided by tiers and shares of tenants: `tier`",
         "export-file" | "get-user-env" => {
             "the environment of the command that submits does not go with the job; name each variable under --export"
         }

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use muster_planner::Budget;
 use muster_policy::expected_end;
 use muster_state::{Phase, State};
-use muster_types::{BookingSpec, BookingWindow, JobId, LogTime, Name, NodeId, Refusal};
+use muster_types::{Booking, BookingSpec, BookingWindow, JobId, LogTime, Name, NodeId, Refusal};
 
 use crate::future::{Future, KeptReservations};
 use crate::rules::bookings::{CheckedBooking, prepare};
@@ -21,8 +21,12 @@ const VISITS: u64 = 4_000_000;
 pub struct BookingPlan {
     /// What would be booked, with its start.
     pub spec: BookingSpec,
-    /// The nodes that it would get, by name.
+    /// The nodes that it would get, by name; none for a part of the fleet.
     pub nodes: Vec<Name>,
+    /// How many nodes that are, with those of a part of the fleet.
+    pub node_count: usize,
+    /// Bookings of others that have some of these nodes during some of the windows: maintenance is over those of tenants.
+    pub met: Vec<Name>,
     /// Others' jobs that run there, or are being started, and are expected (p50) to run beyond the start of the first window,
     /// with that end. They are stopped then, unless the booking lets others finish.
     pub overrunning: Vec<(JobId, LogTime)>,
@@ -49,7 +53,7 @@ pub fn plan_booking(
 ) -> Result<BookingPlan, Refusal> {
     let CheckedBooking { spec, nodes } = prepare(state, now, acts_for, name, asked)?;
     let first = spec.times.window(0).unwrap_or(BookingWindow { from: now, until: now });
-    let ids: BTreeSet<NodeId> = nodes.iter().filter_map(|node| state.node_named(node)).collect();
+    let ids = ids_of(state, &spec, &nodes);
     let policy = &state.policy().policy;
     let is_foreign = |job: JobId| state.spec(job).is_some_and(|job| !spec.admits(policy, name, job));
     let gangs: BTreeSet<JobId> = ids.iter().flat_map(|node| state.gangs_on(*node)).collect();
@@ -81,5 +85,28 @@ pub fn plan_booking(
     overrunning.truncate(LISTED_MAX);
     let displaced = displaced.into_iter().take(LISTED_MAX).collect();
     let knows_reservations = kept.is_of_a_pass();
-    Ok(BookingPlan { spec, nodes, overrunning, displaced, is_cut, knows_reservations })
+    let (node_count, met) = (ids.len(), met_by(state, &spec, &ids));
+    Ok(BookingPlan { spec, nodes, node_count, met, overrunning, displaced, is_cut, knows_reservations })
+}
+
+/// The nodes that a booking keeps.
+fn ids_of(state: &State, spec: &BookingSpec, nodes: &[Name]) -> BTreeSet<NodeId> {
+    let Some(part) = spec.part() else {
+        return nodes.iter().filter_map(|node| state.node_named(node)).collect();
+    };
+    let all = state.nodes_by_name().map(|(_, id)| id);
+    all.filter(|id| state.node(*id).is_some_and(|row| part.covers(&row.spec))).collect()
+}
+
+/// Bookings that have some of these nodes during some of the windows of another; of two of which one at least is maintenance, because
+/// those of tenants do not meet.
+fn met_by(state: &State, spec: &BookingSpec, ids: &BTreeSet<NodeId>) -> Vec<Name> {
+    let names: BTreeSet<&Name> = ids.iter().filter_map(|id| Some(&state.node(*id)?.spec.name)).collect();
+    let has_one = |booking: &Booking| match booking.spec.part() {
+        Some(part) => ids.iter().any(|id| state.node(*id).is_some_and(|row| part.covers(&row.spec))),
+        None => booking.nodes.iter().any(|node| names.contains(node)),
+    };
+    let meets = |booking: &Booking| booking.left().meets(&spec.times).is_some() && has_one(booking);
+    let met = state.bookings().filter(|(_, booking)| meets(booking));
+    met.map(|(name, _)| name.clone()).collect()
 }

@@ -176,7 +176,7 @@ fn hindrance(
         return Some(Hindrance::ReclaimOff);
     }
     match cover.may_stop(state.quota_usage(), claimant, job, now) {
-        Some(PreemptionReason::Reclaim | PreemptionReason::Tier) => {
+        Some(PreemptionReason::Reclaim | PreemptionReason::Tier | PreemptionReason::FairShare) => {
             let begun = row.started_at.or(row.placement.as_ref().map(|placement| placement.placed_at));
             let until = begun.unwrap_or(now).plus_ms(rules.minimum_run_ms);
             (until > now).then(|| Hindrance::MinimumRun { until, left_ms: until.since_ms(now) })

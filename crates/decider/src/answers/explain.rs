@@ -10,19 +10,23 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use muster_journal::Estimate;
-use muster_planner::{Budget, Checkpoints, Holds, Plan, Verdict, WaitReason, plan};
-use muster_policy::{Line, estimate, headroom};
+use muster_planner::{Budget, Checkpoints, Holds, Plan, Terms, Verdict, WaitReason, plan};
+use muster_policy::{Line, blocked_by, estimate, headroom};
 use muster_state::quota::QuotaBlock;
-use muster_state::{DependencyState, Forecast, HoldRow, JobRow, Phase, QueuePosition, SpentBudget, State};
-use muster_types::metadata::ANONYMOUS;
+use muster_state::{
+    DependencyState, Forecast, HoldRow, HostLimit, HostResource, JobRow, Phase, QueuePosition, SpentBudget, State,
+};
 use muster_types::policy::NonPreemptible;
+use muster_types::quantity::ByteCount;
 use muster_types::{ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, Span};
 
 use crate::answers::borrowers::{Borrower, borrowers, clause};
+use crate::answers::licences;
 use crate::future::{Future, KeptReservations, Pace};
-use crate::rules::affinity;
+use crate::rules::{affinity, at_limit};
 use crate::rules::bookings::why_it_waits;
-use crate::rules::planned::{narrowed, planned_spec};
+use crate::rules::counted::{fewest, lacks};
+use crate::rules::planned::{licensed, narrowed, planned_spec};
 use crate::rules::terms::with_terms;
 
 /// Jobs ahead of the explained one that are given their capacity first.
@@ -204,6 +208,8 @@ fn explain(
     // Where its checkpoints cannot be read is no place for it.
     let planned = place.and_then(|place| narrowed(state, own, place));
     let spec = planned.as_ref().unwrap_or(own);
+    let licensed = licensed(state, spec);
+    let spec = licensed.as_deref().unwrap_or(spec);
     let policy = state.policy();
     let checkpoints = place.and_then(|data_set| {
         let copies = &policy.policy.datasets.get(data_set)?.regions;
@@ -213,10 +219,15 @@ fn explain(
     let holds = ahead.future.holds_for_job(state, job.unwrap_or(NOT_SUBMITTED), spec, row);
     let mut budget = Budget::new(VISITS);
     let asker = (job.unwrap_or(NOT_SUBMITTED), spec, row);
+    let holding = kept.images().term(state, spec);
     let places = with_terms(state, now, asker, &holds, |terms| {
-        muster_planner::explain(state, spec, terms, checkpoints.as_ref())
+        let terms = Terms { image: holding.as_ref(), ..*terms };
+        muster_planner::explain(state, spec, &terms, checkpoints.as_ref())
     });
-    let verdict = with_terms(state, now, asker, &holds, |terms| plan(state, spec, terms, &mut budget));
+    let verdict = with_terms(state, now, asker, &holds, |terms| {
+        let terms = Terms { image: holding.as_ref(), ..*terms };
+        plan(state, spec, &terms, &mut budget)
+    });
     let found = match verdict {
         Verdict::Fits(plan) => Some(plan),
         Verdict::Waits | Verdict::OutOfBudget => None,
@@ -232,6 +243,7 @@ fn explain(
             let (reason, mut sentence) = reason(found.as_ref(), &ahead, &places);
             if found.is_none() {
                 borrowers = self::borrowers(state, now, spec);
+                sentence.push_str(&partition_note(state, spec));
                 sentence.push_str(&must_not_borrow(state, spec, reason));
                 sentence.push_str(&clause(&borrowers, &spec.tenant));
             }
@@ -257,7 +269,9 @@ fn explain(
     let is_next = found.is_some() && ahead.position.is_first();
     // When quota comes free that may be borrowed is foreseen, and not what others hold that must not be stopped.
     let may_borrow = must_not_borrow(state, spec, reason).is_empty();
-    let start = may_borrow.then(|| start(state, now, kept, (job, spec, row), is_next)).flatten();
+    // Nor is it known when licences are given back.
+    let is_foreseen = may_borrow && reason != WaitReason::Licence;
+    let start = is_foreseen.then(|| start(state, now, kept, (job, spec, row), is_next)).flatten();
     JobExplanation {
         reason,
         sentence,
@@ -368,7 +382,8 @@ fn start(
     is_next: bool,
 ) -> Option<StartEstimate> {
     let waits_for_jobs = !row.released && !spec.dependencies.is_empty();
-    if row.promise.is_some() || row.held || waits_for_jobs {
+    let is_above_limit = job.is_some_and(|job| state.held_by_job_limit(job).is_some());
+    if row.promise.is_some() || row.held || waits_for_jobs || is_above_limit {
         return None;
     }
     // Before its budget is renewed it does not start, whatever is free.
@@ -440,6 +455,13 @@ fn known_reason(
         }
         return Some((WaitReason::NotBefore, format!("it is not to start before {time}")));
     }
+    if let Some((target, row)) = state.tenant_hold(&spec.tenant) {
+        let until = row.hold.until.map_or("until an operator releases it".to_string(), |until| {
+            format!("until {until}")
+        });
+        let text = format!("{target} is held ({}): none of its jobs starts {until}", row.hold.reason);
+        return Some((WaitReason::Held, text));
+    }
     if let Some(text) = why_it_waits(state, spec) {
         return Some((WaitReason::Booked, text));
     }
@@ -452,69 +474,66 @@ fn known_reason(
         let text = format!("no region that it may use has a copy of {place}, which its checkpoints are in");
         return Some((WaitReason::CheckpointNotReadable, text));
     }
-    running_limit(state, job, spec)
-        .or_else(|| spent_budget(state, job, spec, now))
+    at_limit::why_it_is_held(state, job, spec)
+        .or_else(|| spent(state, job, spec, now).map(|spent| at_limit::spent_text(&spent)))
+        .or_else(|| host_limit(state, spec))
         .map(|text| (WaitReason::TenantLimit, text))
+        .or_else(|| licences::why_it_waits(state, now, job, spec).map(|text| (WaitReason::Licence, text)))
+        .or_else(|| Some((WaitReason::InLine, strict_order(state, job.filter(|_| row.is_in_line())?, spec, now)?)))
 }
 
-/// The budget of accelerator time of a job's tenant or user, where it is used up.
+/// Which job keeps another from its turn where those of a tenant do not go past one another.
+fn strict_order(state: &State, job: JobId, spec: &JobSpec, now: LogTime) -> Option<String> {
+    let (first, until) = blocked_by(state, job, now)?;
+    let tenant = &spec.tenant;
+    Some(format!(
+        "{first} has its turn before it, and in the strict order of tenant {tenant} (`queue.order` in the policy) none of its \
+         jobs goes past it before {until}"
+    ))
+}
+
+/// Where a tenant's jobs run on some nodes only, as the end of a sentence; empty for one that may be anywhere.
+fn partition_note(state: &State, spec: &JobSpec) -> String {
+    let policy = &state.policy().policy;
+    match policy.partition(&spec.tenant) {
+        None => String::new(),
+        Some((holder, nodes)) => {
+            format!("; jobs of tenant {} run on nodes of {holder} only ({nodes}: `queue.nodes`)", spec.tenant)
+        }
+    }
+}
+
+/// The budget of a job's tenant or user, where it is used up.
 fn spent(state: &State, job: Option<JobId>, spec: &JobSpec, now: LogTime) -> Option<SpentBudget> {
     let of_user = || state.spent_user_budget(job?, now);
     state.spent_budget(&spec.tenant, now).or_else(of_user)
 }
 
-/// Which budget of accelerator time keeps a job from being placed.
-fn spent_budget(state: &State, job: Option<JobId>, spec: &JobSpec, now: LogTime) -> Option<String> {
-    let spent = spent(state, job, spec, now)?;
-    let tenant = &spent.tenant;
-    let who = match spent.user.as_deref() {
-        None => format!("tenant {tenant}"),
-        Some("") => format!("user {ANONYMOUS} of tenant {tenant}"),
-        Some(user) => format!("user {user} of tenant {tenant}"),
+/// Which limit on CPUs or memory keeps a job from being placed.
+fn host_limit(state: &State, spec: &JobSpec) -> Option<String> {
+    let least = fewest(spec);
+    let too_little = |limit: &HostLimit<'_>| state.host_asked(spec, limit.resource, least) > limit.free();
+    let limit = state.host_limits(&spec.tenant).find(too_little)?;
+    let amount = |amount: u64| match limit.resource {
+        HostResource::Cpu => format!("{} CPUs", thousandths(amount)),
+        HostResource::Memory => format!("{} of memory", ByteCount(amount)),
     };
-    let (limit, renews_at) = (spent.limit(), spent.renews_at);
-    let (hours, window) = (spent.budget.hours, Span(spent.budget.window_ms));
-    if spent.used_milli_ms < spent.budget.milli_ms() {
-        return Some(format!(
-            "as many users of tenant {tenant} have used accelerators in this window of {window} as are counted \
-             (`{limit}` in the policy); the next window begins at {renews_at}"
-        ));
-    }
-    let used = accelerator_hours(spent.used_milli_ms);
+    let asked = state.host_asked(spec, limit.resource, least);
+    let when = if asked > limit.most { "when the policy allows more" } else { "once enough is given back" };
     Some(format!(
-        "{who} has used {used} accelerator-hours and may use {hours} in {window} (`{limit}` in the policy); it is placed \
-         once the next window begins, at {renews_at}"
+        "tenant {} and those below it hold {} and may have {} (`{}` in the policy), and this one needs {}; it is placed {when}",
+        limit.tenant,
+        amount(limit.used),
+        amount(limit.most),
+        limit.resource.limit(),
+        amount(asked)
     ))
 }
 
-/// Thousandths of an accelerator times milliseconds as hours, rounded down to hundredths.
-fn accelerator_hours(milli_ms: u128) -> String {
-    let hundredths = milli_ms / (3_600_000 * 10);
-    let (whole, rest) = (hundredths / 100, hundredths % 100);
-    if rest == 0 { whole.to_string() } else { format!("{whole}.{rest:02}") }
-}
-
-/// Which limit on jobs that are placed at a time keeps a job from being placed.
-fn running_limit(state: &State, job: Option<JobId>, spec: &JobSpec) -> Option<String> {
-    let tenant = &spec.tenant;
-    let (who, most, placed, limit) = match state.running_limit_reached(tenant) {
-        Some((most, placed)) => (format!("tenant {tenant} has"), most, placed, "limits.runningJobs"),
-        None => {
-            let job = job?;
-            let (most, placed) = state.user_running_limit_reached(job)?;
-            let user = state.creator(job);
-            let user = if user.is_empty() { ANONYMOUS } else { user };
-            let who = format!("user {user} of tenant {tenant} has");
-            (who, most, placed, "limits.user.runningJobs")
-        }
-    };
-    let when = match most {
-        0 => "when the policy allows more",
-        _ => "once one of them is over",
-    };
-    Some(format!(
-        "{who} {placed} jobs placed and may have {most} (`{limit}` in the policy); it is placed {when}"
-    ))
+/// A number of thousandths as people write it.
+fn thousandths(milli: u64) -> String {
+    let (whole, rest) = (milli / 1_000, milli % 1_000);
+    if rest == 0 { whole.to_string() } else { format!("{whole}.{rest:03}") }
 }
 
 /// What a job still waits for.
@@ -620,7 +639,8 @@ impl Ahead {
         let mut budget = Budget::new(VISITS);
         future.take_up(state, &mut budget);
         let within_nominal = headroom(state, spec).is_offered_nominal();
-        let own = QueuePosition { turn: row.estimate.turn, job: job.unwrap_or(NOT_SUBMITTED) };
+        let (rank, turn) = (spec.rank(), row.estimate.turn);
+        let own = QueuePosition { rank, turn, job: job.unwrap_or(NOT_SUBMITTED) };
         let mut position = Position { requests_before: 0, or_more: false };
         while let Some(candidate) = line.take_within(state, STEPS_MAX) {
             if Line::is_behind(&candidate, spec, own, within_nominal) {
@@ -636,6 +656,7 @@ impl Ahead {
             let at_limit = |spec: &JobSpec| {
                 state.running_limit_reached(&spec.tenant).is_some()
                     || state.spent_budget(&spec.tenant, now).is_some()
+                    || lacks(state, spec)
             };
             let Some(spec) = planned_spec(state, before).filter(|spec| !at_limit(spec)) else {
                 line.waits(state, &candidate);

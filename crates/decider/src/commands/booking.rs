@@ -1,4 +1,4 @@
-//! Bookings: made, and given up.
+//! Bookings, also for maintenance: made, and given up.
 
 use alloc::boxed::Box;
 use alloc::format;
@@ -77,7 +77,9 @@ pub(super) fn delete(
     let state = speculation.state();
     let policy = &state.policy().policy;
     let is_reached = state.booking(name).is_some_and(|booking| {
-        acts_for.is_none_or(|own| policy.ancestry(&booking.spec.tenant).any(|above| above == own))
+        let owner = booking.spec.tenant.as_ref();
+        let is_below = |own: &Name| owner.is_some_and(|owner| policy.ancestry(owner).any(|above| above == own));
+        acts_for.is_none_or(is_below)
     });
     let decision = Decision::BookingDeleted { request: key, by: by.clone(), name: name.clone() };
     if !is_reached || state.check(&decision).is_err() {

@@ -15,6 +15,7 @@ use muster_types::{
 
 use crate::commands::booking::BookingOrder;
 use crate::commands::controls::{ControlOrder, JobSelection};
+use crate::commands::fleet_holds::FleetHoldOrder;
 use crate::commands::modify::ModifyOrder;
 use crate::commands::overrides::OverridesOrder;
 use crate::commands::schedules::{ScheduleControl, ScheduleOrder};
@@ -323,6 +324,8 @@ pub enum Command {
         /// Which.
         name: Name,
     },
+    /// Hold a part of the fleet or a tenant, or release it.
+    SetFleetHold(Box<FleetHoldOrder>),
     /// Make a schedule, or change one.
     SetSchedule(Box<ScheduleOrder>),
     /// Something is asked of a schedule.

@@ -229,7 +229,7 @@ pub(super) fn with_state(refusal: Refusal, job: JobId, row: &JobRow) -> Refusal 
 pub(super) fn not_waiting(job: JobId, row: &JobRow, field: &str) -> Refusal {
     let text = format!(
         "{}: its {field} can be changed only while it waits; of a job that has been placed the run time limit, labels and \
-         annotations can",
+         annotations can, and of an elastic one with one group the number of workers",
         described(job, row)
     );
     conflict(job, row, text)

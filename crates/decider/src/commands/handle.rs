@@ -6,7 +6,7 @@ use muster_types::{Refusal, RefusalCode};
 use crate::commands::answer::Answer;
 use crate::commands::command::Command;
 use crate::commands::{
-    admission, booking, cluster, controls, health, jobs, modify, network, node, notifications, overrides,
+    admission, booking, cluster, controls, fleet_holds, health, jobs, modify, network, node, notifications, overrides,
     policy, quota, restrictions, schedules, submit, throttle, token,
 };
 use crate::speculation::Speculation;
@@ -109,6 +109,7 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::DeleteBooking { request, by, acts_for, name } => {
             booking::delete(speculation, (*request, by), acts_for.as_ref(), name)
         }
+        Command::SetFleetHold(order) => fleet_holds::set(speculation, order),
         Command::SetSchedule(order) => schedules::set(speculation, order),
         Command::ControlSchedule(order) => schedules::control(speculation, order),
         Command::PlanSchedule { schedule, set_index, next } => {

@@ -6,6 +6,7 @@ pub(crate) mod booking;
 mod cluster;
 pub(crate) mod command;
 pub(crate) mod controls;
+pub(crate) mod fleet_holds;
 pub(crate) mod handle;
 pub(crate) mod health;
 mod jobs;

@@ -1,5 +1,6 @@
 //! Changes of a job that exists.
 
+use alloc::borrow::Cow;
 use alloc::format;
 use alloc::vec::Vec;
 use muster_journal::{Decision, Estimate, RequestKey, hash};
@@ -15,9 +16,13 @@ use crate::commands::answer::{Answer, repeated};
 use crate::commands::controls::{
     check_acts_for, check_unfinished, end_claim, is_being_cancelled, not_found, not_waiting, with_state,
 };
-use crate::commands::submit::{above_job_limit, check_rights};
+use crate::commands::submit::{
+    above_job_limit, check_affinity, check_bookings, check_limits, check_receivers, check_rights,
+};
+use crate::rules::at_limit::check_on_limit;
 use crate::rules::deadline;
 use crate::rules::requested::JobPath;
+use crate::rules::share::check_share;
 use crate::settle::job::settle;
 use crate::settle::retention::pruning_for_request;
 use crate::speculation::Speculation;
@@ -53,7 +58,8 @@ pub struct ModifyOrder {
 /// # Errors
 /// The refusal.
 pub fn check_modify(state: &State, order: &ModifyOrder, now: LogTime) -> Result<Estimate, Refusal> {
-    let (job, changes) = (order.job, &order.changes);
+    let job = order.job;
+    let changes = &*recorded(state, order);
     check_acts_for(state, order.acts_for.as_ref(), job)?;
     let (row, spec) = state.job(job).zip(state.spec(job)).ok_or_else(|| no_job(state, job))?;
     check_unfinished(job, row)?;
@@ -73,10 +79,13 @@ pub fn check_modify(state: &State, order: &ModifyOrder, now: LogTime) -> Result<
     {
         return Err(not_waiting(job, row, change.field()));
     }
-    check_fields(state, order)?;
+    check_fields(state, order, changes)?;
     let (changed, _) = state.modified(job, changes).expect("its rules were checked just now");
     if changed == **spec {
         return Ok(row.estimate);
+    }
+    if changed.tenant != spec.tenant {
+        check_tenant(state, order, &changed)?;
     }
     // What it has already run for is gone: a limit below that would only end it.
     if let (Some(limit_ms), Some(started)) = (changed.run_time_limit_ms, row.started_at)
@@ -125,10 +134,21 @@ fn check_waiting(
     now: LogTime,
 ) -> Result<(), Refusal> {
     let contract = state.contract(job).map(|contract| JobContract::clone(contract)).unwrap_or_default();
-    let submission = [Submission::new(changed.clone(), contract)];
+    let metadata = state.metadata(job).cloned();
+    let submission = [Submission { metadata, ..Submission::new(changed.clone(), contract) }];
     let has = |is_it: fn(&FieldChange) -> bool| changes.iter().any(is_it);
-    if state.spec(job).is_some_and(|before| before.tier != changed.tier) {
+    let is_moved = state.spec(job).is_some_and(|before| before.tenant != changed.tenant);
+    let needs_right = |before: &JobSpec| before.tier != changed.tier || changed.nice < before.nice;
+    if is_moved || state.spec(job).is_some_and(|before| needs_right(before)) {
         check_rights(state, &submission)?;
+    }
+    if is_moved {
+        check_share(state, &submission)?;
+        check_limits(state, &submission)?;
+        check_bookings(state, &submission, JobPath::Single)?;
+        check_affinity(state, &submission, JobPath::Single)?;
+        check_receivers(state, &submission, JobPath::Single)?;
+        check_on_limit(state, &submission, now)?;
     }
     if has(|change| {
         matches!(change, FieldChange::Deadline(_) | FieldChange::NotBefore(_) | FieldChange::ExpectedRun(_))
@@ -147,8 +167,8 @@ fn check_waiting(
 }
 
 /// The rules of the fields themselves.
-fn check_fields(state: &State, order: &ModifyOrder) -> Result<(), Refusal> {
-    let ModifyOrder { job, by, changes, .. } = order;
+fn check_fields(state: &State, order: &ModifyOrder, changes: &[FieldChange]) -> Result<(), Refusal> {
+    let ModifyOrder { job, by, .. } = order;
     let mut found = Vec::new();
     if changes.is_empty() {
         found.push(Violation::new("update_mask", "must name a field to be changed"));
@@ -166,8 +186,14 @@ fn check_fields(state: &State, order: &ModifyOrder) -> Result<(), Refusal> {
     let Some(spec) = state.spec(*job) else { return Err(not_found(*job)) };
     let mut draft = JobSpec::clone(spec).into_draft();
     for change in changes {
+        found.extend(change.violation(&draft).map(|violation| violation.under("job.spec")));
         change.change_draft(&mut draft);
         change.change_metadata(&mut metadata);
+    }
+    let spares = state.contract(*job).map_or(0, |contract| contract.spares);
+    if draft.size.is_some() && spares > 0 {
+        let text = "cannot be changed while the job is placed, because it has spare workers";
+        found.push(Violation::new("job.spec.groups[0].workers", text));
     }
     found.extend(metadata.violations().into_iter().map(|violation| violation.under("job")));
     match draft.check() {
@@ -193,16 +219,87 @@ pub(super) fn modify(speculation: &mut Speculation, order: &ModifyOrder) -> Resu
     let pruning = pruning_for_request(speculation, !order.by.is_operator, 0)?;
     let tenant = speculation.state().spec(order.job).map(|spec| spec.tenant.clone());
     if !order.by.is_operator {
-        speculation.count_request(tenant.iter())?;
+        let other = order.changes.iter().find_map(|change| match change {
+            FieldChange::Tenant(name) => Some(name),
+            _ => None,
+        });
+        let other = other.filter(|name| tenant.as_ref() != Some(*name));
+        speculation.count_request(tenant.iter().chain(other))?;
     }
     pruning.carry_out(speculation);
     let state = speculation.state();
-    let changed = state.modified(order.job, &order.changes).map(|(changed, _)| changed);
+    let changed = state.modified(order.job, &recorded(state, order)).map(|(changed, _)| changed);
     if state.spec(order.job).is_some_and(|before| changed.is_some_and(|changed| changed != **before)) {
         end_claim(speculation, order.job);
     }
-    let (by, job, changes) = (order.by.clone(), order.job, order.changes.clone());
+    let (by, job) = (order.by.clone(), order.job);
+    // Behind all other records of this change: a move to the front names its own record.
+    let changes = recorded(speculation.state(), order).into_owned();
     let at = speculation.push(Decision::JobModified { request: key, by, job, changes, estimate });
+    stop_to_shrink(speculation, key, order);
     settle(speculation, job);
     Ok(Answer::Done { at })
+}
+
+/// The changes as they are recorded. Of a job that has been placed, another number of workers of its only group is a size within
+/// the bounds that it was submitted with. A move to the front has the record that it will be.
+fn recorded<'a>(state: &State, order: &'a ModifyOrder) -> Cow<'a, [FieldChange]> {
+    let is_placed = state.job(order.job).is_some_and(|row| row.phase != Phase::Pending);
+    let only = state.spec(order.job).and_then(|spec| match spec.groups.as_slice() {
+        [only] if is_placed && only.workers_min < only.workers => Some(only),
+        _ => None,
+    });
+    let as_recorded = |change: &FieldChange| match change {
+        FieldChange::Front(_) => Some(FieldChange::Front(Some(state.log_index().next()))),
+        FieldChange::Groups(sizes) => match (only, sizes.as_slice()) {
+            (Some(only), [size])
+                if size.workers_min.is_none() && size.group.as_ref().is_none_or(|name| *name == only.name) =>
+            {
+                Some(FieldChange::Size((size.workers != only.workers).then_some(size.workers)))
+            }
+            _ => None,
+        },
+        _ => None,
+    };
+    if !order.changes.iter().any(|change| as_recorded(change).is_some()) {
+        return Cow::Borrowed(order.changes.as_slice());
+    }
+    let all = order.changes.iter().map(|change| as_recorded(change).unwrap_or_else(|| change.clone()));
+    Cow::Owned(all.collect())
+}
+
+/// Set in the id of a request whose change of size stops the gang, for the record that stops it.
+const STOPS_FOR_SIZE: u128 = (1 << 127) | 0x5349_5a45;
+
+/// A gang that runs with more workers than it is to have is stopped, and waits again in its position. One that is to have more
+/// grows when nobody waits for the capacity.
+fn stop_to_shrink(speculation: &mut Speculation, key: RequestKey, order: &ModifyOrder) {
+    let state = speculation.state();
+    let Some((row, spec)) = state.job(order.job).zip(state.spec(order.job)) else { return };
+    let workers = row.placement.as_ref().map_or(0, |placement| placement.slots.len());
+    let is_larger = spec.size.is_some_and(|size| workers > size as usize);
+    let runs = matches!(row.phase, Phase::Starting | Phase::Running) && !row.cancel_requested;
+    let request = RequestKey { id: RequestId(key.id.0 ^ STOPS_FOR_SIZE), ..key };
+    let is_asked = order.changes.iter().any(|change| matches!(change, FieldChange::Groups(_)));
+    if !(is_larger && runs && is_asked) || state.request(request.id).is_some() {
+        return;
+    }
+    let (by, jobs) = (order.by.clone(), alloc::vec![order.job]);
+    speculation.push(Decision::JobRequeueRequested { request, by, jobs, suspended: false });
+}
+
+/// The tenant that a job is to be of from now on is one that the caller acts for, and can have the job.
+fn check_tenant(state: &State, order: &ModifyOrder, changed: &JobSpec) -> Result<(), Refusal> {
+    let tenant = &changed.tenant;
+    let policy = &state.policy().policy;
+    if let Some(own) = order.acts_for.as_ref().filter(|own| !policy.ancestry(tenant).any(|above| above == *own))
+    {
+        let text = format!("acts for tenant {own} and those below it, not for {tenant}");
+        return Err(Refusal::new(RefusalCode::PermissionDenied, text).with("tenant", tenant));
+    }
+    if changed.array.is_some() {
+        let text = "is that of the array, of which this job is a member";
+        return Err(Refusal::fields(alloc::vec![Violation::new("job.tenant", text)]));
+    }
+    Ok(())
 }

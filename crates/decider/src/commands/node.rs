@@ -202,6 +202,8 @@ pub(super) fn report(
         // Nobody counts on that placement any more.
         return Ok(Answer::Done { at: speculation.last_index() });
     };
+    // Of a job that asks for nothing nobody needs to know.
+    let is_asked = state.spec(job).is_some_and(|spec| spec.readiness_ms.is_some());
     let mut news: BTreeMap<u32, RankUpdate> = BTreeMap::new();
     for (rank, update) in updates {
         let at = *rank as usize;
@@ -209,6 +211,7 @@ pub(super) fn report(
         let is_news = match update {
             RankUpdate::Running => *known == RankState::Assigned,
             RankUpdate::Exited(_) => !known.is_over(),
+            RankUpdate::Ready => is_asked && !known.is_over() && !placement.ready.contains(rank),
         };
         // The first end of a rank is the end; whatever else one report states about it came before.
         let has_ended = matches!(news.get(rank), Some(RankUpdate::Exited(_)));

@@ -48,7 +48,9 @@ fn put_in_force(
     policy: Policy,
 ) -> Answer {
     let before = speculation.state().policy().policy.clone();
-    let isolation_changes = before.required_isolation != policy.required_isolation;
+    // Where a promise is for nodes that its gang may not be on any more, it is dropped.
+    let isolation_changes =
+        before.required_isolation != policy.required_isolation || !before.has_same_partitions(&policy);
     let order_changes = before.order != policy.order
         || before.backfill != policy.backfill
         || deadline_rights_change(&before, &policy);

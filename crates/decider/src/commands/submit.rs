@@ -12,7 +12,7 @@ use muster_policy::{estimates, estimates_of_parts};
 use muster_state::{ExceededLimit, GangClass, JobAboveLimit, JobEnd, MissingRight, RequestAnswer, State};
 use muster_types::metadata::ANONYMOUS;
 use muster_types::{
-    ArrayId, ArraySpec, Dependency, JobContract, JobId, JobSpec, LogIndex, LogTime, Name, PriorityTier,
+    ArrayId, ArraySpec, Control, Dependency, JobContract, JobId, JobSpec, LogIndex, LogTime, Name, PriorityTier,
     Refusal, RefusalCode, RequestId, Requester, Span, Submission, Violation, limits,
 };
 
@@ -20,6 +20,7 @@ use crate::commands::answer::{Answer, VIOLATIONS_MAX, repeated};
 use crate::commands::metadata::{check_metadata, metadata_name, set_metadata};
 use crate::commands::named::{check_named, check_named_affinity, with_ids};
 use crate::rules::affinity;
+use crate::rules::at_limit::check_on_limit;
 use crate::rules::bookings::why_not_named;
 use crate::rules::deadline;
 use crate::rules::requested::JobPath;
@@ -80,19 +81,40 @@ pub fn check_terms(state: &State, specs: &[Submission], path: JobPath, now: LogT
     check_rights(state, specs)?;
     check_job_limits(state, specs)?;
     check_limits(state, specs)?;
+    check_on_limit(state, specs, now)?;
     check_dependencies(state, specs, path)?;
     check_named(specs, path)?;
     check_named_affinity(state, specs, path)?;
     check_contracts(state, specs, path)?;
     check_datasets(state, specs, path)?;
+    check_licences(state, specs, path)?;
     check_metadata(specs, path)?;
+    check_receivers(state, specs, path)?;
     check_bookings(state, specs, path)?;
     check_affinity(state, specs, path)?;
     deadline::check(specs, path, now)
 }
 
+/// Receivers of notifications that jobs name are there, and for jobs of their tenants.
+pub(super) fn check_receivers(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
+    let policy = &state.policy().policy;
+    let mut found = Vec::new();
+    for (place, job) in specs.iter().enumerate() {
+        for (index, entry) in job.contract.notify.iter().enumerate() {
+            if found.len() >= VIOLATIONS_MAX {
+                return Err(Refusal::fields(found));
+            }
+            let why = policy.why_not_receiver(&job.spec.tenant, &entry.receiver);
+            let field =
+                |text| Violation::new(format!("{}.spec.notify[{index}].receiver", path.at(place)), text);
+            found.extend(why.map(field));
+        }
+    }
+    if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
+}
+
 /// Bookings that jobs name are there, and for them.
-fn check_bookings(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
+pub(super) fn check_bookings(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
     let mut found = Vec::new();
     for (place, job) in specs.iter().enumerate().filter(|(_, job)| job.spec.booking.is_some()) {
         if found.len() >= VIOLATIONS_MAX {
@@ -106,7 +128,7 @@ fn check_bookings(state: &State, specs: &[Submission], path: JobPath) -> Result<
 }
 
 /// Jobs and arrays that others are to be with or away from are there, and of the same tenant or of one below it.
-fn check_affinity(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
+pub(super) fn check_affinity(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
     let mut found = Vec::new();
     for (place, job) in specs.iter().enumerate() {
         for (entry, text) in affinity::missing(state, &job.spec) {
@@ -243,7 +265,7 @@ fn creator(job: &Submission) -> &str {
 }
 
 /// A tenant has no more jobs than the policy lets it have, and neither has any of its users.
-fn check_limits(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+pub(super) fn check_limits(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
     // Most submissions are of one user, so that there is one run.
     let runs = specs.chunk_by(|a, b| a.spec.tenant == b.spec.tenant && creator(a) == creator(b));
     let counted = runs.filter_map(|run| {
@@ -302,6 +324,14 @@ pub(super) fn check_rights(state: &State, specs: &[Submission]) -> Result<(), Re
                 "job {}: tenant {} may ask for nodes of the purchases {allowed}, and this one also takes {missing}; name in \
                  `capacity.purchases` no others, or have the policy give the tenant the right `purchases` for them",
                 spec.name, spec.tenant
+            ),
+        ),
+        MissingRight::NegativeNice => (
+            "negativeNice",
+            format!(
+                "job {}: tenant {} may not have jobs with negative nice values, and that of this one is {}; name 0 or more, or \
+                 have the policy give the tenant the right `negativeNice: true`",
+                spec.name, spec.tenant, spec.nice
             ),
         ),
     };
@@ -412,6 +442,32 @@ fn check_datasets(state: &State, specs: &[Submission], path: JobPath) -> Result<
     if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
 }
 
+/// Jobs ask for no more of a counted resource than the policy has.
+fn check_licences(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
+    let policy = &state.policy().policy;
+    let mut found = Vec::new();
+    for (place, job) in specs.iter().enumerate() {
+        for (name, asked) in &job.spec.licences {
+            let text = match policy.resource(name) {
+                Some(resource) if *asked <= resource.count => continue,
+                Some(resource) => format!(
+                    "must be at most {}, which the policy has of it, got {asked}; ask for fewer, or have the policy raise \
+                     its count",
+                    resource.count
+                ),
+                None => String::from(
+                    "is not counted by the policy; `muster licence list` shows what is, and `resources` of the policy \
+                     adds to it",
+                ),
+            };
+            if found.len() < VIOLATIONS_MAX {
+                found.push(Violation::new(format!("{}.spec.licences.{name}", path.at(place)), text));
+            }
+        }
+    }
+    if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
+}
+
 /// What is wrong with the name of a data set, unless the policy lists it.
 fn unknown_dataset(state: &State, name: &Name) -> Option<String> {
     /// How many names a sentence lists.
@@ -474,10 +530,12 @@ pub(super) fn submit_as(
     let pruning = pruning_for(speculation, &specs, rows_of(submitted))?;
     check_share(speculation.state(), submitted)?;
     check_submission(speculation.state(), submitted, path, speculation.now())?;
+    check_held(speculation.state(), key, by, submitted)?;
     // Nothing is counted or pushed before all that can be refused was looked at.
     with_ids(speculation.state(), submitted)?;
     let users = submitted.iter().map(|job| (&job.spec.tenant, creator(job))).collect();
-    speculation.count_submission(&users)?;
+    let tiers = submitted.iter().map(|job| (&job.spec.tenant, job.spec.tier)).collect();
+    speculation.count_submission(&users, &tiers)?;
     pruning.carry_out(speculation);
     // The ids are those of the next record.
     let submitted = &*with_ids(speculation.state(), submitted)?;
@@ -487,6 +545,7 @@ pub(super) fn submit_as(
         push_jobs(speculation, (key, by), submitted)
     };
     let jobs = submitted_under(speculation, key);
+    hold_from_the_beginning(speculation, (key, by), submitted, &jobs);
     let mut place = 0;
     for job in submitted {
         if job.array.is_none() && (!job.dependencies.is_empty() || job.not_before.is_some()) {
@@ -517,6 +576,10 @@ fn request_bytes(submitted: &[Submission], specs: &[&JobSpec]) -> Result<Vec<u8>
         let named: Vec<_> = submitted.iter().map(|job| &job.named_dependencies).collect();
         bytes.extend(canonical(&("named", named)));
     }
+    if submitted.iter().any(|job| job.held) {
+        let held: Vec<bool> = submitted.iter().map(|job| job.held).collect();
+        bytes.extend(canonical(&("held", held)));
+    }
     bytes.extend(metadata_name(submitted));
     let texts: usize =
         submitted.iter().filter_map(|job| job.metadata.as_ref()).map(|shared| shared.text_bytes()).sum();
@@ -526,6 +589,61 @@ fn request_bytes(submitted: &[Submission], specs: &[&JobSpec]) -> Result<Vec<u8>
         return Err(Refusal::fields(alloc::vec![Violation::new("jobs", text)]));
     }
     Ok(bytes)
+}
+
+/// Set in the id of a request that submits held jobs, for the record that holds them.
+const HOLDS: u128 = (1 << 126) | 0x484f_4c44;
+
+/// Right behind the jobs, in the same round, so that nothing is placed in between.
+fn hold_from_the_beginning(
+    speculation: &mut Speculation,
+    (key, by): (RequestKey, &Requester),
+    submitted: &[Submission],
+    ids: &[JobId],
+) {
+    let (mut jobs, mut arrays) = (Vec::new(), Vec::new());
+    let mut place = 0;
+    for job in submitted {
+        match ids.get(place).filter(|_| job.held) {
+            Some(id) if job.array.is_some() => arrays.push(ArrayId(id.0)),
+            Some(id) => jobs.push(*id),
+            None => {}
+        }
+        place += job.job_count() as usize;
+    }
+    let request = RequestKey { id: RequestId(key.id.0 ^ HOLDS), ..key };
+    if jobs.is_empty() && arrays.is_empty() {
+        return;
+    }
+    let by = by.clone();
+    speculation.push(match arrays.is_empty() {
+        true => Decision::JobHoldSet { request, by, jobs, held: true },
+        false => Decision::ArraysControlled { request, by, control: Control::Hold, arrays, jobs },
+    });
+}
+
+/// One record can hold all of what is to be held from the beginning.
+fn check_held(state: &State, key: RequestKey, by: &Requester, submitted: &[Submission]) -> Result<(), Refusal> {
+    if !submitted.iter().any(|job| job.held) {
+        return Ok(());
+    }
+    let arrays = submitted.iter().filter(|job| job.held && job.array.is_some()).count();
+    let max = limits::CONTROLLED_ARRAYS_MAX;
+    if arrays > max {
+        let text = format!("must be so for at most {max} arrays of one request, got {arrays}");
+        return Err(Refusal::fields(alloc::vec![Violation::new("jobs.hold", text)]));
+    }
+    if !by.is_valid() {
+        let max = limits::CREATOR_BYTES_MAX;
+        let text = format!("must be at most {max} bytes of printable ASCII");
+        return Err(Refusal::fields(alloc::vec![Violation::new("by", text)]));
+    }
+    // No client makes up such an id by chance.
+    if state.request(RequestId(key.id.0 ^ HOLDS)).is_some() {
+        let text = "the request id was used for another request";
+        return Err(Refusal::new(RefusalCode::RequestIdReused, text));
+    }
+    Ok(())
 }
 
 /// The ids that the record of a request gave.

@@ -54,6 +54,11 @@ impl Lent {
         self.kept.len() < before
     }
 
+    /// Whether anything is kept for a gang.
+    pub(super) fn is_for(&self, job: JobId) -> bool {
+        self.kept.contains_key(&job)
+    }
+
     /// A gang has its place.
     pub(super) fn forget(&mut self, job: JobId) {
         self.kept.remove(&job);

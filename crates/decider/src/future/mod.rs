@@ -15,6 +15,7 @@ mod quota;
 pub(crate) use lent::LaterCapacity;
 
 use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_planner::{Budget, CapacityTimeline, Hold, Holds, Plan, Start, Terms};
 use muster_policy::{expected_end, headroom, overdue_since};
@@ -22,8 +23,10 @@ use muster_state::quota::QuotaUsage;
 use muster_state::{Forecast, GangClass, JobRow, State, fit};
 use muster_types::{AcceleratorRequest, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, PriorityTier};
 
-use crate::rules::affinity;
+use crate::rules::affinity::{self, STOPPED_LATE_MS};
 use crate::rules::bookings::{closures, covers, is_open_to};
+use crate::rules::counted::lacks;
+use crate::rules::images::HeldImages;
 use crate::rules::planned::planned_spec;
 use crate::rules::terms::with_terms;
 use crate::rules::windows::is_owner;
@@ -42,8 +45,6 @@ const SLIP_MS: u64 = 60_000;
 const HOP_MS: u64 = 600_000;
 /// Gangs remembered as having no start; beyond it everybody is tried again.
 const WITHOUT_START_MAX: usize = 4_096;
-/// How long a gang is expected to last that should have stopped by now.
-const STOPPED_LATE_MS: u64 = 1_000;
 /// Visits that it costs to end a gang in a forecast.
 const VISITS_PER_END: u64 = 8;
 
@@ -103,6 +104,10 @@ pub struct KeptReservations {
     lent: Lent,
     /// Whether a pass has left it: nothing is known of reservations before.
     is_of_a_pass: bool,
+    /// Which hosts hold which images, for explanations.
+    images: Arc<HeldImages>,
+    /// Where gangs are expected for which nothing is kept beyond the pass.
+    expected: Vec<(JobId, Vec<(NodeId, u32)>)>,
 }
 
 impl KeptReservations {
@@ -111,6 +116,22 @@ impl KeptReservations {
     #[must_use]
     pub fn is_of_a_pass(&self) -> bool {
         self.is_of_a_pass
+    }
+
+    /// Adds which hosts hold which images, so that an explanation places a gang as the leader does.
+    pub fn set_images(&mut self, images: Arc<HeldImages>) {
+        self.images = images;
+    }
+
+    pub(crate) fn images(&self) -> &HeldImages {
+        &self.images
+    }
+
+    /// The jobs that wait with a reservation, with the nodes of it, in the order of the pass; behind them those that were first among
+    /// the others that could not start.
+    pub(crate) fn reserved_nodes(&self) -> Vec<(JobId, &[(NodeId, u32)])> {
+        let kept = self.reservations.iter().map(|kept| (kept.job, kept.start.nodes.as_slice()));
+        kept.chain(self.expected.iter().map(|(job, nodes)| (*job, nodes.as_slice()))).collect()
     }
 }
 
@@ -186,7 +207,7 @@ impl Future {
 
     /// The same, if what runs ends at this pace.
     pub(crate) fn resume_at(now: LogTime, kept: KeptReservations, pace: Pace) -> Future {
-        let KeptReservations { reservations: remembered, without_start, lent, is_of_a_pass: _ } = kept;
+        let KeptReservations { reservations: remembered, without_start, lent, .. } = kept;
         Future { remembered, without_start, lent, holds: None, ..Future::at_pace(now, pace) }
     }
 
@@ -199,21 +220,32 @@ impl Future {
         }
         let mut reservations = self.reservations;
         reservations.append(&mut self.remembered);
-        reservations.retain(|reservation| reservation.is_kept);
-        KeptReservations { reservations, without_start, lent: self.lent, is_of_a_pass: true }
+        let (reservations, passing): (Vec<_>, Vec<_>) =
+            reservations.into_iter().partition(|reservation| reservation.is_kept);
+        let expected = passing.into_iter().map(|passing| (passing.job, passing.start.nodes)).collect();
+        let (lent, images) = (self.lent, Arc::default());
+        KeptReservations { reservations, without_start, lent, is_of_a_pass: true, images, expected }
     }
 
     /// Gives up what is kept for gangs that may not start whatever is free: their tenant or their user has as many jobs
-    /// placed as it may, or the booking that they name is not open.
+    /// placed as it may, the booking that they name is not open, or less is free of what is counted than they need.
     pub(crate) fn give_up_at_limit(&mut self, state: &State, budget: &mut Budget) {
         let now = self.now;
-        self.give_up(state, &|job| is_at_limit(state, job, now), budget);
+        let is_short = |job: JobId| state.spec(job).is_some_and(|spec| lacks(state, spec));
+        self.give_up(state, &|job| is_at_limit(state, job, now) || is_short(job), budget);
     }
 
     /// Gives up what is kept for all gangs of a tenant that has as many jobs placed as it may.
     pub(crate) fn give_up_of(&mut self, state: &State, tenant: &Name, budget: &mut Budget) {
         let is_its_own = |job: JobId| state.spec(job).is_some_and(|spec| spec.tenant == *tenant);
         self.give_up(state, &is_its_own, budget);
+    }
+
+    /// Gives up what is kept for one gang, which may not start whatever is free.
+    pub(crate) fn give_up_job(&mut self, state: &State, job: JobId, budget: &mut Budget) {
+        if self.reservations.iter().any(|reservation| reservation.job == job) {
+            self.give_up(state, &|other| other == job, budget);
+        }
     }
 
     fn give_up(&mut self, state: &State, is_given_up: &dyn Fn(JobId) -> bool, budget: &mut Budget) {
@@ -242,7 +274,11 @@ impl Future {
         for mut reservation in core::mem::take(&mut self.remembered) {
             let job = reservation.job;
             let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
-            if !row.is_in_line() || row.cancel_requested || is_at_limit(state, job, self.now) {
+            if !row.is_in_line()
+                || row.cancel_requested
+                || lacks(state, spec)
+                || is_at_limit(state, job, self.now)
+            {
                 continue;
             }
             // Nodes that do not suit the gang any more, by labels or taints that an operator has set since, are as good
@@ -261,14 +297,11 @@ impl Future {
             if !closed.is_empty() && reservation.start.nodes.iter().any(|(node, _)| is_booked(node)) {
                 continue;
             }
-            // Nor do nodes where the jobs are not any more that it has to be with, or where others have come since.
-            let affinity = affinity::resolve(state, job, spec);
-            budget.take(affinity.looked_at.min(budget.left().saturating_sub(kept)));
-            let is_excluded =
-                |node: &NodeId| state.node(*node).is_some_and(|row| affinity.excludes(&row.spec));
-            if reservation.start.nodes.iter().any(|(node, _)| is_excluded(node)) {
-                continue;
-            }
+            // Nor do nodes where the jobs are not any more that it has to be with, or where others are of whom nobody knows when
+            // they are gone.
+            let (opens, looked_at) = opens_at(state, (job, spec), &reservation.start, self.now);
+            budget.take(looked_at.min(budget.left().saturating_sub(kept)));
+            let Some(opens) = opens else { continue };
             let place = reservation.place.clone();
             // Nodes that are gone take the reservation with them: the gang gets another when it is its turn.
             let outlook = self.outlook(state, &place, budget);
@@ -276,7 +309,7 @@ impl Future {
             budget.take(outlook.walk_visits());
             let Some(at) = again else { continue };
             // Nodes may be free before there is quota: that it starts earlier is found when it is its turn.
-            let at = at.max(reservation.start.at);
+            let at = at.max(reservation.start.at).max(opens);
             reservation.has_slipped |= at > reservation.promised_at.plus_ms(SLIP_MS);
             reservation.start.at = at;
             // What did not begin when it could runs from now on.
@@ -361,6 +394,12 @@ impl Future {
         if let Some(own) = &mut self.own {
             own.job = job;
         }
+    }
+
+    /// Whether anything is kept for a gang.
+    pub(crate) fn keeps_for(&self, job: JobId) -> bool {
+        let mut reserved = self.reservations.iter().chain(&self.remembered).chain(&self.own);
+        reserved.any(|reservation| reservation.job == job) || self.lent.is_for(job)
     }
 
     /// Whether capacity is kept for the gang whose turn it is.
@@ -608,6 +647,12 @@ impl Future {
         }
     }
 
+    /// Whether it was put off to look where a gang could start whose hosts would fetch its images ahead.
+    pub(crate) fn owes_images(&self, state: &State) -> bool {
+        let has_image = |job: &JobId| state.spec(*job).is_some_and(|spec| spec.needs_container_runtime());
+        self.owed.iter().any(has_image)
+    }
+
     /// Keeps capacity for the first of those that could not start so far, if that was put off; whether anything may be
     /// kept now that was not.
     pub(crate) fn keep_what_is_owed(&mut self, state: &State, budget: &mut Budget) -> bool {
@@ -620,7 +665,8 @@ impl Future {
         for job in owed {
             let waits = state.job(job).filter(|row| row.is_in_line() && !row.cancel_requested);
             let waits = waits.filter(|_| !is_at_limit(state, job, self.now));
-            if let (Some(row), Some(spec)) = (waits, planned_spec(state, job)) {
+            let planned = planned_spec(state, job).filter(|spec| !lacks(state, spec));
+            if let (Some(row), Some(spec)) = (waits, planned) {
                 self.reserve_now(state, job, &spec, row, None, budget);
             }
         }
@@ -747,7 +793,7 @@ impl Future {
     }
 
     /// Gives a gang the capacity where it can start first, until it is expected to end, for estimates of when each
-    /// gang starts.
+    /// gang starts. When that is; none where nothing it could use comes free.
     pub(crate) fn expect_start(
         &mut self,
         state: &State,
@@ -755,16 +801,17 @@ impl Future {
         spec: &JobSpec,
         row: &JobRow,
         budget: &mut Budget,
-    ) {
-        let Some((place, start)) = self.earliest(state, (job, spec, row), budget) else { return };
+    ) -> Option<LogTime> {
+        let (place, start) = self.earliest(state, (job, spec, row), budget)?;
         // What is kept for it stays where it is, as in a pass.
         let own = self.own.take_if(|own| own.job == job);
         let has_slipped = own.as_ref().is_some_and(|own| own.has_slipped);
         if let Some(own) = own.filter(|own| self.stays(own, &start)) {
-            let until = Some(own.start.at.plus_ms(row.estimate.run_ms.max(1)));
+            let (at, until) = (own.start.at, Some(own.start.at.plus_ms(row.estimate.run_ms.max(1))));
             self.install(state, Reservation { until, ..own }, budget);
-            return;
+            return Some(at);
         }
+        let at = start.at;
         let until = Some(start.at.plus_ms(row.estimate.run_ms.max(1)));
         let reservation = Reservation {
             job,
@@ -781,6 +828,7 @@ impl Future {
             quota: None,
         };
         self.install(state, reservation, budget);
+        Some(at)
     }
 
     /// Where and when a gang can start first if what runs ends as expected.
@@ -794,9 +842,11 @@ impl Future {
         // Reservations are in the outlook itself; of windows the tenant's own are open.
         let own = Future::of(now).holds_for(state, &spec.tenant);
         let lanes = self.lanes(state, spec, budget);
+        let (openings, looked_at) = affinity::openings(state, job, spec, now);
+        budget.take(looked_at);
         let mut best: Option<(ClusterKey, Start)> = None;
         with_terms(state, now, (job, spec, row), &own, |terms| {
-            let terms = Terms { lanes: &lanes, ..*terms };
+            let terms = Terms { lanes: &lanes, openings: &openings, ..*terms };
             for place in places(state, spec) {
                 let outlook = self.outlook(state, &place, budget);
                 let Some(start) = outlook.earliest(spec, &terms, budget) else { continue };
@@ -828,12 +878,32 @@ impl Future {
 
 /// Whether a gang may not start whatever is free, because its tenant or its user has as many jobs placed as it may, or has used up
 /// its accelerator time, or because the booking that it names is not open.
-fn is_at_limit(state: &State, job: JobId, now: LogTime) -> bool {
+pub(crate) fn is_at_limit(state: &State, job: JobId, now: LogTime) -> bool {
     let is_barred =
         |spec: &JobSpec| state.running_limit_reached(&spec.tenant).is_some() || !is_open_to(state, spec);
     state.spec(job).is_some_and(|spec| is_barred(spec))
         || state.is_user_at_limit(job)
+        || state.is_held_by_limit(job)
         || state.is_over_budget(job, now)
+}
+
+/// When other jobs are expected to let a gang be on the nodes of a start, and how much was looked at; none where nobody knows.
+fn opens_at(
+    state: &State,
+    (job, spec): (JobId, &JobSpec),
+    start: &Start,
+    now: LogTime,
+) -> (Option<LogTime>, u64) {
+    let others = affinity::resolve(state, job, spec);
+    let rows: Vec<_> = start.nodes.iter().filter_map(|(node, _)| state.node(*node)).collect();
+    if !rows.iter().any(|row| others.excludes(&row.spec)) {
+        return (Some(LogTime(0)), others.looked_at);
+    }
+    let (openings, more) = affinity::openings(state, job, spec, now);
+    let opens = rows.iter().try_fold(LogTime(0), |latest, row| {
+        others.opens_at(&row.spec, &openings).map(|at| latest.max(at))
+    });
+    (opens, others.looked_at + more)
 }
 
 /// Gangs in a cluster with the times they are expected to end.

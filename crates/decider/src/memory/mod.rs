@@ -7,3 +7,4 @@ pub(crate) mod rotation;
 pub(crate) mod searches;
 pub(crate) mod starts;
 pub(crate) mod sweep;
+pub(crate) mod waiters;

@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 use muster_state::State;
 use muster_types::metadata::ANONYMOUS;
 use muster_types::policy::Policy;
-use muster_types::{LogTime, Name, Parameters, Refusal, RefusalCode};
+use muster_types::{LogTime, Name, Parameters, PriorityTier, Refusal, RefusalCode};
 
 const MINUTE_MS: u64 = 60_000;
 
@@ -34,6 +34,8 @@ pub(crate) struct Requests {
     used: BTreeMap<Name, Used>,
     /// The same of each user with a limit.
     used_by_users: BTreeMap<User, Used>,
+    /// The same of each tenant's submissions with jobs of a tier that has a limit.
+    used_by_tiers: BTreeMap<(Name, PriorityTier), Used>,
     /// By minute, the oldest first.
     minutes: VecDeque<(u64, BTreeMap<Name, u64>)>,
 }
@@ -81,21 +83,23 @@ impl Requests {
         now: LogTime,
         tenants: impl IntoIterator<Item = &'a Name>,
     ) -> Result<(), Refusal> {
-        self.take_as(state, now, tenants, &BTreeSet::new())
+        self.take_as(state, now, tenants, &BTreeSet::new(), &BTreeSet::new())
     }
 
-    /// Counts one submission of these users, for each of them and for each of their tenants.
+    /// Counts one submission of these users, for each of them and for each of their tenants, and for each tier of its jobs.
     ///
     /// # Errors
-    /// Those of [`Requests::take`], and `OVERLOADED` if a user has made as many submissions in a minute as the policy allows.
+    /// Those of [`Requests::take`], and `OVERLOADED` if as many submissions of a user or with jobs of a tier were made in a minute
+    /// as the policy allows.
     /// Nothing is counted then.
     pub(crate) fn take_submission<'a>(
         &mut self,
         state: &State,
         now: LogTime,
         users: &BTreeSet<(&'a Name, &'a str)>,
+        tiers: &BTreeSet<(&'a Name, PriorityTier)>,
     ) -> Result<(), Refusal> {
-        self.take_as(state, now, users.iter().map(|(tenant, _)| *tenant), users)
+        self.take_as(state, now, users.iter().map(|(tenant, _)| *tenant), users, tiers)
     }
 
     fn take_as<'a>(
@@ -104,6 +108,7 @@ impl Requests {
         now: LogTime,
         tenants: impl IntoIterator<Item = &'a Name>,
         users: &BTreeSet<(&'a Name, &'a str)>,
+        tiers: &BTreeSet<(&'a Name, PriorityTier)>,
     ) -> Result<(), Refusal> {
         let policy = &state.policy().policy;
         if policy.tenants.is_empty() {
@@ -116,6 +121,15 @@ impl Requests {
                 let user = self.counted_user(tenant, user);
                 let level = self.check_user(&user, limit, now)?;
                 user_levels.insert(user, level);
+            }
+        }
+        let mut tier_levels: BTreeMap<(Name, PriorityTier), u64> = BTreeMap::new();
+        for (tenant, tier) in tiers {
+            let tenant = counted(policy, tenant);
+            if let Some(limit) = policy.tier_submissions(tenant, *tier) {
+                let counted_as = (tenant.clone(), *tier);
+                let level = self.check_tier(&counted_as, limit, now)?;
+                tier_levels.insert(counted_as, level);
             }
         }
         let named: BTreeSet<&Name> = tenants.into_iter().map(|tenant| counted(policy, tenant)).collect();
@@ -136,6 +150,9 @@ impl Requests {
         }
         for (user, level) in user_levels {
             self.used_by_users.insert(user, Used { level, at: now });
+        }
+        for (counted_as, level) in tier_levels {
+            self.used_by_tiers.insert(counted_as, Used { level, at: now });
         }
         self.count(&named, now);
         Ok(())
@@ -187,6 +204,29 @@ impl Requests {
             .with("retry_after_ms", wait_ms))
     }
 
+    /// The part of its limit that a tenant has used with one more submission with jobs of a tier.
+    fn check_tier(
+        &self,
+        counted_as: &(Name, PriorityTier),
+        limit: u32,
+        now: LogTime,
+    ) -> Result<u64, Refusal> {
+        let wait_ms = match Used::with_one_more(self.used_by_tiers.get(counted_as), limit, now) {
+            Ok(level) => return Ok(level),
+            Err(wait_ms) => wait_ms,
+        };
+        let (tenant, tier) = counted_as;
+        let text = format!(
+            "tenant {tenant} may make {limit} submissions with {tier} jobs in a minute (`limits.tiers` in the policy) and has \
+             made them; try again in {wait_ms} ms, or submit in another tier"
+        );
+        Err(Refusal::new(RefusalCode::Overloaded, text)
+            .with("tenant", tenant)
+            .with("limit", format!("tiers.{tier}.submissionsPerMinute"))
+            .with("limit_max", limit)
+            .with("retry_after_ms", wait_ms))
+    }
+
     /// Whether more request ids are free than the tenant has taken recently.
     fn check_share(&mut self, tenant: &Name, free: u64, now: LogTime) -> Result<(), Refusal> {
         let oldest = (now.0 / MINUTE_MS).saturating_sub(MINUTES_COUNTED as u64);
@@ -217,6 +257,7 @@ impl Requests {
             // Who has used nothing of its limit, or is not named any more, is not kept. A minute uses up the largest one.
             self.used.retain(|_, used| now.since_ms(used.at) < MINUTE_MS);
             self.used_by_users.retain(|_, used| now.since_ms(used.at) < MINUTE_MS);
+            self.used_by_tiers.retain(|_, used| now.since_ms(used.at) < MINUTE_MS);
         }
         let Some((_, counts)) = self.minutes.back_mut() else { return };
         for tenant in tenants {

@@ -10,6 +10,7 @@ use muster_policy::{Marks, places_wanted};
 use muster_state::{PoolKey, State};
 use muster_types::{JobId, Name, TaskGroup};
 
+use crate::memory::waiters::CountedWaiters;
 use crate::rules::planned::planned_spec;
 
 /// What passes leave for each other.
@@ -20,6 +21,8 @@ pub(crate) struct PassMemory {
     wanted: WantedPools,
     /// The gang that was last looked at for growing.
     last_grown: Option<JobId>,
+    /// Who waits for licences, or for limits on CPUs and memory.
+    waiters: CountedWaiters,
 }
 
 impl PassMemory {
@@ -29,6 +32,10 @@ impl PassMemory {
 
     pub(crate) fn leave_marks(&mut self, marks: Marks) {
         self.marks = marks;
+    }
+
+    pub(crate) fn waiters(&mut self) -> &mut CountedWaiters {
+        &mut self.waiters
     }
 
     pub(crate) fn last_grown(&self) -> Option<JobId> {

@@ -4,6 +4,7 @@ use muster_planner::{Budget, Holds, Plan, Verdict, plan};
 use muster_policy::{has_victims, may_make_room, may_make_room_later, resumes};
 use muster_state::quota::QuotaUsage;
 use muster_state::{Forecast, JobRow, NominalCover, Phase, State};
+use muster_types::policy::QueuePreemption;
 use muster_types::{JobId, JobSpec, LogTime};
 
 use crate::future::Future;
@@ -54,6 +55,7 @@ impl Means {
                     })
                 };
                 rules.defragment
+                    && state.policy().policy.queue_preemption(&spec.tenant) != QueuePreemption::None
                     && now.since_ms(row.submitted_at) >= rules.defragment_wait_ms
                     && state.preemptible(spec.tier).next().is_some()
                     && is_free()

@@ -41,6 +41,10 @@ pub(super) fn grow(
         }
         memory.set_last_grown(job);
         let state = speculation.state();
+        // What is kept of limits for those who wait is not for growing.
+        if state.spec(job).is_some_and(|spec| memory.waiters().is_kept_from(state, job, spec)) {
+            continue;
+        }
         let Some(workers) = larger(state, future, wanted, job, now, budget) else { continue };
         let stops = alloc::vec![stop(state, job, RearrangeCause::Resized)];
         let promises = alloc::vec![CapacityHold { job, workers }];
@@ -78,6 +82,13 @@ fn larger(
     let spec = planned_spec(state, job)?;
     // Without a checkpoint it would begin again.
     if row.cancel_requested || !resumes(state, job) || state.is_over_budget(job, now) {
+        return None;
+    }
+    // All that it asks for next to what its user holds, itself included.
+    let held = row.charge().map(|(_, charge)| charge.devices_milli.iter().map(|(_, milli)| *milli).sum::<u64>());
+    let held_milli = held.unwrap_or(0);
+    let more_milli = spec.device_milli().saturating_sub(held_milli);
+    if state.user_devices_exceeded(&spec.tenant, state.creator(job), more_milli).is_some() {
         return None;
     }
     let before = row.placement.as_ref().map_or(&[][..], |placement| &placement.slots[..]);

@@ -20,13 +20,15 @@ use crate::future::{Future, LaterCapacity};
 use crate::memory::searches::{Claim, Look};
 use crate::passes::claimant::{Claimant, Means, Spent};
 use crate::passes::ways::Ways;
+use crate::rules::affinity::may_be_kept_away;
+use crate::rules::counted::no_larger;
 use crate::rules::planned::planned_spec;
 use crate::rules::terms::with_paid_terms;
 use crate::settle::job::settle;
 use crate::speculation::Speculation;
 
 /// Gangs to preempt up to which the plan is tried without each of them.
-const SPARED_ONE_BY_ONE_MAX: usize = 16;
+pub(super) const SPARED_ONE_BY_ONE_MAX: usize = 16;
 
 /// Gangs with a promise that are looked at for one claimant.
 const PROMISES_LOOKED_AT_MAX: usize = 256;
@@ -409,7 +411,9 @@ impl Claimant<'_> {
     /// Lets those go on that need not be preempted, those that would lose most first. On the hosts that were looked for all are
     /// needed; of a quota they may leave more than is needed.
     fn spare(&self, mut needed: Vec<JobId>, mut plan: Plan, budget: &mut Budget) -> (Vec<JobId>, Plan) {
-        let is_exact = needs_one_host(self.spec) && !self.state.has_quotas();
+        // Nor of those that keep it away from where it does not go.
+        let is_kept_away = may_be_kept_away(self.state, self.spec);
+        let is_exact = needs_one_host(self.spec) && !self.state.has_quotas() && !is_kept_away;
         if is_exact || needed.len() > SPARED_ONE_BY_ONE_MAX {
             return (needed, plan);
         }
@@ -492,13 +496,15 @@ impl Claimant<'_> {
         budget: &mut Budget,
     ) -> Option<Vec<WorkerSlot>> {
         let spec = planned_spec(self.state, job)?;
+        let bounded = no_larger(self.state, job, &spec)?;
+        let spec: &JobSpec = &bounded;
         if !resumes(self.state, job) && !spec.is_elastic() {
             return None;
         }
         let holds = self.future.holds_for(self.state, &spec.tenant);
-        let asker = (job, &*spec, row);
+        let asker = (job, spec, row);
         let verdict = with_paid_terms(forecast, self.now, asker, &holds, budget, |terms, budget| {
-            plan(forecast, &spec, terms, budget)
+            plan(forecast, spec, terms, budget)
         });
         match verdict {
             Verdict::Fits(plan) => Some(plan.workers),

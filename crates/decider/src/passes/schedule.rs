@@ -15,7 +15,8 @@ use crate::passes::{drained, growth, preemption};
 use crate::round::ROUND_BYTES_SOFT;
 use crate::rules::affinity;
 use crate::rules::bookings::is_open_to;
-use crate::rules::planned::{choices, planned_spec, with_spares};
+use crate::rules::counted::smallest;
+use crate::rules::planned::{choices, planned_spec};
 use crate::rules::terms::{QuotaPart, with_terms, with_terms_of};
 use crate::settle::array::fill_arrays;
 use crate::settle::job::{advance_arrays, has_its_promise};
@@ -52,7 +53,8 @@ pub fn schedule(speculation: &mut Speculation, budget: &mut Budget) -> Pass {
         return Pass::Interrupted { placed };
     }
     let state = speculation.state();
-    if state.draining().next().is_some() || state.growable().next().is_some() {
+    let asks_more = state.draining().next().is_some() || state.growable().next().is_some();
+    if asks_more || pass.future().owes_images(state) {
         pass.future().keep_what_is_owed(state, budget);
     }
     drained::move_drained(speculation, pass.future(), budget);
@@ -84,7 +86,8 @@ enum Outcome {
     AtLimit,
     /// Its user has no accelerator time left: the same, and jobs of other users do not wait for it.
     UserAtLimit,
-    /// It names a booking that is not open to it: nothing is kept for it, and others go past it.
+    /// It names a booking that is not open to it, or less is left to it of what is counted than it needs: nothing is kept for it, and
+    /// others go past it.
     NotOpen,
     /// Nothing runs that it has to be with: the same, and those that ask for the same and have other labels do not wait for it.
     WithoutOthers,
@@ -114,11 +117,15 @@ fn walk(speculation: &mut Speculation, pass: &mut UnfinishedPass, budget: &mut B
         match offer(speculation, pass, (&candidate, has_most), budget) {
             Outcome::Placed => {
                 placed += 1;
+                pass.forget_alike();
                 // The next members of its array have their turn before the jobs behind them.
                 fill_arrays(speculation);
                 pass.line().placed(speculation.state(), &candidate);
             }
-            Outcome::PromisedCapacity => pass.line().placed(speculation.state(), &candidate),
+            Outcome::PromisedCapacity => {
+                pass.forget_alike();
+                pass.line().placed(speculation.state(), &candidate);
+            }
             // A gang that a whole budget is too small for would stop every pass at itself.
             Outcome::OutOfBudget if !has_whole => {
                 pass.line().put_back(speculation.state(), candidate);
@@ -150,7 +157,10 @@ fn offer(
     let job = candidate.turn.job;
     let row = state.job(job).expect("a pending job has a row").clone();
     // Where its checkpoints cannot be read it would begin again.
-    let Some(spec) = planned_spec(state, job) else { return Outcome::Waits };
+    let Some(spec) = planned_spec(state, job) else {
+        pass.waiters().forget(job);
+        return Outcome::Waits;
+    };
     if !is_open_to(state, &spec) {
         budget.take(1);
         return Outcome::NotOpen;
@@ -158,17 +168,35 @@ fn offer(
     let now = speculation.now();
     if state.running_limit_reached(&spec.tenant).is_some() || state.spent_budget(&spec.tenant, now).is_some()
     {
+        pass.waiters().forget(job);
         pass.future().give_up_of(state, &spec.tenant, budget);
         return Outcome::AtLimit;
     }
     // Its time may have run out since the walk began.
     if state.spent_user_budget(job, now).is_some() {
+        pass.waiters().forget(job);
         return Outcome::UserAtLimit;
     }
-    let Some((is_without_others, is_alone)) = look_at_others(state, job, &spec, has_most, budget) else {
+    if let Some(is_without_others) = pass.waits_like_another(state, (candidate, &spec)) {
+        budget.take(1);
+        return if is_without_others { Outcome::WithoutOthers } else { Outcome::WaitsAlone };
+    }
+    // Nodes that are kept for it would stand idle until others give back what is counted.
+    if !pass.waiters().admit(state, job, &spec) {
+        budget.take(1);
+        pass.future().give_up_job(state, job, budget);
+        return Outcome::NotOpen;
+    }
+    let spec = if pass.waiters().is_kept_from(state, job, &spec) { smallest(&spec) } else { spec };
+    let Some(others) = look_at_others(state, job, &spec, has_most, budget) else {
         return Outcome::OutOfBudget;
     };
-    if is_without_others {
+    let is_alone = others.is_alone;
+    if is_alone && others.is_missing && !others.is_by_id {
+        pass.keep_like(state, (candidate, &spec), true);
+    }
+    if others.is_missing {
+        pass.waiters().forget(job);
         return if is_alone { Outcome::WithoutOthers } else { Outcome::NotOpen };
     }
     // In strict order all that are behind it wait, whatever their labels are.
@@ -210,21 +238,34 @@ fn offer(
         return outcome;
     }
     pass.future().reserve(speculation.state(), job, &spec, &row, budget);
+    if is_alone && !others.is_by_id {
+        pass.keep_like(speculation.state(), (candidate, &spec), false);
+    }
     if is_alone { Outcome::WaitsAlone } else { Outcome::Waits }
 }
 
 /// Times that a turn looks at where other jobs are, about.
 const LOOKS_AT_OTHERS: u64 = 8;
 
-/// Whether nothing runs that a job has to be with, and whether it would be otherwise for a job with other labels. None where that
-/// takes more than half of a budget that others have used already: it has its turn in the next round.
+/// What other jobs mean for one.
+struct Others {
+    /// Whether nothing runs that it has to be with.
+    is_missing: bool,
+    /// Whether it would be otherwise for a job with other labels.
+    is_alone: bool,
+    /// Whether it would be otherwise for a job with the same ones.
+    is_by_id: bool,
+}
+
+/// What other jobs mean for one. None where the look takes more than half of a budget that others have used already: it has its
+/// turn in the next round.
 fn look_at_others(
     state: &State,
     job: JobId,
     spec: &JobSpec,
     has_most: bool,
     budget: &mut Budget,
-) -> Option<(bool, bool)> {
+) -> Option<Others> {
     let resolved = affinity::resolve(state, job, spec);
     let (visits, half) = (resolved.looked_at.saturating_mul(LOOKS_AT_OTHERS), budget.left() / 2);
     // Else one round would have many of them, each for half of what the one before it has left, and would take as long as all.
@@ -233,7 +274,11 @@ fn look_at_others(
     }
     // Half of what is left stays for finding a place: a job with many others would never have one.
     budget.take(visits.min(half));
-    Some((resolved.waits_for.is_some(), resolved.depends_on_labels))
+    Some(Others {
+        is_missing: resolved.waits_for.is_some(),
+        is_alone: resolved.depends_on_labels,
+        is_by_id: resolved.depends_on_id,
+    })
 }
 
 /// A gang whose turn it is, and how much of its quota it is offered.
@@ -260,17 +305,20 @@ impl Offer<'_> {
         let Offer { job, spec, row, quota, .. } = *self;
         let (state, valuation) = (speculation.state(), speculation.valuation());
         let holds = future.holds_for_job(state, job, spec, row);
+        let holding = speculation.images().term(state, spec);
         let mut place = |spec: &JobSpec, holds: &Holds| {
             with_terms_of(state, speculation.now(), (job, spec, row), holds, quota, |terms| {
-                let terms = Terms { valuation: Some(valuation), ..*terms };
+                let terms = Terms { valuation: Some(valuation), image: holding.as_ref(), ..*terms };
                 plan(state, spec, &terms, budget)
             })
         };
         let choices = choices(state, job, &holds, speculation.unheard(), speculation.now());
         let wanted = state.contract(job).map_or(0, |contract| contract.spares);
-        if let Some(larger) = (wanted > 0).then(|| with_spares(spec, wanted)).flatten()
-            && let Verdict::Fits(found) = place(&larger, &choices[0])
+        if let Some(larger) = (wanted > 0).then(|| spec.with_spares(wanted)).flatten()
+            && let Verdict::Fits(mut found) = place(&larger, &choices[0])
         {
+            // Of the last segment of spares no more than it asks for.
+            found.workers.truncate(spec.worker_count().saturating_add(wanted) as usize);
             let decision = Decision::GangPlaced { job, workers: found.workers };
             // With spares among them, ranks may lie otherwise than its topology rule asks for.
             if state.check(&decision).is_ok()

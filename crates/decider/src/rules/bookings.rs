@@ -6,13 +6,13 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::fmt;
-use muster_planner::Closure;
+use muster_planner::{Closure, ClosureCause};
 use muster_state::booking::{devices_of, suits};
-use muster_state::{Phase, Side, State};
+use muster_state::{FleetHoldRow, Phase, Side, State};
 use muster_types::policy::QuotaGrant;
 use muster_types::token::user_of;
 use muster_types::{
-    Booking, BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, JobId, JobSpec,
+    Booking, BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, HoldTarget, JobId, JobSpec,
     LogTime, Name, NodeSpec, Refusal, RefusalCode, Violation, limits,
 };
 
@@ -21,7 +21,7 @@ const NEVER: LogTime = LogTime(u64::MAX);
 
 /// Nodes that bookings close to a job, and when. The guard of a placement looks at less: only at bookings that are open.
 pub(crate) fn closures<'a>(state: &'a State, spec: &'a JobSpec, now: LogTime) -> Vec<Closure<'a>> {
-    let mut found = Vec::new();
+    let mut found = held(state, spec);
     if state.booking_count() == 0 && spec.booking.is_none() {
         return found;
     }
@@ -39,12 +39,18 @@ pub(crate) fn closures<'a>(state: &'a State, spec: &'a JobSpec, now: LogTime) ->
             true => (LogTime(0), until.max(soon)),
             false => (closed_from(window), until),
         };
-        found.push(Closure { booking: name, from, until, nodes: &booking.nodes, is_outside: false });
+        let cause = match booking.spec.is_maintenance() {
+            true => ClosureCause::Maintenance(name),
+            false => ClosureCause::Booking(name),
+        };
+        let (nodes, part) = (&booking.nodes, booking.spec.part());
+        found.push(Closure { cause, from, until, nodes, part, is_outside: false });
     }
     let Some(name) = &spec.booking else { return found };
     let named = state.booking(name).filter(|booking| booking.spec.may_be_named_by(policy, spec));
     let nodes = named.map_or(&[][..], |booking| booking.nodes.as_slice());
-    let own = |from, until, is_outside| Closure { booking: name, from, until, nodes, is_outside };
+    let cause = ClosureCause::Booking(name);
+    let own = |from, until, is_outside| Closure { cause, from, until, nodes, part: None, is_outside };
     found.push(own(LogTime(0), NEVER, true));
     if let Some(booking) = named {
         let window = booking.current();
@@ -57,18 +63,38 @@ pub(crate) fn closures<'a>(state: &'a State, spec: &'a JobSpec, now: LogTime) ->
     found
 }
 
+/// What operators hold until further notice, where it concerns a job. It lasts until its end is recorded, and not by the clock alone.
+fn held<'a>(state: &'a State, spec: &JobSpec) -> Vec<Closure<'a>> {
+    let against = state.fleet_holds().filter(|(target, _)| state.is_held_by(target, &spec.tenant));
+    let closure = |(target, row): (&'a HoldTarget, &'a FleetHoldRow)| Closure {
+        cause: ClosureCause::Hold(target, &row.hold.reason),
+        from: LogTime(0),
+        until: NEVER,
+        nodes: &[],
+        part: Some(target.part()),
+        is_outside: false,
+    };
+    against.map(closure).collect()
+}
+
 /// Whether one of the closures of a job covers a node. The index of nodes tells which of them may.
 pub(crate) fn covers(state: &State, closures: &[Closure<'_>], node: &NodeSpec) -> bool {
     let there = state.bookings_of_node(&node.name);
     closures
         .iter()
-        .filter(|closure| closure.is_outside || there.binary_search(closure.booking).is_ok())
+        .filter(|closure| {
+            let booking = closure.cause.booking().filter(|_| closure.is_by_name());
+            booking.is_none_or(|booking| there.binary_search(booking).is_ok())
+        })
         .any(|closure| closure.covers(node))
 }
 
-/// Whether a job names no booking, or one that is open to it. To all others nothing is open whatever is free: no place is looked
-/// for, nothing is kept for them, and nobody waits behind them.
+/// Whether nobody holds a job's tenant, and it names no booking or one that is open to it. To all others nothing is open whatever is
+/// free: no place is looked for, nothing is kept for them, and nobody waits behind them.
 pub(crate) fn is_open_to(state: &State, spec: &JobSpec) -> bool {
+    if state.tenant_hold(&spec.tenant).is_some() {
+        return false;
+    }
     let Some(name) = &spec.booking else { return true };
     let policy = &state.policy().policy;
     state.booking(name).is_some_and(|booking| booking.is_open && booking.spec.may_be_named_by(policy, spec))
@@ -83,10 +109,12 @@ pub(crate) fn why_it_waits(state: &State, spec: &JobSpec) -> Option<String> {
         ));
     };
     if !booking.spec.may_be_named_by(&state.policy().policy, spec) {
-        return Some(format!(
-            "it names booking {name}, which is for other jobs of tenant {} or for another tenant",
-            booking.spec.tenant
-        ));
+        return Some(match &booking.spec.tenant {
+            Some(owner) => format!(
+                "it names booking {name}, which is for other jobs of tenant {owner} or for another tenant"
+            ),
+            None => format!("it names booking {name}, which is for maintenance"),
+        });
     }
     let from = booking.current().from;
     let rule = booking.spec.times.listed.as_ref().map(|listed| format!(" ({})", listed.rule));
@@ -100,7 +128,9 @@ pub(crate) fn why_not_named(state: &State, spec: &JobSpec, creator: &str) -> Opt
     let Some(booking) = state.booking(name) else {
         return Some(format!("there is no booking {name}; `muster booking list` lists those that there are"));
     };
-    let owner = &booking.spec.tenant;
+    let Some(owner) = &booking.spec.tenant else {
+        return Some(format!("booking {name} is for maintenance: no job may name it"));
+    };
     if !booking.spec.may_be_named_by(&state.policy().policy, spec) {
         return Some(match booking.spec.jobs.is_empty() {
             true => format!("booking {name} is for jobs of tenant {owner} and of those below it"),
@@ -150,9 +180,12 @@ pub(crate) fn choose(
 ) -> Choice {
     let amount = match &spec.shape {
         BookingShape::Nodes(nodes) => return Choice { nodes: nodes.clone(), is_whole: true },
+        // It has every node there, and lists none.
+        BookingShape::Part(_) => return Choice { nodes: Vec::new(), is_whole: true },
         BookingShape::Chosen { amount, .. } => *amount,
     };
-    let others = state.bookings().filter(|(name, other)| *name != own && other.left().meets(times).is_some());
+    let others = state.bookings().filter(|(name, other)| *name != own && !other.spec.is_maintenance());
+    let others = others.filter(|(_, other)| other.left().meets(times).is_some());
     let taken: BTreeSet<&Name> = others.flat_map(|(_, other)| &other.nodes).collect();
     let policy = &state.policy().policy;
     let is_foreign = |job: &JobId| state.spec(*job).is_some_and(|job| !spec.admits(policy, own, job));
@@ -325,8 +358,9 @@ fn check_fields(state: &State, now: LogTime, spec: &BookingSpec) -> Result<(), R
             violations.push(Violation::new("windows", text));
         }
     }
-    if !state.policy().policy.tenants.contains_key(&spec.tenant) {
-        let text = format!("the policy lists no tenant {}; add it with `muster policy set`", spec.tenant);
+    let owner = spec.tenant.as_ref();
+    if let Some(owner) = owner.filter(|owner| !state.policy().policy.tenants.contains_key(*owner)) {
+        let text = format!("the policy lists no tenant {owner}; add it with `muster policy set`");
         violations.push(Violation::new("tenant", text));
     }
     if violations.is_empty() {
@@ -339,7 +373,10 @@ fn check_fields(state: &State, now: LogTime, spec: &BookingSpec) -> Result<(), R
 fn check_reach(state: &State, acts_for: Option<&Name>, spec: &BookingSpec) -> Result<(), Refusal> {
     let Some(own) = acts_for else { return Ok(()) };
     let denied = |text: String| Err(Refusal::new(RefusalCode::PermissionDenied, text).with("tenant", own));
-    if !state.policy().policy.ancestry(&spec.tenant).any(|above| above == own) {
+    let Some(owner) = &spec.tenant else {
+        return denied(format!("maintenance is for operators, and not for who acts for tenant {own}"));
+    };
+    if !state.policy().policy.ancestry(owner).any(|above| above == own) {
         return denied(format!(
             "who acts for tenant {own} books for it and those below it, and for no others"
         ));
@@ -363,7 +400,7 @@ fn check_reach(state: &State, acts_for: Option<&Name>, spec: &BookingSpec) -> Re
 }
 
 fn check_count(state: &State, spec: &BookingSpec) -> Result<(), Refusal> {
-    let of_tenant = state.booking_count_of(&spec.tenant);
+    let of_tenant = state.booking_count_of(spec.tenant.as_ref());
     let (held, limit, max) = if of_tenant >= limits::TENANT_BOOKINGS_MAX {
         (of_tenant, "tenant_bookings_max", limits::TENANT_BOOKINGS_MAX)
     } else if state.booking_count() >= limits::BOOKINGS_MAX {
@@ -375,7 +412,11 @@ fn check_count(state: &State, spec: &BookingSpec) -> Result<(), Refusal> {
     };
     let text = format!("bookings would be beyond {limit}, which is {max}; {held} are in use: delete one");
     let refusal = Refusal::new(RefusalCode::StateFull, text).with("limit", limit).with("held", held);
-    Err(refusal.with("held_max", max).with("tenant", &spec.tenant))
+    let refusal = refusal.with("held_max", max);
+    Err(match &spec.tenant {
+        Some(owner) => refusal.with("tenant", owner),
+        None => refusal,
+    })
 }
 
 fn check_named_nodes(state: &State, own: &Name, spec: &BookingSpec, nodes: &[Name]) -> Result<(), Refusal> {
@@ -383,7 +424,9 @@ fn check_named_nodes(state: &State, own: &Name, spec: &BookingSpec, nodes: &[Nam
         let text = format!("there is no node {unknown}");
         return Err(Refusal::new(RefusalCode::NodeNotFound, text).with("node", unknown));
     }
-    let Some(other) = state.overlapping_booking(own, &spec.times, nodes) else { return Ok(()) };
+    let other = state.overlapping_booking(own, &spec.times, nodes);
+    // Tenants may have booked the nodes: these are theirs again behind the maintenance.
+    let Some(other) = other.filter(|_| !spec.is_maintenance()) else { return Ok(()) };
     let text = format!("booking {other} has some of these nodes at the same time");
     Err(Refusal::new(RefusalCode::BookingDoesNotFit, text).with("booking", other))
 }
@@ -400,7 +443,10 @@ fn does_not_fit(state: &State, own: &Name, spec: &BookingSpec, choice: &Choice) 
     let suiting =
         |node: &Name| node_of(node).is_some_and(|row| row.is_placeable() && suits(&spec.shape, &row.spec));
     let in_the_way = state.bookings().find(|(name, other)| {
-        *name != own && other.left().meets(&spec.times).is_some() && other.nodes.iter().any(&suiting)
+        *name != own
+            && !other.spec.is_maintenance()
+            && other.left().meets(&spec.times).is_some()
+            && other.nodes.iter().any(&suiting)
     });
     let found = choice.nodes.len();
     let also =
@@ -503,13 +549,13 @@ impl BookingExcesses {
     #[must_use]
     pub fn of(state: &State) -> BookingExcesses {
         let policy = &state.policy().policy;
-        let owners = || state.bookings().map(|(_, booking)| &booking.spec.tenant);
+        let owners = || state.bookings().filter_map(|(_, booking)| booking.spec.tenant.as_ref());
         let tenants: BTreeSet<&Name> = owners().flat_map(|owner| policy.ancestry(owner)).collect();
         let usage = state.quota_usage();
         let mut found = BTreeMap::new();
         for tenant in tenants {
             let is_by_itself =
-                state.bookings().any(|(_, one)| one.spec.tenant == *tenant && !one.by.is_operator);
+                state.bookings().any(|(_, one)| one.spec.tenant.as_ref() == Some(tenant) && !one.by.is_operator);
             let mut excesses = Vec::new();
             for ((kind, region), booked_milli) in booked_milli(state, tenant, &[]) {
                 let stated = usage.nominal_of(&Side::Subtree(tenant.clone()), kind, region);
@@ -545,7 +591,8 @@ impl BookingExcesses {
             })
         };
         let policy = &state.policy().policy;
-        policy.ancestry(&booking.spec.tenant).filter_map(|above| self.0.get(above)).flatten().find(is_part)
+        let owner = booking.spec.tenant.as_ref()?;
+        policy.ancestry(owner).filter_map(|above| self.0.get(above)).flatten().find(is_part)
     }
 }
 
@@ -557,7 +604,10 @@ pub(crate) fn booked_milli<'a>(
     nodes: &'a [Name],
 ) -> BTreeMap<(&'a Name, Option<&'a Name>), u64> {
     let policy = &state.policy().policy;
-    let is_below = |booking: &Booking| policy.ancestry(&booking.spec.tenant).any(|above| above == tenant);
+    let is_below = |booking: &Booking| {
+        let owner = booking.spec.tenant.as_ref();
+        owner.is_some_and(|owner| policy.ancestry(owner).any(|above| above == tenant))
+    };
     let before =
         state.bookings().filter(|(_, booking)| is_below(booking)).flat_map(|(_, booking)| &booking.nodes);
     let mut booked: BTreeMap<(&Name, Option<&Name>), u64> = BTreeMap::new();

@@ -1,6 +1,7 @@
 //! The parts of a job's contract that decide where it goes: the spec that is planned in place of the one that was
 //! submitted.
 
+use alloc::borrow::Cow;
 use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -8,14 +9,42 @@ use muster_planner::Holds;
 use muster_state::State;
 use muster_types::{JobId, JobSpec, LogTime, Name, NodeId};
 
-/// The job as it is to be planned: only in regions where its checkpoints can be read. None when there is no such
-/// region.
+use crate::rules::counted::within_limits;
+
+/// The job as it is to be planned: with no more workers than somebody has asked for while it ran, only in regions where its
+/// checkpoints can be read and that its licences are for, and no larger than limits on CPUs and memory allow. None when there is
+/// no such region or size.
 pub(crate) fn planned_spec(state: &State, job: JobId) -> Option<Arc<JobSpec>> {
-    let spec = state.spec(job)?;
-    match state.contract(job).and_then(|contract| contract.checkpoint.place.as_ref()) {
-        Some(place) => narrowed(state, spec, place).map(Arc::new),
-        None => Some(Arc::clone(spec)),
+    let sized = state.spec(job)?.at_size().map(Arc::new);
+    let spec = sized.as_ref().or_else(|| state.spec(job))?;
+    let readable = match state.contract(job).and_then(|contract| contract.checkpoint.place.as_ref()) {
+        Some(place) => narrowed(state, spec, place).map(Arc::new)?,
+        None => Arc::clone(spec),
+    };
+    let narrowed = replaced(&readable, licensed(state, &readable)?);
+    Some(replaced(&narrowed, within_limits(state, job, &narrowed)?))
+}
+
+/// A spec in place of another, without a copy where it is the same.
+fn replaced(before: &Arc<JobSpec>, after: Cow<'_, JobSpec>) -> Arc<JobSpec> {
+    match after {
+        Cow::Owned(spec) => Arc::new(spec),
+        Cow::Borrowed(_) => Arc::clone(before),
     }
+}
+
+/// The same job in the only region that its licences are for; none when it may not be there, or when there are two such regions.
+pub(crate) fn licensed<'a>(state: &State, spec: &'a JobSpec) -> Option<Cow<'a, JobSpec>> {
+    let policy = &state.policy().policy;
+    let mut named = spec.licences.keys().filter_map(|name| policy.resource(name)?.region.as_ref());
+    let Some(region) = named.next() else { return Some(Cow::Borrowed(spec)) };
+    let is_allowed = spec.regions.is_empty() || spec.regions.contains(region);
+    if !is_allowed || named.any(|other| other != region) {
+        return None;
+    }
+    let mut draft = spec.clone().into_draft();
+    draft.regions = alloc::vec![region.clone()];
+    draft.check().ok().map(Cow::Owned)
 }
 
 /// The same job in regions that have a copy of a data set alone.
@@ -65,13 +94,4 @@ pub(crate) fn choices(
     }
     choices.push(if lapsed.is_empty() { holds.clone() } else { holds.round(Arc::clone(lapsed)) });
     choices
-}
-
-/// The job as it is planned with this number of spares behind its workers; none where its rules do not allow for more
-/// workers.
-pub(crate) fn with_spares(spec: &JobSpec, spares: u32) -> Option<JobSpec> {
-    let mut draft = spec.clone().into_draft();
-    let [group] = draft.groups.as_mut_slice() else { return None };
-    group.workers = group.workers.checked_add(spares)?;
-    draft.check().ok()
 }

@@ -1,8 +1,9 @@
 //! The terms under which policy lets a job be planned: what a plan may use of quotas, and what it keeps for others.
 
 use alloc::collections::BTreeMap;
+use core::cell::RefCell;
 use muster_planner::{Budget, Holds, Terms};
-use muster_state::{CapacityKey, JobRow, PoolKey, State};
+use muster_state::{CapacityKey, Interruptions, JobRow, PoolKey, State};
 use muster_types::{JobId, JobSpec, LogTime, Name};
 
 use crate::rules::affinity;
@@ -65,7 +66,7 @@ fn with_counted_terms<T>(
     plan: impl FnOnce(&Terms<'_>, u64) -> T,
 ) -> T {
     // Quota is asked once for each type and region.
-    let known: core::cell::RefCell<BTreeMap<(Name, Name), u64>> = core::cell::RefCell::default();
+    let known: RefCell<BTreeMap<(Name, Name), u64>> = RefCell::default();
     let room_milli = |pool: &PoolKey| -> u64 {
         let Some(kind) = pool.kind.as_ref().filter(|_| state.has_quotas()) else { return u64::MAX };
         let mut known = known.borrow_mut();
@@ -96,7 +97,8 @@ fn with_counted_terms<T>(
             (here.cpu_milli, everywhere.cpu_milli)
         }
     };
-    let interruptions = |key: &CapacityKey| state.interruptions(key, now);
+    let seen = OncePerKey::default();
+    let interruptions = |key: &CapacityKey| seen.get(key, || state.interruptions(key, now));
     let closures = closures(state, spec, now);
     let affinity = affinity::resolve(state, job, spec);
     let terms = Terms {
@@ -108,6 +110,8 @@ fn with_counted_terms<T>(
         closures: &closures,
         closures_are_indexed: true,
         affinity: &affinity.terms,
+        openings: &[],
+        image: None,
         policy: &state.policy().policy,
         own_work: &own_work,
         interruptions: &interruptions,
@@ -115,4 +119,43 @@ fn with_counted_terms<T>(
         valuation: None,
     };
     plan(&terms, affinity.looked_at)
+}
+
+/// How often nodes are taken away, each key asked for once: a question may look at very many nodes, which have few keys.
+#[derive(Default)]
+struct OncePerKey(RefCell<BTreeMap<CapacityKey, Interruptions>>);
+
+impl OncePerKey {
+    fn get(&self, key: &CapacityKey, ask: impl FnOnce() -> Interruptions) -> Interruptions {
+        if let Some(known) = self.0.borrow().get(key) {
+            return *known;
+        }
+        let answer = ask();
+        self.0.borrow_mut().insert(key.clone(), answer);
+        answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::cell::Cell;
+    use muster_types::policy::PurchaseKind;
+
+    #[test]
+    fn each_key_is_asked_for_once() {
+        let name = |text| Name::new(text).expect("a name");
+        let key = |purchase| CapacityKey { region: name("eu"), kind: Some(name("h100")), purchase };
+        let (seen, asked) = (OncePerKey::default(), Cell::new(0));
+        for _ in 0..1_000 {
+            for purchase in [PurchaseKind::Spot, PurchaseKind::OnDemand] {
+                let answer = seen.get(&key(purchase), || {
+                    asked.set(asked.get() + 1);
+                    Interruptions { nodes_up: asked.get(), ..Interruptions::default() }
+                });
+                assert_eq!(answer.nodes_up, if purchase == PurchaseKind::Spot { 1 } else { 2 });
+            }
+        }
+        assert_eq!(asked.get(), 2);
+    }
 }

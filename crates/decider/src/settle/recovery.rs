@@ -70,10 +70,17 @@ pub(super) fn failed_attempt(
     })
 }
 
-/// The text where a gang had to go for a booking, and its node is in service.
+/// The text where a gang had to go for a booking or a hold, and its node is in service.
 fn booked(state: &State, job: JobId, node: NodeId) -> Option<String> {
     let row = state.node(node).filter(|row| row.is_placeable())?;
+    let held = state.held_against(&state.spec(job)?.tenant, &row.spec).filter(|(_, row)| row.hold.stops_work);
+    if let Some((target, row)) = held {
+        return Some(format!("{target} is held and drained ({})", row.hold.reason));
+    }
     let (name, booking) = state.booked_against(state.spec(job)?, &row.spec.name)?;
+    if booking.spec.is_maintenance() {
+        return Some(format!("its node is under maintenance by booking {name}"));
+    }
     booking.spec.clearing.stops_others().then(|| format!("booking {name} has its node for other jobs"))
 }
 

@@ -71,8 +71,11 @@ fn failed_nodes(placement: &Placement, cause: &StopCause) -> BTreeSet<NodeId> {
     let ranks = placement.slots.iter().zip(&placement.ranks);
     let mut nodes: BTreeSet<NodeId> =
         ranks.filter(|(_, state)| is_fault_of_place(state)).map(|(slot, _)| slot.node).collect();
-    if let StopCause::Fault { node, .. } | StopCause::Evicted { node } = cause {
-        nodes.insert(*node);
+    match cause {
+        // The program is to blame, and not the node that is named.
+        StopCause::Fault { class, .. } if class.is_of_application() => {}
+        StopCause::Fault { node, .. } | StopCause::Evicted { node } => _ = nodes.insert(*node),
+        _ => {}
     }
     nodes
 }

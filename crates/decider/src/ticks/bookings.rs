@@ -73,7 +73,8 @@ fn replace(speculation: &mut Speculation, names: &[Name], from: usize, nodes_max
 fn next_step(state: &State, name: &Name, now: LogTime) -> Option<Decision> {
     let booking = state.booking(name)?;
     let ended = |cause| Some(Decision::BookingEnded { name: name.clone(), cause });
-    if !state.policy().policy.tenants.contains_key(&booking.spec.tenant) {
+    let tenants = &state.policy().policy.tenants;
+    if booking.spec.tenant.as_ref().is_some_and(|owner| !tenants.contains_key(owner)) {
         return ended(BookingEnd::OwnerGone);
     }
     let window = booking.current();
@@ -115,7 +116,7 @@ fn moved(state: &State, name: &Name) -> Option<Decision> {
 fn is_whole(state: &State, booking: &Booking) -> bool {
     use muster_types::BookingAmount::{Devices, Hosts};
     match &booking.spec.shape {
-        BookingShape::Nodes(_) => true,
+        BookingShape::Nodes(_) | BookingShape::Part(_) => true,
         BookingShape::Chosen { amount: Hosts(hosts), .. } => booking.nodes.len() == *hosts as usize,
         BookingShape::Chosen { amount: Devices(devices), .. } => {
             let rows = booking.nodes.iter().filter_map(|node| state.node(state.node_named(node)?));
@@ -234,7 +235,7 @@ mod tests {
 
     fn one_host() -> BookingSpec {
         BookingSpec {
-            tenant: name("team"),
+            tenant: Some(name("team")),
             user: None,
             jobs: Vec::new(),
             is_shared: false,

@@ -28,6 +28,8 @@ fn open_some(speculation: &mut Speculation, looked_at_max: usize) {
     let (mut due, mut looked_at) = (Vec::new(), 0);
     // The last one that was looked at; none once all of them were.
     let (mut place, mut is_cut) = (None, false);
+    // Of those that are known too early; what an earlier look left out is still to come.
+    let mut next = speculation.fallback_due().filter(|at| *at > now);
     for (at, job) in behind.chain(up_to) {
         if looked_at == looked_at_max || due.len() == OPENED_PER_TICK {
             is_cut = true;
@@ -36,11 +38,14 @@ fn open_some(speculation: &mut Speculation, looked_at_max: usize) {
         looked_at += 1;
         place = Some((at, job));
         let decision = Decision::FallbackOpened { job };
-        if state.fallback_due(job).is_some_and(|at| at <= now) && state.check(&decision).is_ok() {
-            due.push(decision);
+        match state.fallback_due(job) {
+            Some(at) if at > now => next = next.map_or(Some(at), |next| Some(next.min(at))),
+            Some(_) if state.check(&decision).is_ok() => due.push(decision),
+            _ => {}
         }
     }
     speculation.set_fallback_place(place.filter(|_| is_cut));
+    speculation.set_fallback_due(next);
     for decision in due {
         speculation.push(decision);
     }
@@ -90,7 +95,7 @@ mod tests {
     /// A job that takes more after an hour, and waits for others first.
     fn submit(speculation: &mut Speculation, request: u128, others: &[JobId]) -> JobId {
         let name = |text| Name::new(text).expect("a name");
-        let asks = WorkerRequest { accelerators: None, cpu_milli: 1_000, memory_bytes: 1 };
+        let asks = WorkerRequest { accelerators: None, cpu_milli: 1_000, memory_bytes: 1, exclusive: false };
         let group = TaskGroup::new(name("main"), 1, vec!["run".to_string()], asks);
         let mut draft = JobDraft::new(name("job"), name("team"), vec![group]);
         let set = |kind: PurchaseKind| -> PurchaseSet { [kind].into_iter().collect() };
@@ -137,6 +142,9 @@ mod tests {
         }
         assert_eq!(speculation.state().fallback_due(waits), None, "it takes more now");
         assert!(early.iter().all(|job| speculation.state().fallback_due(*job).is_some()));
+        // The next tick that opens one is known, though the index has all of them too early.
+        let due = speculation.state().fallback_due(early[0]).expect("it waits");
+        assert_eq!(speculation.next_fallback(speculation.now()), Some(due));
         // And all of them once they are due.
         to(&mut speculation, 3 * HOUR_MS);
         for _ in 0..4 {

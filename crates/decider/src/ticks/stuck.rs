@@ -2,10 +2,11 @@
 //! it look elsewhere.
 
 use alloc::format;
+use alloc::string::String;
 use alloc::vec::Vec;
 use muster_journal::{Decision, StopCause};
 use muster_state::{Phase, Placement, RankState, State};
-use muster_types::{FailureClass, JobId, NodeId, Requester};
+use muster_types::{FailureClass, JobId, NodeId, Requester, Span};
 
 use crate::round::ROUND_BYTES_SOFT;
 use crate::settle::job::{settle, settle_many};
@@ -17,6 +18,7 @@ const PER_TICK: usize = 256;
 /// Acts on gangs that take longer to start or to stop than policy allows.
 pub(super) fn advance(speculation: &mut Speculation) {
     give_up_starting(speculation);
+    give_up_unready(speculation);
     take_out_of_service(speculation);
 }
 
@@ -40,6 +42,53 @@ fn give_up_starting(speculation: &mut Speculation) {
         speculation.push(Decision::GangStopRequested { job, token: placement.token, cause });
         settle(speculation, job);
     }
+}
+
+/// Ends attempts whose workers have not all said in time that they are ready, as ones that could not be started.
+fn give_up_unready(speculation: &mut Speculation) {
+    let now = speculation.now();
+    let late = speculation.state().unready().take_while(|(by, _)| *by <= now);
+    let late: Vec<JobId> = late.map(|(_, job)| job).take(PER_TICK).collect();
+    for job in late {
+        if speculation.round_bytes() > ROUND_BYTES_SOFT {
+            return;
+        }
+        let row = speculation.state().job(job).expect("an indexed job has a row");
+        let placement = row.placement.as_deref().expect("a gang that runs is placed");
+        let missing = (0u32..).zip(&placement.slots).filter(|(rank, _)| !placement.ready.contains(rank));
+        let missing: Vec<(u32, NodeId)> = missing.map(|(rank, slot)| (rank, slot.node)).collect();
+        let Some((_, node)) = missing.first().copied() else { continue };
+        let timeout_ms = speculation.state().spec(job).and_then(|spec| spec.readiness_ms).unwrap_or(0);
+        let ranks: Vec<u32> = missing.into_iter().map(|(rank, _)| rank).collect();
+        let verb = if ranks.len() == 1 { "was" } else { "were" };
+        let detail = format!("{} {verb} not ready within {}", ranks_text(&ranks), Span(timeout_ms));
+        let cause = StopCause::Fault { class: FailureClass::LaunchFailed, node, detail };
+        let token = placement.token;
+        speculation.push(Decision::GangStopRequested { job, token, cause });
+        settle(speculation, job);
+    }
+}
+
+/// Runs of ranks that a sentence names; the others are counted.
+const RANKS_NAMED_MAX: usize = 16;
+
+/// Ascending ranks as people write them: `rank 3`, `ranks 0-5, 7`.
+fn ranks_text(ranks: &[u32]) -> String {
+    let mut runs = Vec::new();
+    let (mut named, mut count) = (0, 0);
+    for run in ranks.chunk_by(|a, b| a.checked_add(1) == Some(*b)) {
+        let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
+        if count < RANKS_NAMED_MAX {
+            runs.push(if first == last { format!("{first}") } else { format!("{first}-{last}") });
+            named += run.len();
+        }
+        count += 1;
+    }
+    let rest = match ranks.len() - named {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{} {}{rest}", if ranks.len() == 1 { "rank" } else { "ranks" }, runs.join(", "))
 }
 
 /// Takes nodes out of service on which workers run on although they should have been killed long ago. The devices stay
@@ -102,5 +151,19 @@ impl core::fmt::Display for Minutes {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let minutes = self.0.div_ceil(60_000);
         write!(f, "{minutes} {}", if minutes == 1 { "minute" } else { "minutes" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_named_as_runs_and_many_are_counted() {
+        assert_eq!(ranks_text(&[3]), "rank 3");
+        assert_eq!(ranks_text(&[0, 1, 2, 5, 7, 8]), "ranks 0-2, 5, 7-8");
+        let every_second: Vec<u32> = (0..40).map(|rank| rank * 2).collect();
+        let text = ranks_text(&every_second);
+        assert!(text.starts_with("ranks 0, 2, 4") && text.ends_with("30 and 24 more"), "{text}");
     }
 }

@@ -10,7 +10,7 @@ use crate::passes::turns::renew_turns;
 use crate::settle::array;
 use crate::settle::job::{has_next_step, settle, settle_left_over};
 use crate::speculation::Speculation;
-use crate::ticks::{bookings, deadlines, drains, fallbacks, stuck, windows};
+use crate::ticks::{bookings, deadlines, drains, fallbacks, fleet_holds, stuck, windows};
 
 /// Jobs stopped for their limit in one tick.
 const LIMITS_PER_TICK: usize = 1_000;
@@ -53,14 +53,16 @@ const fn step(name: &'static str, run: fn(&mut Speculation)) -> TickStep {
 }
 
 /// All steps of a tick, in their order: stops gangs that have run for their limit or to their deadline, are where a window
-/// or a booking is open to others, or on nodes that had to be empty by now, opens and ends bookings, releases jobs whose time has come, opens the fallbacks of jobs that have waited for long enough, ends grants of quota, and drops history
-/// and lost nodes that have been kept for their time. None needs those before it.
-pub const TICK_STEPS: [TickStep; 12] = [
+/// or a booking is open to others, or on nodes that had to be empty by now, opens and ends bookings, ends holds of the fleet, releases jobs whose time has come, opens the fallbacks of jobs that have waited for long enough, ends grants of quota, and drops history
+/// and lost nodes that have been kept for their time. Windows follow bookings, because they empty the parts of
+/// the fleet whose maintenance has begun; no other needs those before it.
+pub const TICK_STEPS: [TickStep; 13] = [
     step("run limits", stop_overdue),
     step("deadlines", deadlines::end_late),
     step("stuck gangs", stuck::advance),
-    step("windows", windows::clear),
     step("bookings", bookings::advance),
+    step("holds of the fleet", fleet_holds::end),
+    step("windows", windows::clear),
     step("drains and maintenance", drains::advance),
     step("starts", release),
     step("fallbacks", fallbacks::open),

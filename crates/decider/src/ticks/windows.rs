@@ -9,13 +9,13 @@ use alloc::vec::Vec;
 use core::ops::Bound;
 use muster_journal::{Decision, StopCause};
 use muster_state::{PoolKey, RackKey, State};
-use muster_types::policy::{Window, WindowScope};
-use muster_types::{JobId, Name, NodeId};
+use muster_types::policy::{Window, WindowPurpose, WindowScope};
+use muster_types::{FleetPart, JobId, LogTime, Name, NodeId};
 
 use crate::memory::sweep::HostPosition;
 use crate::round::ROUND_BYTES_SOFT;
 use crate::rules::windows::{is_open, may_stay};
-use crate::settle::job::settle;
+use crate::settle::job::{settle, settle_many};
 use crate::speculation::Speculation;
 
 /// What one tick may do.
@@ -32,7 +32,8 @@ struct Bounds {
     stopped: usize,
 }
 
-/// Stops what may not run any more where a window is open: everything for maintenance; for a reservation the
+/// Stops what may not run any more where a window is open: everything for maintenance, also for that of bookings of a part of the
+/// fleet, and where an operator holds a part of it and drains it; for a reservation the
 /// preemptible work of others than its owner.
 pub(super) fn clear(speculation: &mut Speculation) {
     clear_some(speculation, PER_TICK);
@@ -43,7 +44,9 @@ fn clear_some(speculation: &mut Speculation, bounds: Bounds) -> usize {
     let now = speculation.now();
     let state = speculation.state();
     let policy = state.policy().policy.clone();
-    let open: Vec<&Window> = policy.windows.iter().filter(|window| is_open(window, now)).collect();
+    let cleared = cleared_parts(state);
+    let open = policy.windows.iter().filter(|window| is_open(window, now)).chain(&cleared);
+    let open: Vec<&Window> = open.collect();
     let sweep = speculation.sweep().clone();
     let Some(sweep) = sweep.due(state.policy().version, &open, now) else { return 0 };
     let (hosts, next) = hosts_behind(state, &open, sweep.next(), bounds.looked_at);
@@ -58,6 +61,11 @@ fn clear_some(speculation: &mut Speculation, bounds: Bounds) -> usize {
             return looked_at;
         }
         looked_at += looks;
+        if !cleared.is_empty() {
+            // Nothing is kept there for anybody who waits.
+            let promised: Vec<JobId> = speculation.state().promised_on(*node).collect();
+            settle_many(speculation, promised);
+        }
         for job in gangs {
             if stopped == bounds.stopped || speculation.round_bytes() > ROUND_BYTES_SOFT {
                 speculation.set_sweep(sweep.with_next(Some(place)));
@@ -76,6 +84,25 @@ fn clear_some(speculation: &mut Speculation, bounds: Bounds) -> usize {
     }
     speculation.set_sweep(sweep.with_next(next));
     looked_at
+}
+
+/// Parts of the fleet that are to be empty, as windows of maintenance: those of bookings that are open, and those that are held and
+/// drained. Which they are the records say, and not the clock.
+fn cleared_parts(state: &State) -> Vec<Window> {
+    let window = |from: LogTime, part: &FleetPart| Window {
+        name: Name::literal("part"),
+        from,
+        until: LogTime(u64::MAX),
+        scope: WindowScope {
+            region: part.region.clone(),
+            cluster: part.cluster.clone(),
+            ..WindowScope::default()
+        },
+        purpose: WindowPurpose::Maintenance,
+    };
+    let booked = state.open_parts().map(|(_, booking, part)| window(booking.current().from, part));
+    let drained = state.fleet_holds().filter(|(_, row)| row.hold.stops_work);
+    booked.chain(drained.map(|(target, row)| window(row.since, target.part()))).collect()
 }
 
 /// Hosts of open windows from a position on, and the one to go on with when that takes more than
@@ -135,10 +162,10 @@ mod tests {
     use alloc::string::ToString;
     use muster_planner::Budget;
     use muster_state::Phase;
-    use muster_types::policy::{PolicyDraft, WindowPurpose};
+    use muster_types::policy::PolicyDraft;
     use muster_types::{
-        ClusterId, HolderId, JobDraft, Leadership, LogTime, NodeDraft, Parameters, ReplicaId, RequestId,
-        Submission, TaskGroup, WorkerRequest,
+        ClusterId, HolderId, JobDraft, Leadership, NodeDraft, Parameters, ReplicaId, RequestId, Submission,
+        TaskGroup, WorkerRequest,
     };
 
     use crate::{BootstrapConfig, Command, Pass, handle, schedule};
@@ -178,7 +205,7 @@ mod tests {
     /// One-worker jobs that take no device, as many on every host, and an open window of maintenance over all.
     fn full_fleet_under_maintenance(per_host: u64) -> Speculation {
         let mut speculation = fleet();
-        let request = WorkerRequest { accelerators: None, cpu_milli: 1_000 / per_host, memory_bytes: 1 };
+        let request = WorkerRequest { accelerators: None, cpu_milli: 1_000 / per_host, memory_bytes: 1, exclusive: false };
         let group = TaskGroup::new(name("main"), 1, alloc::vec!["run".to_string()], request);
         let job = JobDraft::new(name("job"), name("team"), alloc::vec![group]).check().expect("a job");
         let jobs = Submission::plain(alloc::vec![job; 30 * per_host as usize]);

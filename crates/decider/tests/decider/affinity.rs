@@ -4,14 +4,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use muster_decider::{Answer, Command, Pass, Speculation, explain_briefly, handle, schedule, tick};
+use muster_decider::{
+    Answer, Command, DrainOrder, Pass, Speculation, explain_briefly, handle, schedule, tick,
+};
 use muster_journal::{Decision, RankUpdate, Round, WorkerSlot};
 use muster_planner::{Budget, WaitReason};
 use muster_state::{JobRow, Phase, State};
 use muster_types::policy::{PolicyDraft, Quota, TenantPolicy};
 use muster_types::{
     Affinity, AffinityLevel, AffinityRule, AffinityTarget, ExitStatus, JobContract, JobId, JobMetadata,
-    JobSpec, LabelSelector, LogTime, NodeId, PriorityTier, Refusal, Requester, Submission,
+    JobSpec, LabelSelector, Level, LogTime, NodeId, PriorityTier, Refusal, Requester, Spread, Submission,
 };
 
 use crate::random::Random;
@@ -163,15 +165,67 @@ fn a_round_looks_at_the_many_others_of_few_jobs() {
 #[test]
 fn a_round_looks_at_the_many_jobs_that_keep_few_jobs_away() {
     let (mut speculation, _) = fleet();
-    let away = |n: u32| to(app(&format!("other-{n}")), AffinityRule::Apart);
+    // Eight kinds of entries, and all are about the others: who is not meant by a kind does not look at its jobs.
+    let away = |n: u32| {
+        let target = AffinityTarget::Labels(format!("app in (batch, other-{n})"));
+        to(target, AffinityRule::Apart)
+    };
     let entries: Vec<Affinity> = (0..8).map(away).collect();
-    let running = (0..20).map(|_| submission("vision", Some("web"), entries.clone())).collect();
-    submit(&mut speculation, 1, running).unwrap();
+    let in_eu = |_| {
+        let mut submission = submission("vision", Some("web"), entries.clone());
+        let mut draft = submission.spec.clone().into_draft();
+        draft.regions = vec![name("eu")];
+        submission.spec = draft.check().expect("a job");
+        submission
+    };
+    submit(&mut speculation, 1, (0..20).map(in_eu).collect()).unwrap();
     pass(&mut speculation);
-    // They are below its tenant, and ask for nothing.
-    let others = (0..3).map(|_| submission("video", None, Vec::new())).collect();
+    // They are below its tenant, ask for nothing, and have one host left.
+    let others = (0..3).map(|_| submission("video", Some("batch"), Vec::new())).collect();
     let ids = submit(&mut speculation, 2, others).unwrap();
     check_that_each_takes_a_round(&mut speculation, &ids);
+}
+
+/// What a pass spends on this many jobs that have to be apart from what is on every host of their region.
+fn spent_on_kept_away(count: usize) -> u64 {
+    let (mut speculation, mut replica) = fleet();
+    let in_eu = |app: Option<&str>, devices, affinity| {
+        let mut submission = submission("vision", app, affinity);
+        let mut draft = submission.spec.clone().into_draft();
+        draft.groups[0].request.accelerators = Some(accelerators("h100", devices).into());
+        draft.regions = vec![name("eu")];
+        submission.spec = draft.check().expect("a job");
+        submission
+    };
+    let apart = || in_eu(None, 3, vec![to(app("web"), AffinityRule::Apart)]);
+    submit(&mut speculation, 1, (0..5).map(|_| apart()).collect()).unwrap();
+    pass(&mut speculation);
+    commit(&mut speculation, &mut replica);
+    assert_eq!(speculation.state().active_count(), 5, "one on each host");
+    let kept = (0..count).map(|_| in_eu(Some("web"), 1, Vec::new())).collect();
+    let kept = submit(&mut speculation, 2, kept).unwrap();
+    commit(&mut speculation, &mut replica);
+    let mut budget = Budget::new(1_000_000);
+    schedule(&mut speculation, &mut budget);
+    assert!(kept.iter().all(|job| nodes_of(speculation.state(), *job).is_empty()));
+    // Once the others are over, all of them start.
+    for job in speculation.state().active().collect::<Vec<_>>() {
+        let on = *nodes_of(speculation.state(), job).first().expect("it has a worker");
+        report(&mut speculation, job, on, RankUpdate::Running);
+        report(&mut speculation, job, on, RankUpdate::Exited(ExitStatus::Code(0)));
+    }
+    commit(&mut speculation, &mut replica);
+    pass(&mut speculation);
+    let placed = kept.iter().filter(|job| !nodes_of(speculation.state(), **job).is_empty()).count();
+    assert_eq!(placed, count.min(20));
+    1_000_000 - budget.left()
+}
+
+#[test]
+fn a_place_is_looked_for_once_for_jobs_that_are_alike_and_kept_away() {
+    let (one, many) = (spent_on_kept_away(1), spent_on_kept_away(41));
+    // To look at what keeps it away takes each of them eight times six looks, and a plan more.
+    assert!(many < one + 40 * 24, "{one} for one, {many} for all");
 }
 
 #[test]
@@ -457,6 +511,143 @@ fn nobody_is_stopped_for_two_jobs_of_which_one_can_start() {
     assert_eq!(promised.count(), 1);
     assert_eq!(state.stopping().count(), 1, "only one of them can be there");
     assert_eq!(state.verify(), Ok(()));
+}
+
+#[test]
+fn a_gang_that_keeps_another_away_stops_for_it_where_it_could_stop_anyway() {
+    // One of its tier stays, and so does one whose minimum run is not over.
+    let cases =
+        [(PriorityTier::Free, 0, true), (PriorityTier::Standard, 0, false), (PriorityTier::Free, 1, false)];
+    for (tier, minimum_run_ms, stops) in cases {
+        let (mut speculation, _) = fleet();
+        let mut draft = speculation.state().policy().policy.as_ref().clone().into_draft();
+        draft.preemption.minimum_run_ms = minimum_run_ms;
+        let command = Command::SetPolicy {
+            request: request(1 << 101),
+            by: Requester::default(),
+            policy: Box::new(draft.check().expect("a policy")),
+            expected_version: None,
+        };
+        handle(&mut speculation, &command).expect("it is taken");
+        // One host, of which each takes a device: only that it has to be apart keeps the other away.
+        let in_us = |tier, app: Option<&str>, affinity| {
+            let mut submission = submission("vision", app, affinity);
+            let mut draft = submission.spec.clone().into_draft();
+            (draft.tier, draft.regions) = (tier, vec![name("us")]);
+            submission.spec = draft.check().unwrap();
+            submission
+        };
+        let apart = vec![to(app("web"), AffinityRule::Apart)];
+        let keeper = submit(&mut speculation, 1, vec![in_us(tier, None, apart)]).unwrap()[0];
+        let beside = submit(&mut speculation, 2, vec![in_us(tier, None, Vec::new())]).unwrap()[0];
+        pass(&mut speculation);
+        run_all(&mut speculation);
+        let web = in_us(PriorityTier::Standard, Some("web"), Vec::new());
+        let web = submit(&mut speculation, 3, vec![web]).unwrap()[0];
+        pass(&mut speculation);
+        let state = speculation.state();
+        let is_stopping = |job: JobId| matches!(state.job(job).unwrap().phase, Phase::Stopping(_));
+        assert_eq!((is_stopping(keeper), is_stopping(beside)), (stops, false), "{tier:?}, {minimum_run_ms} ms");
+        assert_eq!(state.job(web).unwrap().promise.is_some(), stops);
+        if stops {
+            let on = *nodes_of(state, keeper).first().unwrap();
+            report(&mut speculation, keeper, on, RankUpdate::Exited(ExitStatus::Signal(15)));
+            pass(&mut speculation);
+            assert_eq!(nodes_of(speculation.state(), web), BTreeSet::from([on]));
+        }
+        assert_eq!(speculation.state().verify(), Ok(()));
+    }
+}
+
+#[test]
+fn a_job_that_others_keep_away_from_everywhere_is_reserved_what_they_leave() {
+    let (mut speculation, _) = fleet();
+    const HOUR_MS: u64 = 3_600_000;
+    // All of them on one host.
+    let in_us = |tier, app: Option<&str>, devices, hours: u64, affinity| {
+        let mut submission = submission("vision", app, affinity);
+        let mut draft = submission.spec.clone().into_draft();
+        draft.groups[0].request.accelerators = Some(accelerators("h100", devices).into());
+        draft.expected_run_ms = Some(hours * HOUR_MS);
+        (draft.tier, draft.regions) = (tier, vec![name("us")]);
+        submission.spec = draft.check().unwrap();
+        submission
+    };
+    let apart = vec![to(app("web"), AffinityRule::Apart)];
+    submit(&mut speculation, 1, vec![in_us(PriorityTier::Critical, None, 1, 1, apart)]).unwrap();
+    pass(&mut speculation);
+    run_all(&mut speculation);
+    let kept = in_us(PriorityTier::Critical, Some("web"), 4, 1, Vec::new());
+    submit(&mut speculation, 2, vec![kept]).unwrap();
+    let long = in_us(PriorityTier::Standard, None, 3, 100, Vec::new());
+    let long = submit(&mut speculation, 3, vec![long]).unwrap()[0];
+    pass(&mut speculation);
+    assert_eq!(nodes_of(speculation.state(), long), BTreeSet::new(), "it would run for much too long");
+}
+
+#[test]
+fn gangs_that_have_to_be_together_leave_a_drained_host_together() {
+    let (mut speculation, _) = fleet();
+    let web = || {
+        let together = vec![to(app("web"), AffinityRule::Together)];
+        let mut submission = submission("vision", Some("web"), together);
+        let mut draft = submission.spec.clone().into_draft();
+        draft.checkpoint_directory = Some("/checkpoints".to_owned());
+        submission.spec = draft.check().unwrap();
+        submission
+    };
+    let jobs = submit(&mut speculation, 1, vec![web(), web()]).unwrap();
+    pass(&mut speculation);
+    let before = nodes_of(speculation.state(), jobs[0]);
+    assert_eq!((nodes_of(speculation.state(), jobs[1]), before.len()), (before.clone(), 1));
+    run_all(&mut speculation);
+    let drained = *before.first().unwrap();
+    let order = DrainOrder::Begin { deadline_ms: Some(3_600_000) };
+    let drain = Command::SetDrain { request: request(2), by: Requester::default(), node: drained, order };
+    handle(&mut speculation, &drain).expect("it is taken");
+    pass(&mut speculation);
+    let state = speculation.state();
+    let promised = |job: JobId| state.job(job).and_then(|row| row.promise.clone()).map(|p| p.slots[0].node);
+    let next = promised(jobs[0]).expect("both fit elsewhere");
+    assert_eq!(promised(jobs[1]), Some(next));
+    assert_ne!(next, drained);
+    for job in jobs.clone() {
+        report(&mut speculation, job, drained, RankUpdate::Exited(ExitStatus::Signal(15)));
+    }
+    pass(&mut speculation);
+    for job in jobs {
+        assert_eq!(nodes_of(speculation.state(), job), BTreeSet::from([next]));
+    }
+}
+
+#[test]
+fn no_more_gangs_stop_than_keep_another_away_from_where_it_goes() {
+    let (mut speculation, _) = fleet();
+    let in_eu = |workers, tier, app: &str, affinity| {
+        let mut submission = submission("vision", Some(app), affinity);
+        let mut draft = submission.spec.clone().into_draft();
+        draft.groups[0].workers = workers;
+        draft.groups[0].workers_min = workers;
+        draft.topology.spread = Some(Spread { level: Level::Host, workers_max: 1 });
+        (draft.tier, draft.regions) = (tier, vec![name("eu")]);
+        submission.spec = draft.check().unwrap();
+        submission
+    };
+    let entries = || vec![to(app("web"), AffinityRule::Apart), to(app("keep"), AffinityRule::Apart)];
+    let keepers = (0..5).map(|_| in_eu(1, PriorityTier::Free, "keep", entries())).collect();
+    submit(&mut speculation, 1, keepers).unwrap();
+    pass(&mut speculation);
+    assert_eq!(speculation.state().active_count(), 5, "one on each host");
+    run_all(&mut speculation);
+    // It needs two hosts of a cluster.
+    let web = in_eu(2, PriorityTier::Standard, "web", Vec::new());
+    let web = submit(&mut speculation, 2, vec![web]).unwrap()[0];
+    pass(&mut speculation);
+    let state = speculation.state();
+    let promise = state.job(web).unwrap().promise.clone().expect("two hosts can be made free for it");
+    let hosts: BTreeSet<NodeId> = promise.slots.iter().map(|slot| slot.node).collect();
+    let stopped: BTreeSet<NodeId> = state.stopping().flat_map(|job| nodes_of(state, job)).collect();
+    assert_eq!((stopped, hosts.len()), (hosts.clone(), 2));
 }
 
 #[test]

@@ -85,7 +85,7 @@ fn hosts(count: u32) -> BookingShape {
 fn order(speculation: &Speculation, n: u128) -> BookingOrder {
     let start = speculation.now().plus_ms(HOUR_MS);
     let spec = BookingSpec {
-        tenant: name("vision"),
+        tenant: Some(name("vision")),
         user: None,
         jobs: Vec::new(),
         is_shared: false,
@@ -159,7 +159,7 @@ fn what_breaks_a_rule_is_refused_and_changes_nothing() {
     let invalid = RefusalCode::InvalidField;
     let does_not_fit = RefusalCode::BookingDoesNotFit;
     let cases = [
-        (with(2, &|spec| spec.tenant = name("nobody")), invalid),
+        (with(2, &|spec| spec.tenant = Some(name("nobody"))), invalid),
         (with(3, &|spec| spec.times.length_ms = 1), invalid),
         (with(4, &|spec| (spec.times.start, spec.times.length_ms) = (LogTime(1), 60_000)), invalid),
         (with(5, &|spec| spec.times.start = spec.times.start.plus_ms(limits::BOOKING_HORIZON_MS)), invalid),
@@ -192,11 +192,11 @@ fn a_tenant_books_within_its_quota_and_stops_nobody() {
     };
     let denied = Some(RefusalCode::PermissionDenied);
     let cases = [
-        (own(1, &|spec| spec.tenant = name("speech")), denied),
+        (own(1, &|spec| spec.tenant = Some(name("speech"))), denied),
         (own(2, &|spec| spec.clearing = BookingClearing::Stop), denied),
         (own(3, &|spec| spec.clearing = BookingClearing::Fill), denied),
         (own(4, &|spec| spec.shape = hosts(3)), denied),
-        (own(5, &|spec| spec.tenant = name("video")), None),
+        (own(5, &|spec| spec.tenant = Some(name("video"))), None),
         (own(6, &|_| {}), None),
         (own(7, &|_| {}), denied),
     ];
@@ -286,7 +286,7 @@ fn a_booking_above_a_quota_that_shrank_stays_is_shown_and_grows_by_nothing() {
         "{said}"
     );
     let mut one = BookingOrder { acts_for: Some(name("video")), ..order(&speculation, 2) };
-    one.spec.tenant = name("video");
+    one.spec.tenant = Some(name("video"));
     one.spec.shape = hosts(1);
     assert_eq!(code(create(&mut speculation, one)), Some(RefusalCode::PermissionDenied));
 }
@@ -426,7 +426,7 @@ fn nobody_waits_for_a_window_to_end_behind_which_it_is_too_late_for_the_next() {
         set_policy(&mut speculation, 1 << 101, &["audio", "speech"]);
         let mut booked = order(&speculation, 1);
         booked.spec.times = booked.spec.times.every(1, 3);
-        (booked.spec.tenant, booked.spec.shape) = (name("audio"), hosts(4));
+        (booked.spec.tenant, booked.spec.shape) = (Some(name("audio")), hosts(4));
         booked.spec.notice_ms = notice_hours * HOUR_MS;
         let start = booked.spec.times.start;
         create(&mut speculation, booked).expect("it fits");
@@ -477,7 +477,7 @@ fn tenants_below_one_share_what_it_may_book() {
     );
     let own = |n: u128, acts_for: &str, tenant: &str| {
         let mut order = BookingOrder { acts_for: Some(name(acts_for)), ..order(&speculation, n) };
-        order.spec.tenant = name(tenant);
+        order.spec.tenant = Some(name(tenant));
         order
     };
     // An operator booked for the tenant above; what those below it book is part of the same quota.
@@ -503,7 +503,7 @@ fn fleet_with_a_job_of_a_booking(backfill: impl Fn(&mut PolicyDraft)) -> (Specul
     };
     handle(&mut speculation, &set).expect("it is taken");
     let mut booked = order(&speculation, 1);
-    booked.spec.tenant = name("audio");
+    booked.spec.tenant = Some(name("audio"));
     create(&mut speculation, booked).expect("it fits");
     let mut draft = job_draft("named", vec![group("main", 1, Some(accelerators("h100", 8)))]);
     (draft.tenant, draft.tier) = (name("audio"), PriorityTier::Critical);
@@ -558,7 +558,7 @@ fn who_waits_for_the_end_of_a_window_keeps_nothing_from_its_jobs() {
     let (mut speculation, mut replica) = fleet();
     set_policy(&mut speculation, 1 << 101, &["audio", "speech"]);
     let mut booked = order(&speculation, 1);
-    (booked.spec.tenant, booked.spec.shape) = (name("audio"), hosts(2));
+    (booked.spec.tenant, booked.spec.shape) = (Some(name("audio")), hosts(2));
     let start = booked.spec.times.start;
     create(&mut speculation, booked).expect("it fits");
     at((&mut speculation, &mut replica), start);
@@ -591,7 +591,7 @@ fn there_are_so_many_and_no_more() {
     let mut one = order(&speculation, 900);
     one.spec.times.start = one.spec.times.start.plus_ms(100 * DAY_MS);
     assert_eq!(code(create(&mut speculation, one.clone())), Some(RefusalCode::StateFull));
-    one.spec.tenant = name("speech");
+    one.spec.tenant = Some(name("speech"));
     one.request = request(901);
     create(&mut speculation, one).expect("another tenant's are counted apart");
 }
@@ -733,7 +733,8 @@ impl World {
             }
         }
         for (name, booking) in state.bookings() {
-            assert!(state.policy().policy.tenants.contains_key(&booking.spec.tenant), "{name} has no owner");
+            let owner = booking.spec.tenant.as_ref().expect("it is of a tenant");
+            assert!(state.policy().policy.tenants.contains_key(owner), "{name} has no owner");
         }
     }
 
@@ -770,7 +771,8 @@ impl World {
         let start = self.now.plus_ms(self.random.below(3 * HOUR_MS));
         let length_ms = 60_000 + self.random.below(6 * HOUR_MS);
         order.spec.times = BookingTimes::once(start, length_ms).every(1, windows);
-        order.spec.tenant = Name::literal(["vision", "video", "speech"][self.random.below(3) as usize]);
+        let tenant = ["vision", "video", "speech"][self.random.below(3) as usize];
+        order.spec.tenant = Some(Name::literal(tenant));
         order.spec.is_shared = self.random.once_in(2);
         order.spec.notice_ms = self.random.below(2 * HOUR_MS);
         order.spec.clearing = BookingClearing::ALL[self.random.below(3) as usize];

@@ -4,6 +4,7 @@ use muster_decider::{Answer, Command, Speculation, handle, schedule, tick};
 use muster_journal::{Decision, RankUpdate, Round};
 use muster_planner::Budget;
 use muster_state::{CAPACITY_SEEN_MS_MIN, CapacityKey, GuardError, Phase, State};
+use muster_types::health::HealthReport;
 use muster_types::policy::{InterruptionRate, PolicyDraft, PurchaseKind, TenantPolicy, TenantRights};
 use muster_types::{
     CapacityFallback, CapacityRules, ExitStatus, JobContract, JobId, JobSpec, LogTime, PurchaseSet,
@@ -282,6 +283,47 @@ fn losses_are_counted_against_the_time_of_nodes() {
     assert!(later.node_ms <= 28 * DAY_MS);
     let other = CapacityKey { purchase: PurchaseKind::OnDemand, ..key };
     assert_eq!(replica.interruptions(&other, start).per_day_milli, None);
+}
+
+/// What an agent says of the end of its host.
+fn announce(speculation: &mut Speculation, text: &str, maintenance_at: LogTime) {
+    let node = speculation.state().node_named(&name(text)).expect("it is there");
+    let incarnation = speculation.state().node(node).expect("it has a row").incarnation;
+    let report = HealthReport { boot: 1, maintenance_at: Some(maintenance_at), ..HealthReport::default() };
+    let command = Command::ReportHealth { node, incarnation, report: Box::new(report) };
+    handle(speculation, &command).expect("it is taken");
+}
+
+/// Another agent takes over the name of a host.
+fn replace(speculation: &mut Speculation, text: &str, by: u128) {
+    let mut draft = node_draft(text, "eu", "c1", Some(accelerators("h100", 8)));
+    draft.labels.insert(name("purchase"), PurchaseKind::Spot.as_str().to_owned());
+    let spec = draft.check().expect("a node");
+    let command = Command::Register { spec, holder: holder(by), other_session_is_over: true };
+    handle(speculation, &command).expect("it is taken");
+}
+
+#[test]
+fn an_announced_end_makes_a_loss_an_interruption_only_when_it_is_near() {
+    let (mut speculation, mut replica) = founded();
+    for text in ["far", "near", "silent"] {
+        register(&mut speculation, text, Some(PurchaseKind::Spot));
+    }
+    let now = speculation.now();
+    announce(&mut speculation, "far", now.plus_ms(3 * DAY_MS));
+    // Within the time before maintenance at which a drain begins: that is no wish of anybody here.
+    announce(&mut speculation, "near", now.plus_ms(MINUTE_MS));
+    announce(&mut speculation, "silent", now.plus_ms(MINUTE_MS));
+    step(&mut speculation, &mut replica);
+    let key = CapacityKey { region: name("eu"), kind: Some(name("h100")), purchase: PurchaseKind::Spot };
+    let seen = |speculation: &Speculation| speculation.state().interruptions(&key, now).seen;
+    replace(&mut speculation, "far", 2);
+    assert_eq!(seen(&speculation), 0, "its agent was started again, days before that end");
+    replace(&mut speculation, "near", 2);
+    assert_eq!(seen(&speculation), 1);
+    lose(&mut speculation, "silent");
+    assert_eq!(seen(&speculation), 2);
+    step(&mut speculation, &mut replica);
 }
 
 #[test]

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use muster_decider::{
-    BookingOrder, BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder,
-    OverridesOrder, QuotaAnswerOrder, QuotaOrder, RepairOrder, ScheduleAction, ScheduleControl,
+    BookingOrder, BootstrapConfig, Command, ControlOrder, DrainOrder, FleetHoldOrder, JobSelection,
+    ModifyOrder, OverridesOrder, QuotaAnswerOrder, QuotaOrder, RepairOrder, ScheduleAction, ScheduleControl,
     ScheduleOrder, Speculation, ThrottleOrder, TokenOrder, handle, schedule, settle_all, tick,
 };
 use muster_journal::{Decision, FORMAT_MIN, RankUpdate, Round, StopCause, decode_round, encode_round};
@@ -25,7 +25,8 @@ use muster_types::{
     AdmissionMode, AdmissionRule, Approval, ArrayId, ArraySpec, BookingAmount, BookingClearing, BookingEnd,
     BookingShape, BookingSpec, BookingTimes, CapacityFallback, CapacityRules, CertificateSerial,
     CheckpointRules, Control, Dependency, DependencyRule, DependencyScope, DeviceSet, ExitStatus,
-    FailureClass, FieldChange, JobContract, JobId, JobMetadata, LabelTest, LaunchForm, LogIndex, LogTime,
+    FailureClass, FieldChange, FleetHold, FleetPart, GroupSize, HoldTarget, JobContract, JobId, JobMetadata, LabelTest, LaunchForm,
+    LogIndex, LogTime,
     NodeAdmission, NodeBounds, NodeExpression, NodeId, NodeOverridesChange, NodeRequirements, NodeSpec,
     NoticeRules, OverlapRule, Preflight, PriorityTier, Requester, RetryRules, Revocation, Schedule,
     ScheduleKey, ScheduleTemplate, Submission, TokenGrant, TokenId, TokenRole,
@@ -172,6 +173,7 @@ fn receiver() -> Receiver {
         tenant: None,
         events: BTreeSet::from([NotificationEvent::JobFailed, NotificationEvent::NodeDown]),
         body: NotificationBody::Slack,
+        for_jobs: true,
     }
 }
 
@@ -502,6 +504,10 @@ fn control(run: &mut Run) {
         FieldChange::Labels([("team".into(), "vision".into())].into()),
         FieldChange::Annotations([("note".into(), "x".into())].into()),
         FieldChange::Nodes(Some(Box::new(asked_nodes()))),
+        FieldChange::Nice(7),
+        FieldChange::Front(None),
+        FieldChange::Groups(vec![GroupSize { group: None, workers: 1, workers_min: Some(1) }]),
+        FieldChange::Tenant(name("research")),
     ];
     for (job, changes) in [(jobs[1], changes), (jobs[2], vec![FieldChange::Tier(PriorityTier::Free)])] {
         let by = Requester { name: "tenant/vision/ada".into(), is_operator: false };
@@ -624,7 +630,17 @@ fn attempts(run: &mut Run) {
         workdir: Some(muster_types::BlobDigest::new([7; 32])),
         artifacts: Some(muster_types::ArtifactRules { paths: vec!["out/*.csv".into()], required: false }),
         ulimits: muster_types::Ulimits { open_files: Some(4_096), core_bytes: Some(0), ..Default::default() },
+        host: muster_types::HostRules {
+            binding: muster_types::CpuBinding::Cores,
+            shell: muster_types::CommandShell::Login,
+            shared_memory_bytes: 1 << 30,
+        },
         trace_parent: muster_types::TraceParent::new([1; 16], [2; 8], 1),
+        terminal: true,
+        notify: vec![muster_types::JobNotification {
+            receiver: name("ops"),
+            events: BTreeSet::from([NotificationEvent::JobFailed]),
+        }],
     };
     let request = run.next_request();
     let jobs = [Submission::new(draft.check().unwrap(), contract)].into();

@@ -238,6 +238,13 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
         (E::JobPhase, modified(99, starting, vec![FieldChange::Tier(PriorityTier::Free)])),
         (E::NothingToDo, modified(99, pending, vec![])),
         (E::Limit, modified(99, pending, vec![FieldChange::RunTimeLimit(Some(0))])),
+        (E::Limit, modified(99, pending, vec![FieldChange::Nice(101)])),
+        (E::Limit, modified(99, pending, vec![FieldChange::Front(None)])),
+        (E::Limit, modified(99, pending, vec![FieldChange::Front(Some(LogIndex(1)))])),
+        (E::Limit, modified(99, pending, vec![FieldChange::Groups(Vec::new())])),
+        (E::Limit, modified(99, pending, vec![FieldChange::Size(Some(u32::MAX))])),
+        (E::JobPhase, modified(99, starting, vec![FieldChange::Nice(1)])),
+        (E::JobPhase, modified(99, starting, vec![FieldChange::Tenant(name("other"))])),
         (E::Limit, modified(99, pending, vec![FieldChange::Deadline(None), FieldChange::Deadline(None)])),
         (
             E::Limit,

@@ -12,7 +12,8 @@ use muster_types::health::{
 use muster_types::policy::{PolicyDraft, PurchaseKind, TenantPolicy, TenantRights};
 use muster_types::{
     ArrayId, ArraySpec, CapacityFallback, CapacityRules, ClusterId, Control, Dependency, DependencyRule,
-    DependencyScope, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, IndexRange,
+    DependencyScope, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, GroupSize,
+    IndexRange,
     JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeId, NodeOverrides,
     NodeRequirements, Parameters, PriorityTier, QueueKey, ReplicaId, Requester, limits,
 };
@@ -397,7 +398,16 @@ fn controlled(random: &mut Random, state: &State, job: JobId, request: RequestKe
         _ => {
             let now = state.log_time();
             let soon = random.once_in(2).then(|| now.plus_ms(random.below(5_000)));
-            let mut changes = vec![match random.below(6) {
+            let mut changes = vec![match random.below(11) {
+                6 => FieldChange::Nice(random.below(256) as u8 as i8),
+                7 => FieldChange::Front(random.once_in(8).then(|| LogIndex(state.log_index().0 + random.below(3)))),
+                8 => FieldChange::Groups(vec![GroupSize {
+                    group: random.once_in(4).then(|| Name::literal("g1")),
+                    workers: random.below(4) as u32,
+                    workers_min: random.once_in(2).then(|| random.below(4) as u32),
+                }]),
+                9 => FieldChange::Size(random.once_in(6).then(|| random.below(4) as u32)),
+                10 => FieldChange::Tenant(Name::literal(["a", "b", "vision"][random.below(3) as usize])),
                 0 => FieldChange::Tier(PriorityTier::ALL[random.below(5) as usize]),
                 1 => FieldChange::RunTimeLimit(random.once_in(4).then(|| random.below(9_000))),
                 2 => FieldChange::NotBefore(soon),
@@ -587,8 +597,9 @@ fn restriction(random: &mut Random, state: &State, node: NodeId, key: RequestKey
 }
 
 fn update(random: &mut Random) -> RankUpdate {
-    match random.below(6) {
+    match random.below(7) {
         0..3 => RankUpdate::Running,
+        6 => RankUpdate::Ready,
         3 => RankUpdate::Exited(ExitStatus::Code(0)),
         4 => RankUpdate::Exited(ExitStatus::Vanished),
         _ => {

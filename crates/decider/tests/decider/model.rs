@@ -12,12 +12,14 @@ use muster_journal::{FORMAT_MAX, FORMAT_MIN, RankUpdate, Round};
 use muster_planner::Budget;
 use muster_state::{Phase, State};
 use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
-use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope};
+use muster_types::policy::{
+    CountedResource, Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope, OnLimit, Price, QueueOrder, QueuePreemption, SpendBudget,
+};
 use muster_types::{
     AcceleratorChoice, Affinity, AffinityLevel, AffinityRule, AffinityTarget, ArrayId, ArraySpec,
     BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, Control, Dependency,
     DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FieldChange,
-    JobContract, JobDraft, JobId, JobMetadata, JobSpec, Level, LogTime, Name, NodeId, NodeOverridesChange,
+    GroupSize, JobContract, JobDraft, JobId, JobMetadata, JobSpec, Level, LogTime, Name, NodeId, NodeOverridesChange,
     NodeRequirements, NodeSpec, PriorityTier, RequestId, Requester, Segment, Spread, Submission, TaskGroup,
 };
 
@@ -220,6 +222,12 @@ impl Model {
         if self.random.once_in(4) {
             draft.regions = vec![name(["eu", "us"][self.random.below(2) as usize])];
         }
+        // Not at random, so that the commands of a seed stay what they are.
+        let count = 1 + u32::from(self.requests.is_multiple_of(2));
+        let counted = self.speculation.state().policy().policy.resource_count(&name("matlab"));
+        if self.requests.is_multiple_of(5) && counted >= u64::from(count) {
+            draft.licences = [(name("matlab"), count)].into();
+        }
         draft.check().expect("a job")
     }
 
@@ -340,7 +348,7 @@ impl Model {
         };
         let windows = 1 + self.random.below(3) as u16;
         let spec = BookingSpec {
-            tenant: tenant.clone(),
+            tenant: Some(tenant.clone()),
             user: None,
             jobs: Vec::new(),
             is_shared: self.random.once_in(2),
@@ -397,6 +405,11 @@ impl Model {
             };
             draft.windows.push(Window { name: name("w"), from, until, scope, purpose });
         }
+        let count = [0, 1, 3, 8][(self.requests % 4) as usize];
+        draft.resources.push(CountedResource { name: name("matlab"), count, region: None });
+        if self.random.once_in(3) {
+            self.choose_queues(&mut draft);
+        }
         let draft = if self.random.once_in(4) { draft } else { with_all_rights(draft) };
         let policy = Box::new(draft.check().expect("a policy"));
         let request = self.request();
@@ -409,6 +422,30 @@ impl Model {
                 expected_version: None,
             },
         );
+    }
+
+    /// Choices of queues, and limits that are soon met.
+    fn choose_queues(&mut self, draft: &mut PolicyDraft) {
+        draft.prices.push(Price::new(name("h100"), None, 3_600_000_000));
+        for tenant in ["a", "b", "c"] {
+            let row = draft.tenants.entry(name(tenant)).or_default();
+            row.queue.order = self.random.once_in(2).then_some(QueueOrder::Strict);
+            row.queue.preemption = match self.random.below(3) {
+                0 => Some(QueuePreemption::None),
+                1 => Some(QueuePreemption::FairShare),
+                _ => None,
+            };
+            if self.random.once_in(4) {
+                let only = (0..3).map(|_| name(&format!("n{}", self.random.below(8)))).collect();
+                row.queue.nodes = Some(NodeRequirements { only, ..NodeRequirements::default() });
+                row.queue.isolated = Some(self.random.once_in(2));
+            }
+            let spend = SpendBudget { dollars: 1 + self.random.below(3) as u32, window_ms: 60_000 };
+            row.limits.spend = self.random.once_in(3).then_some(spend);
+            row.limits.user.spend = self.random.once_in(3).then_some(spend);
+            row.limits.user.devices = self.random.once_in(3).then_some(4);
+            row.limits.on_limit = self.random.once_in(3).then_some(OnLimit::Hold);
+        }
     }
 
     fn checkpoint(&mut self) {
@@ -432,7 +469,7 @@ impl Model {
             .map(|spec| {
                 let (contract, metadata) = (self.contract(&spec), self.metadata());
                 let array = self.array(&spec);
-                Submission { spec, contract, metadata, array, named_dependencies: Vec::new() }
+                Submission { metadata, array, held: self.random.once_in(12), ..Submission::new(spec, contract) }
             })
             .collect();
         let request = self.request();
@@ -610,7 +647,15 @@ impl Model {
         let request = self.request();
         if self.random.once_in(3) {
             let soon = self.now.plus_ms(self.random.below(20_000));
-            let changes = vec![match self.random.below(7) {
+            let changes = vec![match self.random.below(11) {
+                6 => FieldChange::Nice(self.random.below(201) as u8 as i8),
+                7 => FieldChange::Front(None),
+                8 => FieldChange::Groups(vec![GroupSize {
+                    group: None,
+                    workers: 1 + self.random.below(4) as u32,
+                    workers_min: self.random.once_in(3).then_some(1),
+                }]),
+                9 => FieldChange::Tenant(name(["a", "b", "c", "d"][self.random.below(4) as usize])),
                 0 => FieldChange::Tier(PriorityTier::ALL[self.random.below(5) as usize]),
                 1 => FieldChange::RunTimeLimit(self.random.once_in(2).then(|| self.random.below(60_000))),
                 2 => FieldChange::NotBefore(self.random.once_in(2).then_some(soon)),

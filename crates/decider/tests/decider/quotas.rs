@@ -8,7 +8,7 @@ use muster_decider::{
 };
 use muster_journal::{Decision, RankUpdate, RequestKey};
 use muster_planner::Budget;
-use muster_state::{GuardError, QuotaGrantStatus, State};
+use muster_state::{BudgetUse, GuardError, QuotaGrantStatus, State};
 use muster_types::policy::{
     AcceleratorBudget, Policy, PolicyDraft, Quota, QuotaGrant, TenantLimits, TenantPolicy, UNLISTED_TENANT,
 };
@@ -369,7 +369,8 @@ fn tenants_that_the_policy_does_not_name_have_one_budget_together() {
     world.pass_time(HOUR_MS / 4);
     let now = world.speculation.now();
     let spent = world.state.spent_budget(&name("made-up-2"), now).expect("it is used up");
-    assert_eq!((spent.tenant.as_str(), spent.used_milli_ms), (UNLISTED_TENANT, budget.milli_ms()));
+    let used = BudgetUse::Hours { budget, used_milli_ms: budget.milli_ms() };
+    assert_eq!((spent.tenant.as_str(), spent.of), (UNLISTED_TENANT, used));
     let second = world.submit("made-up-2", 1, true);
     let listed = world.submit("other", 1, true);
     world.schedule();

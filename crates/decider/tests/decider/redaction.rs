@@ -154,6 +154,7 @@ fn addresses_of_receivers_are_in_no_redacted_policy() {
         url: format!("https://chat.example/hooks/{CANARY}"),
         tenant: None,
         events: [NotificationEvent::JobFailed].into(),
+        for_jobs: false,
         body: NotificationBody::Slack,
     };
     // Its address is in a file of the replicas.
@@ -253,7 +254,7 @@ fn users_stay_who_they_are_to_limits_and_bookings() {
     assert_eq!((by(""), by("+token/0000000000000007")), (String::new(), String::new()));
     let booked_for = |user: &str| {
         let spec = BookingSpec {
-            tenant: Name::literal("lab"),
+            tenant: Some(Name::literal("lab")),
             user: Some(user.to_owned()),
             jobs: Vec::new(),
             is_shared: false,

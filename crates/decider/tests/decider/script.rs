@@ -338,6 +338,10 @@ impl World {
                 let command = self.unbook(rest);
                 self.carry_out(&command)
             }
+            "hold-place" | "release-place" => {
+                let command = self.hold_place(verb, rest);
+                self.carry_out(&command)
+            }
             "cost" => self.booking_cost(rest),
             "report" => {
                 let command = self.report(rest);

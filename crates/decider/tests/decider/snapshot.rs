@@ -166,6 +166,7 @@ fn the_largest_row_is_within_bounds() {
         live: 0,
         unstarted: 0,
         charge: Charge::default(),
+        ready: (0..limits::GANG_WORKERS_MAX).collect(),
     });
     let row = JobRow {
         held: false,

@@ -5,10 +5,9 @@ use muster_decider::{
 };
 use muster_planner::Budget;
 use muster_types::policy::{
-    BackfillPolicy, Guarantee, NonPreemptible, PolicyDraft, Price, Quota, TenantPolicy, TenantRights, Window,
-    WindowPurpose, WindowScope,
+    BackfillPolicy, Guarantee, NonPreemptible, PolicyDraft, Price, Quota, TenantPolicy, TenantRights, Window, WindowPurpose, WindowScope, QueueChoices, SpendBudget,
 };
-use muster_types::{JobDraft, LogTime, PriorityTier, Submission};
+use muster_types::{JobDraft, LogTime, NodeRequirements, PriorityTier, Submission};
 
 use crate::support::{accelerators, founded, group, holder, job_draft, name, node_spec, request};
 
@@ -145,6 +144,7 @@ fn rights_that_surprise_are_named() {
         deadlines: None,
         bookings: None,
         purchases: muster_types::PurchaseSet::EMPTY,
+        negative_nice: None,
     };
     let mut low = with(vec![quota("h100", None, 4, Some(0), None)]);
     low.rights = rights(Some(PriorityTier::Batch), None);
@@ -156,6 +156,23 @@ fn rights_that_surprise_are_named() {
         ("ORDINARY_JOBS_REFUSED", "tenants.low.rights.tier_max", "up to batch"),
         ("BORROWS_FOR_GOOD", "tenants.holds.rights.non_preemptible", "within_nominal"),
         ("NOTHING_TAKEN_BACK", "preemption.reclaim_borrowed", "come back only"),
+    ];
+    assert_warned(&cluster(vec![]), draft, &expected);
+}
+
+#[test]
+fn nodes_that_nobody_has_and_budgets_without_prices_are_named() {
+    let only = |node: &str, isolated| {
+        let nodes = NodeRequirements { only: [name(node)].into(), ..NodeRequirements::default() };
+        let queue = QueueChoices { nodes: Some(nodes), isolated: Some(isolated), ..QueueChoices::default() };
+        TenantPolicy { queue, ..TenantPolicy::default() }
+    };
+    let mut spends = TenantPolicy::default();
+    spends.limits.user.spend = Some(SpendBudget { dollars: 1, window_ms: 60_000 });
+    let draft = tenants(vec![("lab", only("nowhere", false)), ("spends", spends)]);
+    let expected = [
+        ("TENANT_WITHOUT_NODES", "tenants.lab.queue.nodes", "no node is one that jobs of tenant lab run on"),
+        ("SPEND_WITHOUT_PRICES", "tenants.spends.limits.user.spend", "never used up"),
     ];
     assert_warned(&cluster(vec![]), draft, &expected);
 }

@@ -343,7 +343,7 @@ impl<'a> Drive<'a> {
                 };
                 let times = BookingTimes::once(LogTime(0), *length_ms);
                 let spec = BookingSpec {
-                    tenant: name(tenant),
+                    tenant: Some(name(tenant)),
                     user: None,
                     jobs: Vec::new(),
                     is_shared: true,

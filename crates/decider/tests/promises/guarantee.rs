@@ -44,6 +44,7 @@ pub fn owners_and_guests(seed: u64) -> World {
             deadlines: Some(true),
             bookings: None,
             purchases: muster_types::PurchaseSet::EMPTY,
+            negative_nice: None,
         };
         for guest in ["guest", "a-guest", UNLISTED_TENANT] {
             policy.tenants.entry(name(guest)).or_default().rights = rights;

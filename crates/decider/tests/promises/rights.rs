@@ -17,6 +17,7 @@ fn random_rights(random: &mut Random) -> TenantRights {
         deadlines: random.once_in(2).then(|| random.once_in(2)),
         bookings: None,
         purchases: muster_types::PurchaseSet::EMPTY,
+        negative_nice: None,
     }
 }
 

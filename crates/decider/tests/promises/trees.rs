@@ -55,6 +55,7 @@ fn small_tree(seed: u64) -> World {
         deadlines: None,
         bookings: None,
         purchases: muster_types::PurchaseSet::EMPTY,
+        negative_nice: None,
     };
     policy.tenants.entry(name(UNLISTED_TENANT)).or_default();
     policy.tenants.values_mut().for_each(|tenant| tenant.rights = rights);

@@ -39,6 +39,7 @@ fn peace(random: &mut Random) -> PolicyDraft {
         deadlines: Some(true),
         bookings: None,
         purchases: muster_types::PurchaseSet::EMPTY,
+        negative_nice: None,
     };
     for (lab, parent, nominal) in [
         ("lab-a", None, half),

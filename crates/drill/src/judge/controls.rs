@@ -11,8 +11,8 @@ use muster_journal::{Decision, WorkerSlot};
 use muster_types::policy::{Policy, QuotaGrant};
 use muster_types::token::token_of;
 use muster_types::{
-    ArrayId, BookingEnd, BookingSpec, Control, JobId, JobSpec, LogTime, Name, Requester, ScheduleKey,
-    ScheduleRun, TokenId,
+    ArrayId, BookingEnd, BookingSpec, Control, HoldTarget, JobId, JobSpec, LogTime, Name, NodeSpec, Requester,
+    ScheduleKey, ScheduleRun, TokenId,
 };
 
 use super::Rule;
@@ -49,6 +49,7 @@ pub(super) struct Controls {
     array_holds: BTreeMap<ArrayId, Hold>,
     cancelled: BTreeSet<JobId>,
     bookings: BTreeMap<Name, Booked>,
+    fleet_holds: BTreeSet<HoldTarget>,
     schedules: BTreeMap<ScheduleKey, ScheduleTimes>,
     /// Tokens that were not revoked, with when they expire; and those that were.
     tokens: BTreeMap<TokenId, LogTime>,
@@ -65,8 +66,8 @@ pub(super) struct Start<'a> {
     /// None where the books do not know the job.
     pub(super) spec: Option<&'a JobSpec>,
     pub(super) workers: &'a [WorkerSlot],
-    /// Names of the nodes of these workers.
-    pub(super) nodes: Vec<&'a Name>,
+    /// The nodes of these workers.
+    pub(super) nodes: Vec<&'a NodeSpec>,
 }
 
 /// Whether these books follow a decision.
@@ -84,6 +85,8 @@ pub(super) fn concerns(decision: &Decision) -> bool {
             | Decision::BookingOpened { .. }
             | Decision::BookingEnded { .. }
             | Decision::BookingMoved { .. }
+            | Decision::FleetHoldSet { .. }
+            | Decision::FleetHoldEnded { .. }
             | Decision::ScheduleSet { .. }
             | Decision::ScheduleDeleted { .. }
             | Decision::ScheduleSuspensionSet { .. }
@@ -133,6 +136,7 @@ impl Controls {
         }
         if let Some(spec) = spec {
             found.extend(self.against_bookings(spec, nodes, policy).map(|text| (Rule::BookingBroken, text)));
+            found.extend(self.against_fleet_holds(spec, nodes, policy).map(|text| (Rule::StartedHeld, text)));
         }
         let takes_devices = workers.iter().any(|slot| slot.devices.count() > 0);
         for (id, grant) in in_force.filter(|_| takes_devices) {
@@ -147,27 +151,43 @@ impl Controls {
         found
     }
 
+    /// The first hold of a place or of a tenant that the job starts against.
+    fn against_fleet_holds(&self, spec: &JobSpec, nodes: &[&NodeSpec], policy: &Policy) -> Option<String> {
+        let is_against = |target: &&HoldTarget| match target {
+            HoldTarget::Part(part) => nodes.iter().any(|node| part.covers(node)),
+            HoldTarget::Tenant(held) => policy.ancestry(&spec.tenant).any(|above| above == held),
+        };
+        let target = self.fleet_holds.iter().find(is_against)?;
+        Some(format!("{target} is held"))
+    }
+
     /// The first booking that these nodes are not open to the job for.
-    fn against_bookings(&self, spec: &JobSpec, nodes: &[&Name], policy: &Policy) -> Option<String> {
+    fn against_bookings(&self, spec: &JobSpec, nodes: &[&NodeSpec], policy: &Policy) -> Option<String> {
         let is_owned = |booked: &Booked| {
             let mut above = policy.ancestry(&spec.tenant);
             let is_named = booked.spec.jobs.is_empty() || booked.spec.jobs.contains(&spec.name);
-            is_named && above.any(|tenant| *tenant == booked.spec.tenant)
+            is_named && above.any(|tenant| booked.spec.tenant.as_ref() == Some(tenant))
         };
         for (name, booked) in self.bookings.iter().filter(|(_, booked)| booked.is_open) {
             let is_asked = booked.spec.is_shared || spec.booking.as_ref() == Some(name);
             if is_asked && is_owned(booked) {
                 continue;
             }
-            if let Some(node) = nodes.iter().find(|node| booked.nodes.contains(node)) {
-                return Some(format!("{node} is booked by {name} for tenant {}", booked.spec.tenant));
+            let has = |node: &&&NodeSpec| {
+                let part = booked.spec.part();
+                booked.nodes.contains(&node.name) || part.is_some_and(|part| part.covers(node))
+            };
+            if let Some(node) = nodes.iter().find(has) {
+                let node = &node.name;
+                let whose = booked.spec.tenant.as_ref().map_or("nobody", Name::as_str);
+                return Some(format!("{node} is booked by {name} for {whose}"));
             }
         }
         let name = spec.booking.as_ref()?;
         match self.bookings.get(name).filter(|booked| booked.is_open && is_owned(booked)) {
             None => Some(format!("it names booking {name}, which is not open to it")),
             Some(booked) => {
-                let outside = nodes.iter().find(|node| !booked.nodes.contains(node))?;
+                let outside = &nodes.iter().find(|node| !booked.nodes.contains(&node.name))?.name;
                 Some(format!("it names booking {name}, and {outside} is not of that"))
             }
         }
@@ -318,6 +338,10 @@ impl Controls {
                 }
             }
             Decision::BookingEnded { name, cause } => self.end_window(name, *cause, now),
+            Decision::FleetHoldSet { target, hold: Some(_), .. } => _ = self.fleet_holds.insert(target.clone()),
+            Decision::FleetHoldSet { target, hold: None, .. } | Decision::FleetHoldEnded { target } => {
+                self.fleet_holds.remove(target);
+            }
             Decision::ScheduleSet { by, schedule, is_new, .. } => {
                 let before = self.schedules.remove(&schedule.key).filter(|_| !is_new);
                 let (last, is_suspended) =

@@ -47,13 +47,18 @@ rules! {
     /// Nothing is placed on a node outside the session that it names, and no session begins while the one before holds
     /// devices.
     LeaseWithoutSession = "LEASE_WITHOUT_SESSION",
-    /// Nothing is placed, and no capacity promised, beyond what quotas and borrowing limits allow; counted from the records
-    /// alone.
+    /// Nothing is placed, and no capacity promised, beyond what quotas, borrowing limits and counts of licences allow; counted
+    /// from the records alone.
     QuotaExceeded = "QUOTA_EXCEEDED",
     /// No job starts while somebody holds it or has suspended it.
     StartedHeld = "STARTED_HELD",
     /// No job starts once its end was asked for.
     StartedCancelled = "STARTED_CANCELLED",
+    /// No gang starts with a number of workers that it may not have.
+    SizeImpossible = "SIZE_IMPOSSIBLE",
+    /// No job starts on a node that was bought in a way that it does not allow, and no job takes its fallback before it has
+    /// waited for as long as it says.
+    PurchaseBroken = "PURCHASE_BROKEN",
     /// During its windows, and only then, a booking's nodes are given to nobody but those that it is open to.
     BookingBroken = "BOOKING_BROKEN",
     /// A grant of quota counts no longer than to its end.

@@ -64,6 +64,10 @@ pub(super) struct Leases {
     names: BTreeMap<Name, NodeId>,
     registered: u32,
     specs: HashMap<JobId, Arc<JobSpec>>,
+    /// When jobs were submitted, by the first of each record or array.
+    submitted: BTreeMap<JobId, LogTime>,
+    /// Nodes of which operators have changed labels: what they have now is theirs to say.
+    overridden: BTreeSet<NodeId>,
     /// What the members of arrays are made from, by the first, with how many there are.
     arrays: BTreeMap<JobId, (u32, Arc<JobSpec>)>,
     /// Of the cluster.
@@ -98,6 +102,7 @@ impl Leases {
                 | Decision::ArraysSubmitted { .. }
                 | Decision::NodeRegistered { .. }
                 | Decision::NodeForgotten { .. }
+                | Decision::NodeOverridesSet { .. }
                 | Decision::NodeLost { .. }
                 | Decision::ClusterRecovered { .. }
                 | Decision::PolicySet { .. }
@@ -132,7 +137,7 @@ impl Leases {
         self.check((index, log_time), &decision, checked, findings);
         if was_taken {
             self.controls.take(index, log_time, &decision);
-            self.take(index, decision);
+            self.take((index, log_time), decision);
         }
         self.controls.note_overdue(in_force(&self.grants), log_time);
     }
@@ -151,14 +156,17 @@ impl Leases {
             Decision::GangPlaced { job, workers } => {
                 checked.leases += workers.len() as u64;
                 let mut found = self.broken_by(*job, workers);
+                found.extend(self.spec(*job).into_iter().flat_map(|spec| self.against_spec(spec, workers)));
                 let hosts = workers.iter().filter_map(|slot| self.hosts.get(&slot.node));
-                let nodes = hosts.map(|host| &host.spec.name).collect();
+                let nodes = hosts.map(|host| &host.spec).collect();
                 let start = Start { job: *job, spec: self.spec(*job).map(|spec| &**spec), workers, nodes };
                 // What was promised to it was charged then, with the grants of that time.
                 let is_charged = self.gangs.get(job).is_some_and(|gang| gang.promise.is_some());
                 let grants = in_force(&self.grants).filter(|_| !is_charged);
                 found.extend(self.controls.broken_by_start(&start, &self.stated, grants, log_time));
                 let over = if is_charged { None } else { self.exceeded_by(&[], &[(*job, workers)]) };
+                let hosts = if is_charged { None } else { self.hosts_exceeded_by(&[], &[(*job, workers)]) };
+                let over = over.into_iter().chain(self.licences_exceeded_by(&[*job])).chain(hosts);
                 for (rule, text) in found.into_iter().chain(over.map(|text| (Rule::QuotaExceeded, text))) {
                     findings.say(rule, || format!("record {index} places {job}: {text}"));
                 }
@@ -167,8 +175,18 @@ impl Leases {
                 let stopped: Vec<JobId> = stops.iter().map(|stop| stop.job).collect();
                 let promised: Vec<(JobId, &[WorkerSlot])> =
                     promises.iter().map(|promise| (promise.job, &promise.workers[..])).collect();
-                if let Some(text) = self.exceeded_by(&stopped, &promised) {
+                let jobs: Vec<JobId> = promised.iter().map(|(job, _)| *job).collect();
+                let over = self.exceeded_by(&stopped, &promised);
+                let hosts = self.hosts_exceeded_by(&stopped, &promised);
+                for text in over.into_iter().chain(self.licences_exceeded_by(&jobs)).chain(hosts) {
                     findings.say(Rule::QuotaExceeded, || format!("record {index} promises capacity: {text}"));
+                }
+            }
+            Decision::FallbackOpened { job } => {
+                if let Some(due) = self.fallback_due(*job).filter(|due| log_time < *due) {
+                    findings.say(Rule::PurchaseBroken, || {
+                        format!("record {index} opens the fallback of {job} at {log_time}, before {due}")
+                    });
                 }
             }
             Decision::NodeRegistered { spec, .. } => {
@@ -188,6 +206,32 @@ impl Leases {
             (job.0 - first.0 < u64::from(*count)).then_some(spec)
         };
         self.specs.get(&job).or_else(of_array)
+    }
+
+    /// Before when a job does not take its fallback; none where it has none that is closed.
+    fn fallback_due(&self, job: JobId) -> Option<LogTime> {
+        let spec = self.spec(job)?;
+        let fallback = spec.capacity.as_deref()?.closed_fallback()?;
+        let (_, submitted) = self.submitted.range(..=job).next_back()?;
+        Some((*submitted).max(spec.not_before.unwrap_or_default()).plus_ms(fallback.after_ms))
+    }
+
+    /// What workers in these places break of what the job asks for.
+    fn against_spec(&self, spec: &JobSpec, workers: &[WorkerSlot]) -> Vec<(Rule, String)> {
+        let mut found = Vec::new();
+        // Behind the last of them are its spares.
+        let size = u32::try_from(workers.len()).unwrap_or(u32::MAX).min(spec.worker_count());
+        if !spec.may_have(size) {
+            found.push((Rule::SizeImpossible, format!("{size} workers are no size that it has")));
+        }
+        let Some(asked) = spec.capacity.as_deref() else { return found };
+        let known = workers.iter().filter(|slot| !self.overridden.contains(&slot.node));
+        let mut hosts = known.filter_map(|slot| self.hosts.get(&slot.node));
+        if let Some(host) = hosts.find(|host| !asked.allows(&host.spec)) {
+            let text = format!("{} was not bought as it asks for", host.spec.name);
+            found.push((Rule::PurchaseBroken, text));
+        }
+        found
     }
 
     /// The id of the first job that a record submits.
@@ -283,6 +327,71 @@ impl Leases {
         None
     }
 
+    /// Thousandths of CPUs and bytes of memory that a tenant and everyone below it are charged for.
+    fn host_uses(&self, tenant: &Name, without: &[JobId], with: &[(JobId, &[WorkerSlot])]) -> (u64, u64) {
+        let standing = self.gangs.iter().map(|(job, gang)| (*job, gang.charged()));
+        let standing = standing.filter(|(job, _)| !without.contains(job));
+        let mut sums = (0, 0);
+        for (job, slots) in standing.chain(with.iter().copied()) {
+            let Some(spec) = self.spec(job).filter(|_| !slots.is_empty()) else { continue };
+            if !self.policy.ancestry(&spec.tenant).any(|above| above == tenant) {
+                continue;
+            }
+            for place in 0..slots.len() {
+                let group = u32::try_from(place).ok().and_then(|place| spec.group_of_slot(place, slots.len()));
+                let Some(group) = group else { continue };
+                sums.0 += group.request.cpu_milli;
+                sums.1 += group.request.memory_bytes;
+            }
+        }
+        sums
+    }
+
+    /// The first limit on CPUs or memory that is broken once these jobs are stopped and those are charged.
+    fn hosts_exceeded_by(&self, stopped: &[JobId], new: &[(JobId, &[WorkerSlot])]) -> Option<String> {
+        let limited = self.policy.tenants.iter().filter(|(_, settings)| {
+            settings.limits.cpu_milli.is_some() || settings.limits.memory_bytes.is_some()
+        });
+        for (tenant, settings) in limited {
+            let (had, has) = (self.host_uses(tenant, &[], &[]), self.host_uses(tenant, stopped, new));
+            let limits = [
+                ("thousandths of CPUs", settings.limits.cpu_milli, had.0, has.0),
+                ("bytes of memory", settings.limits.memory_bytes, had.1, has.1),
+            ];
+            for (what, most, had, has) in limits {
+                if let Some(most) = most.filter(|most| has > had && has > *most) {
+                    return Some(format!("tenant {tenant} then has {has} {what}, and may have {most}"));
+                }
+            }
+        }
+        None
+    }
+
+    /// The first counted resource of which more would be held than there is, once these jobs have a place. Those that have one
+    /// take no more.
+    fn licences_exceeded_by(&self, jobs: &[JobId]) -> Option<String> {
+        let has_place = |gang: &Gang| !gang.slots.is_empty() || gang.promise.is_some();
+        let is_new = |job: &&JobId| !self.gangs.get(*job).is_some_and(has_place);
+        let new: BTreeSet<JobId> = jobs.iter().filter(is_new).copied().collect();
+        let mut asked: BTreeMap<&Name, u64> = BTreeMap::new();
+        for spec in new.iter().filter_map(|job| self.spec(*job)) {
+            for (name, count) in &spec.licences {
+                *asked.entry(name).or_default() += u64::from(*count);
+            }
+        }
+        let standing = self.gangs.iter().filter(|(_, gang)| has_place(gang));
+        let standing: Vec<&Arc<JobSpec>> = match asked.is_empty() {
+            true => Vec::new(),
+            false => standing.filter_map(|(job, _)| self.spec(*job)).collect(),
+        };
+        asked.into_iter().find_map(|(name, more)| {
+            let held = standing.iter().filter_map(|spec| spec.licences.get(name));
+            let has = more + held.map(|count| u64::from(*count)).sum::<u64>();
+            let most = self.stated.resource_count(name);
+            (has > most).then(|| format!("{has} of licence {name} are then held, and there are {most}"))
+        })
+    }
+
     /// What a tenant uses itself, and for each tenant directly below it what that one uses or keeps, whichever is more.
     fn committed(
         &self,
@@ -338,10 +447,11 @@ impl Leases {
         self.policy = draft.check().unwrap_or_else(|_| self.stated.clone());
     }
 
-    fn take(&mut self, index: u64, decision: Decision) {
+    fn take(&mut self, (index, log_time): (u64, LogTime), decision: Decision) {
         match decision {
             Decision::JobsSubmitted { specs, .. } => {
                 let first = self.first_of(index).0;
+                self.submitted.insert(JobId(first), log_time);
                 self.specs.extend((first..).map(JobId).zip(specs));
             }
             Decision::ArraysSubmitted { parts, .. } => {
@@ -349,6 +459,7 @@ impl Leases {
                 let mut jobs = 0;
                 for part in parts {
                     let count = part.job_count();
+                    self.submitted.insert(JobId(number), log_time);
                     match part.array {
                         Some(_) => _ = self.arrays.insert(JobId(number), (count, part.spec)),
                         None => _ = self.specs.insert(JobId(number), part.spec),
@@ -359,6 +470,7 @@ impl Leases {
                 self.ahead += JobId::positions_of(jobs) - 1;
             }
             Decision::NodeRegistered { spec, .. } => self.register(spec),
+            Decision::NodeOverridesSet { node, .. } => _ = self.overridden.insert(node),
             Decision::NodeForgotten { node, .. } => {
                 if let Some(host) = self.hosts.remove(&node) {
                     self.names.remove(&host.spec.name);

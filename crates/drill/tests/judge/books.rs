@@ -5,7 +5,7 @@ use muster_journal::{
     CapacityHold, Decision, Estimate, NodeLostCause, RearrangeCause, RequestKey, Stop, SubmittedPart,
     WorkerSlot,
 };
-use muster_types::policy::{PolicyDraft, Quota, QuotaGrant, TenantPolicy};
+use muster_types::policy::{CountedResource, PolicyDraft, Quota, QuotaGrant, TenantPolicy};
 use muster_types::{
     ArrayId, ArraySpec, ClusterId, Control, DeviceSet, FencingToken, HolderId, JobId, LogIndex, LogTime,
     Name, NodeId, Parameters, RequestId, Requester,
@@ -138,6 +138,37 @@ fn slot(host: u32, devices: u64) -> WorkerSlot {
 
 fn is_beyond_quota(found: &[String]) -> bool {
     found.iter().any(|text| text.starts_with("QUOTA_EXCEEDED"))
+}
+
+/// Licences are held by gangs as a whole, from their placement to their end.
+#[test]
+fn no_more_licences_are_held_than_there_are() {
+    let mut log = Log::of_hosts(1);
+    let resource = CountedResource { name: Name::literal("matlab"), count: 2, region: None };
+    let policy = PolicyDraft { resources: vec![resource], ..PolicyDraft::default() };
+    let policy = Box::new(policy.check().expect("a policy"));
+    let (request, by) = (log.key(), Requester::default());
+    log.is_sound(Decision::PolicySet { request, by, policy });
+    let submit = |log: &mut Log| {
+        let mut draft = job(&format!("j{}", log.last), "lab", Some(h100(1))).into_draft();
+        draft.licences = [(Name::literal("matlab"), 2)].into();
+        let (request, by) = (log.key(), Requester::default());
+        let specs = vec![Arc::new(draft.check().expect("a job"))];
+        log.is_sound(Decision::JobsSubmitted { request, by, specs, estimates: vec![Estimate::default()] });
+        JobId::derive_in(log.generation, LogIndex(log.last), 0)
+    };
+    let (first, second) = (submit(&mut log), submit(&mut log));
+    assert_eq!(log.place(first, vec![slot(0, 0b1)]), Vec::<String>::new());
+    let found = log.books.record(
+        LogIndex(log.last + 1),
+        LogTime(log.last + 1),
+        &Decision::GangPlaced { job: second, workers: vec![slot(0, 0b10)] },
+        false,
+    );
+    assert!(is_beyond_quota(&found), "{found:?}");
+    log.last += 1;
+    log.is_sound(Decision::JobFinished { job: first, outcome: muster_journal::Outcome::Cancelled });
+    assert_eq!(log.place(second, vec![slot(0, 0b10)]), Vec::<String>::new());
 }
 
 /// No record names a grant that ends because a policy leaves nothing for it. Those that it leaves in force count all the same.

@@ -5,12 +5,14 @@ use muster_drill::history::{
 };
 use muster_drill::judge::{LogRound, Rule};
 use muster_journal::{Decision, Estimate, NodeLostCause, RequestKey, Round, WorkerSlot, encode_round};
-use muster_types::policy::{PolicyDraft, Quota, QuotaGrant, TenantPolicy};
+use muster_types::policy::{PolicyDraft, PurchaseKind, Quota, QuotaGrant, TenantPolicy};
 use muster_types::{
-    BookingClearing, BookingShape, BookingSpec, BookingTimes, DeviceSet, HolderId, JobId, LogIndex, LogTime,
-    Name, NodeId, OverlapRule, RequestId, Requester, Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate,
-    TokenGrant, TokenId, TokenRole,
+    BookingClearing, BookingShape, BookingSpec, BookingTimes, CapacityFallback, CapacityRules, DeviceSet, FleetHold, FleetPart,
+    HoldTarget, HolderId, JobDraft, JobId, LogIndex, LogTime, Name, NodeId, OverlapRule, PurchaseSet, RequestId, Requester,
+    Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate, TokenGrant, TokenId, TokenRole,
 };
+
+use std::collections::BTreeSet;
 
 use crate::support::{self, Sample, seen};
 
@@ -27,7 +29,12 @@ pub const BREACHES: &[(&str, Rule, Breach)] = &[
     ("a gang is placed on a node that is lost", Rule::LeaseWithoutSession, lost_node),
     ("a gang is placed beyond its tenant's quota", Rule::QuotaExceeded, over_quota),
     ("a gang is placed that its owner holds", Rule::StartedHeld, started_held),
+    ("a gang is placed in a region that is held", Rule::StartedHeld, started_in_held_region),
+    ("a gang is placed during the maintenance of a region", Rule::BookingBroken, started_in_maintenance),
     ("a gang is placed that is cancelled", Rule::StartedCancelled, started_cancelled),
+    ("a gang is placed with fewer workers than it needs", Rule::SizeImpossible, too_small),
+    ("a gang is placed on nodes that were not bought as it asks for", Rule::PurchaseBroken, other_purchase),
+    ("a fallback opens too early", Rule::PurchaseBroken, fallback_early),
     ("a gang is placed on nodes that others have booked", Rule::BookingBroken, booked_by_others),
     ("a window of a booking opens too early", Rule::BookingBroken, opened_early),
     ("a gang is placed on a grant that is over", Rule::GrantOutlived, grant_outlived),
@@ -258,16 +265,27 @@ fn key(number: u128) -> RequestKey {
 
 /// Another job like one that runs, what is recorded about it, and then its placement on free devices.
 fn placed_behind(sample: &mut Sample, between: impl Fn(JobId) -> Vec<Decision>) -> Option<()> {
+    placed_otherwise(sample, |_| {}, between)
+}
+
+/// The same with a job that asks for something else.
+fn placed_otherwise(
+    sample: &mut Sample,
+    change: impl Fn(&mut JobDraft),
+    between: impl Fn(JobId) -> Vec<Decision>,
+) -> Option<()> {
     let (_, state) = sample.past.last()?;
     let runs = |job: &JobId| state.job(*job).is_some_and(|row| row.placement.is_some());
     let running = state.jobs().iter().map(|(job, _)| *job).find(runs)?;
     let mut workers = state.job(running)?.placement.as_ref()?.slots.clone();
     workers.iter_mut().for_each(|slot| slot.devices = DeviceSet(0xf0));
     let job = JobId::derive(state.log_index().next(), 0);
+    let mut draft = JobDraft::clone(state.spec(running)?);
+    change(&mut draft);
     let mut decisions = vec![Decision::JobsSubmitted {
         request: key(0),
         by: Requester::default(),
-        specs: vec![state.spec(running)?.clone()],
+        specs: vec![draft.check().ok()?.into()],
         estimates: vec![Estimate::default()],
     }];
     decisions.extend(between(job));
@@ -276,11 +294,75 @@ fn placed_behind(sample: &mut Sample, between: impl Fn(JobId) -> Vec<Decision>) 
     Some(())
 }
 
+fn too_small(sample: &mut Sample) -> Option<()> {
+    let larger = |draft: &mut JobDraft| {
+        draft.groups[0].workers += 1;
+        draft.groups[0].workers_min = draft.groups[0].workers;
+    };
+    placed_otherwise(sample, larger, |_| Vec::new())
+}
+
+/// No node of the sample says how it was bought.
+fn spot(draft: &mut JobDraft) {
+    let set = |kind: PurchaseKind| -> PurchaseSet { [kind].into_iter().collect() };
+    let purchases = set(PurchaseKind::OnDemand);
+    let fallback = CapacityFallback { purchases, after_ms: 3_600_000, is_open: false };
+    draft.capacity = Some(Box::new(CapacityRules {
+        purchases: set(PurchaseKind::Spot),
+        fallback: Some(fallback),
+        interruptions_milli_max: None,
+    }));
+}
+
+fn other_purchase(sample: &mut Sample) -> Option<()> {
+    placed_otherwise(sample, spot, |_| Vec::new())
+}
+
+fn fallback_early(sample: &mut Sample) -> Option<()> {
+    placed_otherwise(sample, spot, |job| vec![Decision::FallbackOpened { job }])
+}
+
 fn started_held(sample: &mut Sample) -> Option<()> {
     let by = Requester { name: "tenant/lab/ada".into(), is_operator: false };
     placed_behind(sample, |job| {
         vec![Decision::JobHoldSet { request: key(1), by: by.clone(), jobs: vec![job], held: true }]
     })
+}
+
+/// Every region that nodes of the sample are in.
+fn regions(sample: &Sample) -> Option<BTreeSet<Name>> {
+    let (_, state) = sample.past.last()?;
+    Some(state.nodes().iter().map(|(_, row)| row.spec.region.clone()).collect())
+}
+
+fn started_in_held_region(sample: &mut Sample) -> Option<()> {
+    let hold = FleetHold { reason: "a flood".to_owned(), until: None, stops_work: false };
+    let held = |(number, region): (usize, Name)| Decision::FleetHoldSet {
+        request: key(10 + number as u128),
+        by: Requester::default(),
+        target: HoldTarget::Part(FleetPart { region: Some(region), cluster: None }),
+        hold: Some(Box::new(hold.clone())),
+    };
+    let holds: Vec<Decision> = regions(sample)?.into_iter().enumerate().map(held).collect();
+    placed_behind(sample, |_| holds.clone())
+}
+
+fn started_in_maintenance(sample: &mut Sample) -> Option<()> {
+    let now = sample.past.last()?.1.log_time();
+    let opened = |(number, region): (usize, Name)| {
+        let Decision::BookingCreated { by, spec, .. } = booking(Vec::new(), now) else {
+            panic!("it makes a booking")
+        };
+        let shape = BookingShape::Part(FleetPart { region: Some(region.clone()), cluster: None });
+        let clearing = BookingClearing::Stop;
+        let spec = BookingSpec::clone(&spec);
+        let spec = Box::new(BookingSpec { tenant: None, is_shared: false, shape, clearing, ..spec });
+        let (request, nodes) = (key(10 + number as u128), Vec::new());
+        let created = Decision::BookingCreated { request, by, name: region.clone(), spec, nodes };
+        [created, Decision::BookingOpened { name: region }]
+    };
+    let all: Vec<Decision> = regions(sample)?.into_iter().enumerate().flat_map(opened).collect();
+    placed_behind(sample, |_| all.clone())
 }
 
 fn started_cancelled(sample: &mut Sample) -> Option<()> {
@@ -292,7 +374,7 @@ fn started_cancelled(sample: &mut Sample) -> Option<()> {
 /// A booking of these nodes for a tenant that has no gang, for an hour.
 fn booking(nodes: Vec<Name>, start: LogTime) -> Decision {
     let spec = BookingSpec {
-        tenant: Name::literal("elsewhere"),
+        tenant: Some(Name::literal("elsewhere")),
         user: None,
         jobs: Vec::new(),
         is_shared: true,

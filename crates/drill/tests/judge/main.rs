@@ -112,6 +112,8 @@ fn the_books_alone_find_what_a_log_breaks_and_nothing_in_one_that_is_sound() {
         Rule::QuotaExceeded,
         Rule::StartedHeld,
         Rule::StartedCancelled,
+        Rule::SizeImpossible,
+        Rule::PurchaseBroken,
         Rule::BookingBroken,
         Rule::GrantOutlived,
         Rule::ScheduleMoment,

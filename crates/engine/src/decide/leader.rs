@@ -10,8 +10,8 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use muster_consensus::{Consensus, Environment, LeadershipView, Proposal, ProposeError};
 use muster_decider::{
-    Answer, BootstrapConfig, Command, EncodedRound, Pass, ScheduleOrder, Speculation, TICK_STEPS, schedule,
-    settle_all,
+    Answer, BootstrapConfig, Command, EncodedRound, Pass, ScheduleOrder, Speculation, TICK_STEPS,
+    planned_images, schedule, settle_all,
 };
 use muster_planner::Budget;
 use muster_planted::{Rule, breaks};
@@ -452,10 +452,12 @@ impl<G: Environment> Term<'_, G> {
         let silence = Duration::from_millis(self.speculation.state().parameters().silence_ms());
         let silent = self.outer.liveness.silent(now, silence, SILENT_MAX);
         let lapsed = self.outer.liveness.lapsed(now, SILENT_MAX);
+        let held = self.outer.sessions.images.held();
         let mut is_complete = false;
         let planned = self.attempt.step(&mut self.speculation, |speculation| {
             speculation.set_silent(silent);
             speculation.set_lapsed(lapsed);
+            speculation.set_images(held);
             let mut budget = Budget::new(VISITS_PER_ROUND);
             is_complete = matches!(schedule(speculation, &mut budget), Pass::Complete { .. });
         });
@@ -464,7 +466,7 @@ impl<G: Environment> Term<'_, G> {
             Ok(()) => {
                 self.interrupted = self.speculation.wants_schedule();
                 if is_complete {
-                    self.outer.shared.kept.store(Arc::new(self.speculation.kept_reservations().clone()));
+                    self.publish_kept();
                 }
             }
             Err(why) => {
@@ -474,6 +476,15 @@ impl<G: Environment> Term<'_, G> {
                 self.housekeeping = now;
             }
         }
+    }
+
+    /// Shows what the pass keeps for later, and has hosts fetch ahead what they will need then.
+    fn publish_kept(&self) {
+        let mut kept = self.speculation.kept_reservations().clone();
+        let images = &self.outer.sessions.images;
+        images.plan(planned_images(self.speculation.state(), &kept));
+        kept.set_images(images.held());
+        self.outer.shared.kept.store(Arc::new(kept));
     }
 
     /// Begins the generation of this replica's directory once nobody can hold anything of the one before.
@@ -597,8 +608,8 @@ impl<G: Environment> Term<'_, G> {
         overdue || self.housekeeping <= instant::<G>()
     }
 
-    /// When the next job has run for as long as it may, or may start: one that was not to start before, or that
-    /// waits after a failure.
+    /// When the next job has run for as long as it may, takes its fallback, or may start: one that was not to start
+    /// before, or that waits after a failure.
     fn next_due(&self) -> Option<LogTime> {
         // Nothing is stopped or released before leases of the previous generation are over.
         if self.speculation.is_recovering() {
@@ -608,8 +619,9 @@ impl<G: Environment> Term<'_, G> {
         let limit = state.run_limits().next().map(|(limit, _)| limit);
         // Many that come due one after the other are looked at together.
         let earliest = LogTime(self.released.0.saturating_add(RELEASES_APART_MS));
-        let start = state.not_before_after(self.released).map(|time| time.max(earliest));
-        limit.into_iter().chain(start).min()
+        let start = state.not_before_after(self.released).into_iter();
+        let start = start.chain(self.speculation.next_fallback(self.released)).min();
+        limit.into_iter().chain(start.map(|time| time.max(earliest))).min()
     }
 
     /// When something is due without anybody asking.

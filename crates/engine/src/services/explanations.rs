@@ -3,7 +3,7 @@
 //! **Invariant:** what holds now says nothing of a state of the past.
 
 use muster_consensus::TokioEnv;
-use muster_decider::{BookingPlan, JobExplanation, JobPath, KeptReservations};
+use muster_decider::{BookingPlan, ExpectedStarts, JobExplanation, JobPath, KeptReservations};
 use muster_planner::WaitReason;
 use muster_state::State;
 use muster_types::{BookingSpec, JobId, LogTime, Name, Refusal, Submission};
@@ -14,6 +14,13 @@ use crate::clock;
 use crate::engine::Engine;
 use crate::refusals::stopping;
 use crate::services::reads::Reading;
+
+/// Jobs of one forecast of starts.
+const STARTS_JOBS_MAX: usize = 1_000;
+/// Requests without a turn that a forecast steps over.
+const STARTS_STEPS_MAX: u64 = 50_000;
+/// Work of a forecast, at each of its three paces.
+const STARTS_VISITS: u64 = 1_000_000;
 
 impl Engine {
     /// Why a pending job waits, by the state of `view`; `None` when it does not wait. The leader knows what it keeps for
@@ -31,6 +38,14 @@ impl Engine {
     #[must_use]
     pub fn explain_job_here(&self, view: &Reading, job: JobId) -> Option<JobExplanation> {
         muster_decider::explain_job(view, Engine::now_of(view), job, &self.kept_at(view))
+    }
+
+    /// When the jobs of the pending queue are expected to start, at most a thousand of them, on the thread of the caller, as
+    /// [`Engine::explain_job_here`]. It costs about as much as one explanation.
+    #[must_use]
+    pub fn expected_starts_here(&self, view: &Reading) -> ExpectedStarts {
+        let bounds = (STARTS_JOBS_MAX, STARTS_STEPS_MAX, STARTS_VISITS);
+        muster_decider::expected_starts(view, Engine::now_of(view), &self.kept_at(view), bounds)
     }
 
     /// The reason and its sentence alone, on the thread of the caller, as [`Engine::explain_job_here`].

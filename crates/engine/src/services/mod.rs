@@ -5,6 +5,7 @@ pub(crate) mod execs;
 mod explanations;
 mod historical_changes;
 mod historical_state;
+mod images;
 mod log_reads;
 mod members;
 pub(crate) mod probe;

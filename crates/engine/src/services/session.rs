@@ -7,7 +7,7 @@ use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use muster_consensus::{Consensus, Environment, NotLeader};
-use muster_decider::{Answer, Command};
+use muster_decider::{Answer, Command, PlannedImage};
 use muster_journal::RankUpdate;
 use muster_planted::{Rule, breaks};
 use muster_state::{Phase, RankState, State};
@@ -230,11 +230,15 @@ impl<G: Environment> Work<G> {
     async fn serve(&self, notify: &Notify, inbound: &mut mpsc::Receiver<Inbound>) {
         let mut sent = BTreeSet::new();
         let mut repairing = None;
+        let mut ahead = Arc::default();
         let mut waiting: FuturesUnordered<Confirmation> = FuturesUnordered::new();
         let mut steps = FuturesUnordered::new();
         loop {
             let sent_all = self.send_orders(&mut sent).await.is_some();
             if !sent_all || self.send_repair(&mut repairing).await.is_none() {
+                return;
+            }
+            if self.send_prefetch(&mut ahead).await.is_none() {
                 return;
             }
             tokio::select! {
@@ -265,9 +269,19 @@ impl<G: Environment> Work<G> {
                     Some(Inbound::CheckpointCommitted { sequence, job, token, step }) => {
                         waiting.push(self.commit_checkpoint(sequence, (job, token), step));
                     }
+                    Some(Inbound::Ready { sequence, job, token, rank }) => {
+                        waiting.push(self.report_ready(sequence, (job, token), rank));
+                    }
                     Some(Inbound::Probe(report)) => self.engine.probe_reported(self.node, report),
                     // Only the newest counts.
                     Some(Inbound::ForeignLoad(load)) => drop(self.foreign.send_replace(Some(load))),
+                    Some(Inbound::Images(references)) => {
+                        self.engine.inner.sessions.images.holds(self.node, references);
+                    }
+                    Some(Inbound::StartStage { job, token, stage }) => {
+                        let (view, images) = (self.engine.view(), &self.engine.inner.sessions.images);
+                        images.reached(&view, self.node, (job, token), stage);
+                    }
                     Some(Inbound::Report { sequence, workers }) => {
                         if !self.pass_on(AgentReport::Workers(Some(sequence), workers)) {
                             return;
@@ -291,9 +305,12 @@ impl<G: Environment> Work<G> {
             Inbound::Heartbeat { .. } | Inbound::Report { .. } | Inbound::ConfirmStart { .. } => false,
             Inbound::Health { .. }
             | Inbound::CheckpointCommitted { .. }
+            | Inbound::Ready { .. }
             | Inbound::Step { .. }
             | Inbound::Probe(_)
-            | Inbound::ForeignLoad(_) => true,
+            | Inbound::ForeignLoad(_)
+            | Inbound::Images(_)
+            | Inbound::StartStage { .. } => true,
         };
         if shows {
             self.engine.inner.sessions.show(self.node, self.session);
@@ -321,6 +338,17 @@ impl<G: Environment> Work<G> {
             self.out.send(Outbound::Repair(repair)).await?;
         }
         Some(())
+    }
+
+    /// Sends what the node is to fetch ahead, where that has changed. It waits for no change: a heartbeat comes soon.
+    async fn send_prefetch(&self, sent: &mut Arc<Vec<PlannedImage>>) -> Option<()> {
+        let sessions = &self.engine.inner.sessions;
+        let planned = sessions.images.planned_of(self.node);
+        if planned == *sent || !sessions.takes(self.node).has(Feature::Images) {
+            return Some(());
+        }
+        sent.clone_from(&planned);
+        self.out.send(Outbound::Prefetch(planned)).await
     }
 
     /// Squares what the agent has with the state.
@@ -384,6 +412,24 @@ impl<G: Environment> Work<G> {
                 return Some(Outbound::NoteAck { sequence, refused });
             }
             match engine.commit_checkpoint_in(Lane::Nodes, (job, token), step).await {
+                Ok(_) => Some(Outbound::NoteAck { sequence, refused: None }),
+                Err(Refusal {
+                    code: RefusalCode::NotLeader | RefusalCode::Overloaded | RefusalCode::OutcomeUnknown,
+                    ..
+                }) => None,
+                Err(refusal) => Some(Outbound::NoteAck { sequence, refused: Some(refusal) }),
+            }
+        })
+    }
+
+    /// Logs that a worker is ready, where its job asks for that.
+    fn report_ready(&self, sequence: u64, (job, token): (JobId, FencingToken), rank: u32) -> Confirmation {
+        let engine = self.engine.clone();
+        let (node, incarnation) = (self.node, self.incarnation);
+        Box::pin(async move {
+            let updates = vec![(rank, RankUpdate::Ready)];
+            let command = Command::Report { node, incarnation, job, token, updates };
+            match engine.execute_for_node(command).await {
                 Ok(_) => Some(Outbound::NoteAck { sequence, refused: None }),
                 Err(Refusal {
                     code: RefusalCode::NotLeader | RefusalCode::Overloaded | RefusalCode::OutcomeUnknown,

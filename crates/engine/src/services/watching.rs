@@ -136,7 +136,8 @@ mod tests {
 
     fn forgotten(log_index: u64, ordinal: u32) -> Event {
         let position = WatchPosition { log_index: LogIndex(log_index), ordinal };
-        Event { position, change: Change::JobForgotten(JobId(ordinal.into())), occurrence: None }
+        let change = Change::JobForgotten(JobId(ordinal.into()));
+        Event { position, change, occurrence: None, named: Arc::default() }
     }
 
     fn record(log_index: u64, changes: u32) -> Vec<Event> {

@@ -45,6 +45,8 @@ pub enum ExecInput {
         environment: BTreeMap<String, String>,
         /// The terminal that it has; none for pipes.
         terminal: Option<TerminalSize>,
+        /// Whether it is no command: who asks attaches to the terminal of the worker.
+        attach: bool,
     },
     /// For its standard input.
     Data(Bytes),

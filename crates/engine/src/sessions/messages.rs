@@ -1,5 +1,6 @@
 //! What an agent and the leader say to each other in a session.
 
+use muster_decider::PlannedImage;
 use muster_types::health::{HealthReport, Repair};
 use muster_types::probe::{Link, Ring};
 use muster_types::{
@@ -10,6 +11,7 @@ use std::sync::Arc;
 
 use crate::apply::orders::Order;
 use crate::sessions::execs::ExecOrder;
+use crate::sessions::images::NodeStage;
 use crate::sessions::logs::LogRequest;
 
 /// One worker as its agent sees it.
@@ -87,6 +89,17 @@ pub enum Inbound {
         /// The step that it is saved up to; none where the worker states none.
         step: Option<u64>,
     },
+    /// A worker on the node says that it is ready.
+    Ready {
+        /// To be repeated in the answer.
+        sequence: u64,
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+        /// Which worker.
+        rank: u32,
+    },
     /// A worker on the node has done a step.
     Step {
         /// Which job.
@@ -104,6 +117,17 @@ pub enum Inbound {
     Probe(ProbeReport),
     /// What others hold of the node.
     ForeignLoad(ForeignLoad),
+    /// Images that the host holds: those that were asked for last.
+    Images(Vec<String>),
+    /// What the workers of a placement on the node wait for.
+    StartStage {
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+        /// What they wait for.
+        stage: NodeStage,
+    },
 }
 
 /// To the agent.
@@ -161,6 +185,8 @@ pub enum Outbound {
     Probe(ProbeOrder),
     /// A command to run next to a worker.
     Exec(ExecOrder),
+    /// Images to fetch ahead, in the place of those before.
+    Prefetch(Arc<Vec<PlannedImage>>),
 }
 
 /// What an agent says of a probe.

@@ -3,6 +3,7 @@
 pub(crate) mod checkpoints;
 pub(crate) mod execs;
 pub(crate) mod health_pace;
+pub(crate) mod images;
 pub(crate) mod liveness;
 pub(crate) mod logs;
 pub(crate) mod messages;

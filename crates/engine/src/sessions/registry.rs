@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::sessions::health_pace::HealthPace;
+use crate::sessions::images::ImageHints;
 use crate::sessions::messages::Outbound;
 
 struct RegistryEntry {
@@ -26,6 +27,8 @@ pub(crate) struct Sessions {
     opened: watch::Sender<u64>,
     /// How often their health reaches the log.
     pub(crate) health: HealthPace,
+    /// What they say of images.
+    pub(crate) images: ImageHints,
 }
 
 impl Sessions {
@@ -50,6 +53,11 @@ impl Sessions {
     }
 
     /// Changes with every session that opens.
+    /// How many are open.
+    pub(crate) fn count(&self) -> usize {
+        self.lock().len()
+    }
+
     pub(crate) fn opened(&self) -> watch::Receiver<u64> {
         self.opened.subscribe()
     }
@@ -58,11 +66,13 @@ impl Sessions {
         let mut by_node = self.lock();
         if by_node.get(&node).is_some_and(|r| r.session == session) {
             by_node.remove(&node);
+            self.images.forget(node);
         }
     }
 
     pub(crate) fn close_all(&self) {
         let all = std::mem::take(&mut *self.lock());
+        self.images.forget_all();
         for registered in all.into_values() {
             registered.end.cancel();
         }

@@ -2,7 +2,11 @@
 
 use muster_decider::{Answer, Command};
 use muster_journal::FORMAT_MAX;
-use muster_types::{FencingToken, JobDraft, JobId, LogIndex, LogTime, RefusalCode, RequestId};
+use muster_types::policy::PurchaseKind;
+use muster_types::{
+    CapacityFallback, CapacityRules, FencingToken, JobDraft, JobId, LogIndex, LogTime, NodeDraft,
+    PurchaseSet, RefusalCode, RequestId, limits,
+};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::sample::{job, name};
@@ -41,6 +45,34 @@ async fn a_job_whose_time_comes_waits_for_nothing_else() {
     // What is done now and then is done every ten seconds.
     let released = until(&engine, "its time", |view| view.not_before().next().is_none());
     tokio::time::timeout(Duration::from_secs(6), released).await.expect("nothing else has to happen");
+}
+
+#[tokio::test]
+async fn a_fallback_opens_when_it_is_due_and_waits_for_nothing_else() {
+    let engine = leader().await;
+    let mut opening = opening("h1", 1);
+    let mut spec = NodeDraft::clone(&opening.spec);
+    spec.labels.insert(name("purchase"), PurchaseKind::OnDemand.as_str().to_owned());
+    opening.spec = spec.check().unwrap();
+    let _session = open(&engine, opening).await;
+    let mut draft = JobDraft::clone(&job("waits", 1));
+    let set = |kind: PurchaseKind| -> PurchaseSet { [kind].into_iter().collect() };
+    draft.capacity = Some(Box::new(CapacityRules {
+        purchases: set(PurchaseKind::Spot),
+        fallback: Some(CapacityFallback {
+            purchases: set(PurchaseKind::OnDemand),
+            after_ms: limits::CAPACITY_FALLBACK_MS_MIN,
+            is_open: false,
+        }),
+        interruptions_milli_max: None,
+    }));
+    let jobs = muster_types::Submission::plain(vec![draft.check().unwrap()]);
+    let answer = guarded("it", engine.execute(Command::submit(RequestId(1), jobs))).await;
+    assert!(answer.is_ok(), "{answer:?}");
+    assert_eq!(engine.view().closed_fallbacks().count(), 1);
+    // What is done now and then is done every ten seconds.
+    let opened = until(&engine, "its fallback", |view| view.closed_fallbacks().next().is_none());
+    tokio::time::timeout(Duration::from_secs(6), opened).await.expect("nothing else has to happen");
 }
 
 #[tokio::test]

@@ -454,6 +454,27 @@ async fn what_others_hold_of_a_node_is_recorded_at_most_once_a_second() {
     beat.abort();
 }
 
+#[tokio::test]
+async fn images_of_a_host_are_known_as_long_as_its_session_stands() {
+    let engine = leader().await;
+    let mut session = open(&engine, opening("h1", 1)).await;
+    let node = session.node;
+    say(&session, Inbound::Images(vec!["localhost/a:1".to_owned()])).await;
+    say(&session, Inbound::Heartbeat { sequence: 1 }).await;
+    // Messages are taken in their order.
+    told(&mut session, "an acknowledgement", |message| match message {
+        Outbound::HeartbeatAck { .. } => Some(()),
+        _ => None,
+    })
+    .await;
+    let held = || engine.inner.sessions.images.held().holders("localhost/a:1").collect::<Vec<_>>();
+    assert_eq!(held(), [node]);
+    drop(session);
+    let lost = |view: &State| view.node(node).is_some_and(|n| n.status == NodeStatus::Lost);
+    until(&engine, "the session runs out", lost).await;
+    assert_eq!(held(), []);
+}
+
 #[test]
 fn files_are_kept_of_a_worker_that_has_ended() {
     let token = FencingToken { generation: 1, log_index: LogIndex(9) };

@@ -2,7 +2,9 @@
 
 use muster_state::{JobRow, NodeRow, QueueRow, RestrictionRow};
 use muster_types::policy::NotificationEvent;
-use muster_types::{JobId, JobMetadata, JobSpec, LogIndex, Name, NodeId, NodeSpec, PriorityTier};
+use muster_types::{
+    JobId, JobMetadata, JobSpec, LogIndex, Name, NodeId, NodeSpec, PriorityTier, Requester, ScheduleKey,
+};
 use std::sync::Arc;
 
 /// Weight of a node's description without its labels and taints.
@@ -10,6 +12,8 @@ const NODE_WEIGHT: usize = 16;
 /// Weight of a queue without its quotas, and of a quota.
 const QUEUE_WEIGHT: usize = 8;
 const QUOTA_WEIGHT: usize = 2;
+/// Weight of the reason why a schedule was suspended, and of its name.
+const SUSPENSION_WEIGHT: usize = 24;
 /// Weight of one thing that is wrong with a node.
 const CONDITION_WEIGHT: usize = 6;
 /// Weight of one label or taint: a key and a value of at most 63 bytes each.
@@ -71,6 +75,15 @@ pub enum Change {
         /// What it had said of itself.
         spec: Arc<NodeSpec>,
     },
+    /// A schedule makes no jobs any more.
+    ScheduleSuspended {
+        /// Which.
+        schedule: ScheduleKey,
+        /// Who asked; nobody when the replicas did it.
+        by: Requester,
+        /// Why.
+        reason: Arc<str>,
+    },
     /// What a round did to queues, by name: as they were after it, none for those that were dropped.
     Queues(Arc<[(Name, Option<Arc<QueueRow>>)]>),
 }
@@ -80,6 +93,8 @@ pub enum Change {
 pub struct JobBefore {
     /// The tier before the change.
     pub tier: PriorityTier,
+    /// The tenant before the change.
+    pub tenant: Name,
     /// The labels, annotations and creator before the change; none when it had none of them.
     pub metadata: Option<Arc<JobMetadata>>,
 }
@@ -93,6 +108,8 @@ pub struct Event {
     pub change: Change,
     /// What has happened by it that receivers of notifications can be told of.
     pub occurrence: Option<NotificationEvent>,
+    /// Receivers that the job itself names for that; none for what happens to anything else.
+    pub named: Arc<[Name]>,
 }
 
 impl Event {
@@ -111,6 +128,7 @@ impl Event {
             }
             Change::NodeForgotten { spec, .. } => description_weight(spec),
             Change::JobForgotten(_) => 0,
+            Change::ScheduleSuspended { .. } => SUSPENSION_WEIGHT,
             Change::Queues(queues) => {
                 let quotas = |row: &Option<Arc<QueueRow>>| row.as_ref().map_or(0, |row| row.quotas.len());
                 queues.iter().map(|(_, row)| QUEUE_WEIGHT + QUOTA_WEIGHT * quotas(row)).sum()

@@ -4,12 +4,23 @@
 use muster_archive::Observer;
 use muster_journal::Decision;
 use muster_state::{Applied, Effect, QueueRow, State};
+use muster_types::policy::NotificationEvent;
 use muster_types::{LogIndex, Name, NodeSpec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::watch::changes::{Change, Event, JobBefore, WatchPosition};
 use crate::watch::happening::Happening;
+
+/// The receivers that a job names for what has happened to it.
+fn named(state: &State, change: &Change, occurrence: NotificationEvent) -> Arc<[Name]> {
+    let Change::Job { id, .. } = change else { return Arc::default() };
+    let Some(contract) = state.contract(*id).filter(|contract| !contract.notify.is_empty()) else {
+        return Arc::default();
+    };
+    let entries = contract.notify.iter().filter(|entry| entry.events.contains(&occurrence));
+    entries.map(|entry| entry.receiver.clone()).collect()
+}
 
 /// Makes the events of records, in order.
 pub(crate) struct EventMaker {
@@ -112,6 +123,19 @@ impl EventMaker {
         }
     }
 
+    /// A schedule is no row that has an effect: what its record said of it is the change.
+    fn suspended(&mut self, applied: &Applied, position: WatchPosition) {
+        if applied.rejection.is_some() {
+            return;
+        }
+        if let Some(Happening::Suspended { schedule, by, reason }) = &self.happening {
+            let (schedule, by) = (schedule.clone(), by.clone());
+            let change = Change::ScheduleSuspended { schedule, by, reason: Arc::clone(reason) };
+            let occurrence = Some(NotificationEvent::ScheduleSuspended);
+            self.events.push(Event { position, change, occurrence, named: Arc::default() });
+        }
+    }
+
     /// What the round did to the queues, as one event behind all others of its last record.
     fn queues_changed(&mut self, state: &State) -> Option<Change> {
         let mut touched = std::mem::take(&mut self.touched);
@@ -146,9 +170,11 @@ impl Observer for EventMaker {
         self.happening = Happening::before(state, decision);
         self.metadata_set |= matches!(decision, Decision::JobMetadataSet { .. });
         self.job_before = match decision {
-            Decision::JobModified { job, .. } => state
-                .spec(*job)
-                .map(|spec| JobBefore { tier: spec.tier, metadata: state.metadata(*job).cloned() }),
+            Decision::JobModified { job, .. } => state.spec(*job).map(|spec| JobBefore {
+                tier: spec.tier,
+                tenant: spec.tenant.clone(),
+                metadata: state.metadata(*job).cloned(),
+            }),
             _ => None,
         };
         let node = match decision {
@@ -171,18 +197,21 @@ impl Observer for EventMaker {
                 self.touch(state, &row.template.spec.tenant);
             }
             if let Some(change) = self.change(state, effect) {
-                if let Change::Job { spec, .. } = &change {
+                if let Change::Job { spec, before, .. } = &change {
                     self.touch(state, &spec.tenant);
+                    if let Some(before) = before {
+                        self.touch(state, &before.tenant);
+                    }
                 }
                 ordinal += 1;
                 let occurrence = self.happening.as_ref().and_then(|happening| happening.of(&change));
-                self.events.push(Event {
-                    position: WatchPosition { log_index, ordinal },
-                    change,
-                    occurrence,
-                });
+                let named =
+                    occurrence.map_or_else(Arc::default, |occurrence| named(state, &change, occurrence));
+                let position = WatchPosition { log_index, ordinal };
+                self.events.push(Event { position, change, occurrence, named });
             }
         }
+        self.suspended(applied, WatchPosition { log_index, ordinal: ordinal + 1 });
     }
 
     fn round_over(&mut self, state: &State) {
@@ -190,7 +219,7 @@ impl Observer for EventMaker {
         let Some(log_index) = self.reached.take() else { return };
         if let Some(change) = self.queues_changed(state) {
             let position = WatchPosition::after(log_index);
-            self.events.push(Event { position, change, occurrence: None });
+            self.events.push(Event { position, change, occurrence: None, named: Arc::default() });
         }
     }
 }

@@ -3,7 +3,8 @@
 use muster_journal::{Decision, Outcome, RankUpdate, RearrangeCause, StopCause};
 use muster_state::{Phase, State};
 use muster_types::policy::NotificationEvent;
-use muster_types::{JobId, Name, NodeId};
+use muster_types::{JobId, Name, NodeId, Requester, ScheduleKey};
+use std::sync::Arc;
 
 use crate::watch::changes::Change;
 
@@ -23,6 +24,15 @@ pub(super) enum Happening {
     Registered(Name),
     /// This happens to a node.
     Node(NodeId, NotificationEvent),
+    /// A schedule that made jobs makes none any more.
+    Suspended {
+        /// Which.
+        schedule: ScheduleKey,
+        /// Who asked; nobody when the replicas did it.
+        by: Requester,
+        /// Why.
+        reason: Arc<str>,
+    },
 }
 
 impl Happening {
@@ -36,6 +46,12 @@ impl Happening {
             }
             Decision::JobFinished { job, .. } => Happening::Over(*job),
             Decision::JobRequeued { job, failed: true } => Happening::Job(*job, E::JobRetried),
+            // What becomes of it is told once it has ended.
+            Decision::GangStopRequested { cause: StopCause::Fault { class, .. }, .. }
+                if class.is_of_application() =>
+            {
+                return None;
+            }
             Decision::GangStopRequested {
                 job,
                 cause: StopCause::Evicted { .. } | StopCause::Fault { .. },
@@ -62,6 +78,12 @@ impl Happening {
                 }
             }
             Decision::NodeDrainSet { node, drain: Some(_), .. } => Happening::Node(*node, E::NodeDraining),
+            Decision::ScheduleSuspensionSet { by, schedule, reason: Some(reason), .. } => {
+                // An operator's takes the place of another one, and stops nothing that was not stopped.
+                let made_jobs = state.schedule(schedule).is_some_and(|row| row.suspension.is_none());
+                let (schedule, by, reason) = (schedule.clone(), by.clone(), Arc::from(reason.as_str()));
+                return made_jobs.then_some(Happening::Suspended { schedule, by, reason });
+            }
             _ => return None,
         })
     }
@@ -144,6 +166,13 @@ mod tests {
                 drain: None,
             },
             Decision::NotificationsDelivered { progress: Vec::new() },
+            // There is no such schedule.
+            Decision::ScheduleSuspensionSet {
+                request: None,
+                by: Requester::default(),
+                schedule: ScheduleKey { tenant: Name::literal("lab"), name: Name::literal("nightly") },
+                reason: Some("its owner's token was revoked".to_owned()),
+            },
         ];
         for decision in none {
             assert_eq!(Happening::before(&state, &decision), None, "{}", decision.name());

@@ -190,7 +190,8 @@ mod tests {
 
     fn forgotten(index: u64) -> Event {
         let position = WatchPosition { log_index: LogIndex(index), ordinal: 1 };
-        Event { position, change: Change::JobForgotten(JobId(index)), occurrence: None }
+        let change = Change::JobForgotten(JobId(index));
+        Event { position, change, occurrence: None, named: Arc::default() }
     }
 
     #[test]
@@ -259,6 +260,7 @@ mod tests {
             live: 1,
             unstarted: 0,
             charge: muster_state::Charge::default(),
+            ready: Default::default(),
         };
         let spec = crate::sample::job("large", 1);
         let row = JobRow {
@@ -279,7 +281,10 @@ mod tests {
                 before: None,
             };
             let position = WatchPosition { log_index: LogIndex(index), ordinal: 1 };
-            hub.append(LogIndex(index), vec![Event { position, change, occurrence: None }]);
+            hub.append(
+                LogIndex(index),
+                vec![Event { position, change, occurrence: None, named: Arc::default() }],
+            );
         }
         let inner = hub.inner.read();
         assert_eq!((inner.events.len(), inner.weight), (fitting, fitting * workers));

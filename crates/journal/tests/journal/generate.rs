@@ -13,18 +13,16 @@ use muster_types::health::{
 };
 use muster_types::job::ArrayMember;
 use muster_types::policy::{
-    AcceleratorBudget, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent,
-    NotificationProgress, OwnRole, OwnedCost, Policy, PolicyDraft, Price, PurchaseKind, QuotaGrant, Receiver,
-    TenantLimits, TenantPolicy, TenantRights, UserLimits, Verb,
+    AcceleratorBudget, CountedResource, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent, NotificationProgress, OwnRole, OwnedCost, Policy, PolicyDraft, Price, PurchaseKind, QuotaGrant, Receiver, TenantLimits, TenantPolicy, TenantRights, UserLimits, Verb, OnLimit, QueueChoices, QueueOrder, QueuePreemption, SpendBudget,
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Affinity,
     AffinityLevel, AffinityRule, AffinityTarget, Approval, ArrayId, ArraySpec, ArtifactFault, ArtifactRules,
     Artifacts, BlobDigest, BookingAmount, BookingClearing, BookingEnd, BookingRule, BookingShape,
     BookingSpec, BookingTimes, CapacityFallback, CapacityRules, CertificateSerial, CheckpointRules,
-    ClusterId, Container, Control, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet,
-    ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, IndexRange, JobContract,
-    JobDraft, JobId, JobMetadata, JobSpec, LabelTest, LaunchForm, Level, ListedWindows, LogIndex, LogTime,
+    ClusterId, CommandShell, Container, Control, CpuBinding, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet,
+    ExitStatus, FailureClass, FencingToken, FieldChange, FleetHold, FleetPart, ForeignLoad, GroupSize, HoldTarget,
+    HolderId, HostRules, IndexRange, JobContract, JobDraft, JobId, JobMetadata, JobNotification, JobSpec, LabelTest, LaunchForm, Level, ListedWindows, LogIndex, LogTime,
     Mount, Name, NodeAdmission, NodeBounds, NodeDraft, NodeExpression, NodeId, NodeOverrides,
     NodeRequirements, NodeSpec, NoticeRules, OverlapRule, Parameters, Preflight, PriorityTier, PullRule,
     PurchaseSet, QueueKey, ReplicaId, RequestId, Requester, RetryRules, Revocation, Schedule, ScheduleKey,
@@ -142,6 +140,7 @@ fn wishes() -> impl Strategy<Value = JobDraft> {
     let places = (btree_map(name(), values, 0..3), names(), names(), node_requirements(), bought, others);
     (topology, places, any::<bool>(), dependencies, times).prop_map(
         |(topology, places, preemptible, dependencies, times)| JobDraft {
+            licences: places.1.iter().map(|name| (name.clone(), limits::LICENCE_COUNT_MAX)).collect(),
             topology,
             node_selector: places.0,
             tolerations: places.1,
@@ -158,6 +157,9 @@ fn wishes() -> impl Strategy<Value = JobDraft> {
             booking: places.4.0,
             capacity: places.4.1.map(Box::new),
             affinity: affinity(places.5),
+            nice: if preemptible { 0 } else { -100 },
+            front: times.0.map(LogIndex),
+            readiness_ms: times.2.map(|ms| ms.clamp(limits::READINESS_MS_MIN, limits::READINESS_MS_MAX)),
             ..JobDraft::new(Name::literal("any"), Name::literal("any"), vec![])
         },
     )
@@ -175,7 +177,7 @@ fn group(n: usize) -> impl Strategy<Value = TaskGroup> {
     )
         .prop_map(
             move |(workers, command, environment, accelerators, cpu_milli, memory_bytes, container)| {
-                let request = WorkerRequest { accelerators, cpu_milli, memory_bytes };
+                let request = WorkerRequest { accelerators, cpu_milli, memory_bytes, exclusive: false };
                 let container = container.map(|(container, has_shared)| Container {
                     shared_memory_bytes: if has_shared && memory_bytes >= limits::SHARED_MEMORY_BYTES_MIN {
                         memory_bytes
@@ -200,6 +202,7 @@ fn container() -> impl Strategy<Value = (Container, bool)> {
             pull,
             mounts: vec![Mount { source: "/data".to_owned(), target: "/mnt".to_owned(), read_only }],
             shared_memory_bytes: 0,
+            credentials: Name::new(&name.replace('/', "-")).filter(|_| read_only),
         };
         (container, has_shared)
     })
@@ -308,7 +311,19 @@ fn contract() -> impl Strategy<Value = Arc<JobContract>> {
     let (launch, preflight) = (prop::sample::select(LaunchForm::ALL), prop::sample::select(Preflight::ALL));
     let ulimits = any::<[Option<u64>; 4]>();
     let trace = option::of(any::<([u8; 16], [u8; 8], u8)>());
-    let forms = (launch, preflight, any::<u32>(), workdir, artifacts, ulimits, trace);
+    let host = (
+        prop::sample::select(CpuBinding::ALL.to_vec()),
+        prop::sample::select(CommandShell::ALL.to_vec()),
+        any::<u64>(),
+    );
+    let host = host.prop_map(|(binding, shell, shared_memory_bytes)| HostRules {
+        binding,
+        shell,
+        shared_memory_bytes,
+    });
+    let told = prop::sample::select(NotificationEvent::ALL.to_vec());
+    let notify = vec((name(), prop::collection::btree_set(told, 1..4)), 0..3);
+    let forms = (launch, preflight, any::<u32>(), workdir, artifacts, ulimits, trace, host, notify);
     (retry, checkpoint, notice, forms).prop_map(|(retry, checkpoint, notice, forms)| {
         Arc::new(JobContract {
             launch: forms.0,
@@ -335,7 +350,14 @@ fn contract() -> impl Strategy<Value = Arc<JobContract>> {
                 locked_bytes: forms.5[2],
                 stack_bytes: forms.5[3],
             },
+            host: forms.7,
             trace_parent: forms.6.and_then(|(trace, span, flags)| TraceParent::new(trace, span, flags)),
+            terminal: forms.2 % 2 == 1,
+            notify: forms
+                .8
+                .into_iter()
+                .map(|(receiver, events)| JobNotification { receiver, events })
+                .collect(),
         })
     })
 }
@@ -429,6 +451,14 @@ fn change() -> impl Strategy<Value = FieldChange> {
         texts().prop_map(FieldChange::Labels),
         texts().prop_map(FieldChange::Annotations),
         node_requirements().prop_map(FieldChange::Nodes),
+        any::<i8>().prop_map(FieldChange::Nice),
+        option::of(any::<u64>()).prop_map(|at| FieldChange::Front(at.map(LogIndex))),
+        vec((option::of(name()), any::<u32>(), option::of(any::<u32>())), 0..3).prop_map(|sizes| {
+            let size = |(group, workers, workers_min)| GroupSize { group, workers, workers_min };
+            FieldChange::Groups(sizes.into_iter().map(size).collect())
+        }),
+        option::of(any::<u32>()).prop_map(FieldChange::Size),
+        name().prop_map(FieldChange::Tenant),
     ]
 }
 
@@ -516,8 +546,15 @@ fn receivers() -> impl Strategy<Value = Vec<Receiver>> {
     let events = prop::collection::btree_set(event, 1..5);
     let body = prop_oneof![Just(NotificationBody::Generic), Just(NotificationBody::Slack)];
     let url = prop_oneof![Just(String::new()), Just("https://hooks.example:8443/a?b=c".to_owned())];
-    btree_map(name(), (url, events, body), 0..3).prop_map(|receivers| {
-        let receiver = |(name, (url, events, body))| Receiver { name, url, tenant: None, events, body };
+    btree_map(name(), (url, events, body, any::<bool>()), 0..3).prop_map(|receivers| {
+        let receiver = |(name, (url, events, body, for_jobs))| Receiver {
+            name,
+            url,
+            tenant: None,
+            events,
+            body,
+            for_jobs,
+        };
         receivers.into_iter().map(receiver).collect()
     })
 }
@@ -526,7 +563,8 @@ fn receivers() -> impl Strategy<Value = Vec<Receiver>> {
 fn inputs() -> impl Strategy<Value = Decision> {
     let job = || any::<u64>().prop_map(JobId);
     let node_id = || any::<u32>().prop_map(NodeId);
-    let update = prop_oneof![Just(RankUpdate::Running), exit().prop_map(RankUpdate::Exited)];
+    let update =
+        prop_oneof![Just(RankUpdate::Running), Just(RankUpdate::Ready), exit().prop_map(RankUpdate::Exited)];
     prop_oneof![
         (request(), requester(), vec((spec(), estimate()), 0..3)).prop_map(|(request, by, jobs)| {
             let (specs, estimates) = jobs.into_iter().map(|(spec, estimate)| (spec.into(), estimate)).unzip();
@@ -808,6 +846,7 @@ fn policy() -> impl Strategy<Value = Policy> {
         deadlines,
         bookings,
         purchases: if bookings == Some(true) { PurchaseSet::ALL } else { PurchaseSet::EMPTY },
+        negative_nice: deadlines,
     });
     let limit = || option::of(1..1_000_u32);
     let job_limits = || {
@@ -828,12 +867,16 @@ fn policy() -> impl Strategy<Value = Policy> {
                 let window_ms = 86_400_000;
                 hours.map(|hours| AcceleratorBudget { hours: hours.max(1), window_ms })
             };
+            let spend = |dollars: Option<u32>| dollars.map(|dollars| SpendBudget { dollars, window_ms: 3_600_000 });
+            let on_limit = placed.map(|jobs| if jobs % 2 == 0 { OnLimit::Hold } else { OnLimit::Refuse });
             let user = UserLimits {
                 pending_jobs: waiting,
                 unfinished_jobs: all,
                 running_jobs: placed,
                 accelerator_hours: budget(all),
                 submissions_per_minute: placed,
+                spend: spend(waiting),
+                devices: all,
             };
             TenantLimits {
                 pending_jobs,
@@ -843,13 +886,25 @@ fn policy() -> impl Strategy<Value = Policy> {
                 user,
                 job,
                 accelerator_hours: budget(running_jobs),
+                cpu_milli: pending_jobs.map(u64::from),
+                memory_bytes: unfinished_jobs.map(u64::from),
+                spend: spend(pending_jobs),
+                on_limit,
             }
         },
     );
     let tier = prop::sample::select(PriorityTier::ALL.to_vec());
     let tenant =
         (rights, limits, btree_map(tier, job_limits(), 0..3)).prop_map(|(rights, limits, tier_limits)| {
-            TenantPolicy { rights, limits, tier_limits, ..TenantPolicy::default() }
+            let tier_submissions = tier_limits.keys().map(|tier| (*tier, 7)).collect();
+            let queue = QueueChoices {
+                order: limits.pending_jobs.map(|_| QueueOrder::Strict),
+                block_for_ms: limits.unfinished_jobs.map(|jobs| 60_000 + u64::from(jobs)),
+                preemption: limits.running_jobs.map(|_| QueuePreemption::FairShare),
+                nodes: None,
+                isolated: rights.deadlines.filter(|is_on| !is_on),
+            };
+            TenantPolicy { rights, limits, tier_limits, tier_submissions, queue, ..TenantPolicy::default() }
         });
     let isolation = prop::collection::btree_set(prop::sample::select(Guarantee::ALL.to_vec()), 0..4);
     let rest = (any::<bool>(), 0..60_000_u64, receivers(), own_roles());
@@ -863,6 +918,8 @@ fn policy() -> impl Strategy<Value = Policy> {
                 roles,
                 ..PolicyDraft::default()
             };
+            let resource = |name: &Name| CountedResource { name: name.clone(), count: 7, region: Some(name.clone()) };
+            draft.resources = draft.tenants.keys().map(resource).collect();
             draft.backfill.end_overrunners = end_overrunners;
             draft.preemption.backoff_ms = backoff_ms;
             draft.check().expect("it breaks no rule")

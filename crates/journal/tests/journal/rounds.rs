@@ -131,7 +131,7 @@ fn the_generator_reaches_every_variant() {
     for _ in 0..2_000 {
         seen.insert(decision().new_tree(&mut runner).unwrap().current().name());
     }
-    assert_eq!(seen.len(), 69, "{seen:?}");
+    assert_eq!(seen.len(), 71, "{seen:?}");
 }
 
 #[test]
@@ -247,6 +247,7 @@ fn typical() -> JobSpec {
         accelerators: Some(Accelerators { kind: name("h100"), count: 1 }.into()),
         cpu_milli: 8_000,
         memory_bytes: 64 << 30,
+        exclusive: false,
     };
     let command = ["python", "train.py", "--epochs", "10"].map(String::from).to_vec();
     let group = TaskGroup::new(name("main"), 1, command, request);
@@ -284,7 +285,7 @@ fn sizes_of_typical_records() {
     };
     let sizes = [
         ("round around a decision", encode_round(&one(Decision::LeaderStarted)).len() - 1, 36),
-        ("jobs_submitted, one worker", canonical(&submitted()).len(), 170),
+        ("jobs_submitted, one worker", canonical(&submitted()).len(), 176),
         ("gang_placed, one worker", canonical(&placed(1)).len(), 12),
         ("gang_placed, 64 workers", canonical(&placed(64)).len(), 327),
     ];

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::form::{
     Bytes, Count, Dollars, Each, Filled, FilledNamed, FilledNames, FilledWords, Flag, Form, Group, Milli,
-    Moment, Named, NamedCounts, Names, Nominal, Optional, OptionalBytes, Plain, PlainMilli, SmallMilli, Span,
+    Moment, Named, NamedCounts, Names, NodeRules, Nominal, Optional, OptionalBytes, Plain, PlainMilli, SmallMilli, Span,
     Word, Words, group,
 };
 use crate::reader::Reader;
@@ -30,6 +30,7 @@ group! {
         notifications "notifications": Filled<NotificationReceiver>,
         roles "roles": FilledNamed<OwnRole>,
         interruption_rates "interruptionRates": Filled<InterruptionRate>,
+        resources "resources": Filled<CountedResource>,
     }
 }
 
@@ -40,6 +41,17 @@ group! {
         quotas "quotas": Filled<Quota>,
         rights "rights": Optional<Rights>,
         limits "limits": Optional<Limits>,
+        queue "queue": Optional<Queue>,
+    }
+}
+
+group! {
+    Queue is QueueChoices {
+        order "order": Word<policy::QueueOrder>,
+        block_for "blockFor": Span,
+        preemption "preemption": Word<policy::QueuePreemption>,
+        nodes "nodes": NodeRules,
+        isolated "isolated": Flag,
     }
 }
 
@@ -50,6 +62,7 @@ group! {
         deadlines "deadlines": Flag,
         bookings "bookings": Flag,
         purchases "purchases": FilledWords<policy::PurchaseKind>,
+        negative_nice "negativeNice": Flag,
     }
 }
 
@@ -63,6 +76,10 @@ group! {
         job "job": Optional<JobLimits>,
         tiers "tiers": Each<TierLimits>,
         accelerator_hours "acceleratorHours": Optional<AcceleratorBudget>,
+        cpu_milli "cpu": Milli,
+        memory_bytes "memory": OptionalBytes,
+        spend "spend": Optional<SpendBudget>,
+        on_limit "onLimit": Word<policy::OnLimit>,
     }
 }
 
@@ -73,6 +90,15 @@ group! {
         running_jobs "runningJobs": Count,
         accelerator_hours "acceleratorHours": Optional<AcceleratorBudget>,
         submissions_per_minute "submissionsPerMinute": Count,
+        spend "spend": Optional<SpendBudget>,
+        devices "devices": Count,
+    }
+}
+
+group! {
+    SpendBudget is SpendBudget {
+        most "most": Count,
+        window "window": Span,
     }
 }
 
@@ -96,6 +122,7 @@ group! {
     TierLimits is TierLimits {
         tier "tier": Word<PriorityTier>,
         job "job": Optional<JobLimits>,
+        submissions_per_minute "submissionsPerMinute": Count,
     }
 }
 
@@ -221,6 +248,14 @@ group! {
 }
 
 group! {
+    CountedResource is CountedResource {
+        name "name": Plain,
+        count "count": Count,
+        region "region": Plain,
+    }
+}
+
+group! {
     Dataset is Dataset {
         bytes "size": Bytes,
         regions "regions": Names,
@@ -249,6 +284,7 @@ group! {
         tenant "tenant": Plain,
         events "events": Words<policy::NotificationEvent>,
         body "body": Word<policy::NotificationBody>,
+        for_jobs "forJobs": Flag,
     }
 }
 
@@ -333,8 +369,9 @@ impl Group for Window {
 
 /// The name in a file of a field with this name in a message, and its unit.
 pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> {
-    const GROUPS: [&[(&str, &str, &str)]; 20] = [
+    const GROUPS: [&[(&str, &str, &str)]; 23] = [
         Tenant::FIELDS,
+        SpendBudget::FIELDS,
         Rights::FIELDS,
         Limits::FIELDS,
         UserLimits::FIELDS,
@@ -348,12 +385,15 @@ pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> 
         Weights::FIELDS,
         Price::FIELDS,
         InterruptionRate::FIELDS,
+        CountedResource::FIELDS,
         OwnedCost::FIELDS,
         Dataset::FIELDS,
         Transfer::FIELDS,
         OwnRole::FIELDS,
         Scope::FIELDS,
         Window::FIELDS,
+        // Behind the order of the policy: `order` in that is `by` in a file.
+        Queue::FIELDS,
     ];
     let mut fields = GROUPS.into_iter().flatten();
     fields.find(|(name, _, _)| *name == field).map(|(_, name, unit)| (*name, *unit))

@@ -11,8 +11,8 @@ use serde_saphyr::Spanned;
 
 use crate::quantity::{self, Decimal, show_bytes};
 use crate::reader::Reader;
-use crate::shape::Text;
-use crate::show::{Content, Fields, moment, span};
+use crate::shape::{Nodes, Text};
+use crate::show::{Content, Fields, moment, nodes, span};
 
 /// How a field is written.
 pub(super) trait Form {
@@ -180,6 +180,11 @@ forms! {
     FilledWords<T: ClosedSet>: Option<Vec<Text>> => Vec<i32>, "",
         |reader, at, given| Words::<T>::read(reader, at, given),
         |sent| if sent.is_empty() { None } else { Words::<T>::show(sent) };
+
+    /// What is asked of nodes, as in a job's file.
+    NodeRules: Option<Nodes> => Option<v1::NodeRequirements>, "",
+        |reader, at, given| given.map(|asked| reader.nodes(at, asked)),
+        |sent| sent.as_ref().map(|asked| Content::Fields(nodes(asked)));
 
     /// A group that may be left out.
     Optional<G: Group>: Option<G> => Option<G::Message>, "",

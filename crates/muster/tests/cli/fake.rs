@@ -6,6 +6,7 @@ mod jobs;
 mod nodes;
 mod policies;
 mod port_forward;
+mod queues;
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -27,7 +28,7 @@ use v1::cluster_service_server::{ClusterService, ClusterServiceServer};
 use v1::fleet_service_server::{FleetService, FleetServiceServer};
 use v1::job_service_server::{JobService, JobServiceServer};
 use v1::policy_service_server::PolicyServiceServer;
-use v1::tenant_service_server::{TenantService, TenantServiceServer};
+use v1::tenant_service_server::TenantServiceServer;
 use v1::watch_jobs_response::Event;
 
 #[derive(Default)]
@@ -403,6 +404,7 @@ impl JobService for Service {
             next_page_token,
             freshness: freshness(),
             resume_token: String::new(),
+            forecast: None,
         }))
     }
 
@@ -609,6 +611,22 @@ impl FleetService for Service {
         _: Request<v1::ListCapacityRequest>,
     ) -> Result<Response<v1::ListCapacityResponse>, Status> {
         Ok(Response::new(v1::ListCapacityResponse::default()))
+    }
+
+    async fn set_fleet_hold(
+        &self,
+        request: Request<v1::SetFleetHoldRequest>,
+    ) -> Result<Response<v1::SetFleetHoldResponse>, Status> {
+        let v1::SetFleetHoldRequest { target, held, reason, .. } = request.into_inner();
+        let hold = held.then(|| v1::FleetHold { target, reason, ..Default::default() });
+        Ok(Response::new(v1::SetFleetHoldResponse { hold, freshness: freshness() }))
+    }
+
+    async fn list_fleet_holds(
+        &self,
+        _: Request<v1::ListFleetHoldsRequest>,
+    ) -> Result<Response<v1::ListFleetHoldsResponse>, Status> {
+        Ok(Response::new(v1::ListFleetHoldsResponse::default()))
     }
 
     async fn list_pending_nodes(
@@ -929,66 +947,5 @@ impl ClusterService for Service {
             region: "eu-north".into(),
             ..Default::default()
         }))
-    }
-}
-
-fn queue(tenant: &str, pending_jobs: u64) -> v1::TenantUsage {
-    v1::TenantUsage {
-        tenant: tenant.into(),
-        weight_milli: 1_500,
-        pending_jobs,
-        pending_devices_milli: pending_jobs * 500,
-        active_jobs: 1,
-        active_devices_milli: 8_000,
-        uses: vec![v1::DeviceUse { r#type: "h100".into(), used_milli: 8_000, decayed_device_seconds: 60 }],
-        share_billionths: 125_000_000,
-        quotas: vec![v1::QuotaUse {
-            r#type: "h100".into(),
-            region: "eu".into(),
-            nominal_milli: 16_000,
-            used_milli: 8_000,
-            ..Default::default()
-        }],
-        ..Default::default()
-    }
-}
-
-#[tonic::async_trait]
-impl TenantService for Service {
-    /// Two pages.
-    async fn list_tenants(
-        &self,
-        request: Request<v1::ListTenantsRequest>,
-    ) -> Result<Response<v1::ListTenantsResponse>, Status> {
-        let (queues, next_page_token) = match request.into_inner().page_token.as_str() {
-            "" => (vec![queue("speech", 0)], "more".to_owned()),
-            _ => (vec![queue("vision", 3)], String::new()),
-        };
-        Ok(Response::new(v1::ListTenantsResponse {
-            tenants: queues,
-            next_page_token,
-            freshness: freshness(),
-        }))
-    }
-
-    type WatchTenantsStream = Boxed<Shared<v1::WatchTenantsResponse>>;
-
-    async fn watch_tenants(
-        &self,
-        _: Request<v1::WatchTenantsRequest>,
-    ) -> Result<Response<Self::WatchTenantsStream>, Status> {
-        use v1::watch_tenants_response::Event;
-        let changes = |changed, forgotten| Event::Changed(v1::TenantChanges { changed, forgotten });
-        let events = [
-            (41, changes(vec![queue("vision", 3)], Vec::new())),
-            (41, Event::SyncEnd(v1::SyncEnd {})),
-            (47, changes(vec![queue("vision", 1)], vec!["speech".to_owned()])),
-        ];
-        let messages = events.map(|(log_index, event)| {
-            let resume_token = log_index.to_string();
-            Ok(v1::WatchTenantsResponse { resume_token, log_index, event: Some(event) }.into())
-        });
-        use futures::StreamExt as _;
-        Ok(Response::new(Box::pin(futures::stream::iter(messages).chain(futures::stream::pending()))))
     }
 }

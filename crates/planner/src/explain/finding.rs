@@ -57,12 +57,14 @@ pub enum WaitReason {
     RetryBackoff,
     /// No cluster that it may use has a copy of the data set that its checkpoints are in.
     CheckpointNotReadable,
-    /// Somebody holds it.
+    /// Somebody holds it, its tenant, or the place where it would fit.
     Held,
     /// It may not start before a time.
     NotBefore,
     /// Its tenant has as many jobs placed as the policy lets it have.
     TenantLimit,
+    /// Fewer of a counted resource are free than it asks for.
+    Licence,
     /// Capacity is promised to it; gangs that run there are giving it up.
     MakingRoom,
     /// It fits; its turn has not come yet.
@@ -71,7 +73,7 @@ pub enum WaitReason {
 
 impl WaitReason {
     /// Every reason.
-    pub const ALL: [WaitReason; 25] = [
+    pub const ALL: [WaitReason; 26] = [
         WaitReason::NoClusterAllowed,
         WaitReason::NodesNotJoined,
         WaitReason::NoClusterLargeEnough,
@@ -95,6 +97,7 @@ impl WaitReason {
         WaitReason::RetryBackoff,
         WaitReason::CheckpointNotReadable,
         WaitReason::TenantLimit,
+        WaitReason::Licence,
         WaitReason::MakingRoom,
         WaitReason::InLine,
     ];
@@ -126,6 +129,7 @@ impl WaitReason {
             WaitReason::RetryBackoff => "RETRY_BACKOFF",
             WaitReason::CheckpointNotReadable => "CHECKPOINT_NOT_READABLE",
             WaitReason::TenantLimit => "TENANT_LIMIT",
+            WaitReason::Licence => "WAITING_FOR_LICENCE",
             WaitReason::MakingRoom => "PREEMPTING",
             WaitReason::InLine => "QUEUED",
         }
@@ -156,6 +160,7 @@ pub(super) enum Finding {
     CheckpointNotReadable { data_set: Name },
     Window { place: (Name, Name), nodes: u32, open: Option<(Name, LogTime)> },
     Booked { place: (Name, Name), nodes: u32, booking: Name, until: Option<LogTime> },
+    PlaceHeld { place: (Name, Name), held: String, until: Option<LogTime> },
     Affinity { place: (Name, Name), text: String, excluded: u32, nodes: u32 },
     SpareHosts { place: (Name, Name), hosts: u64 },
     Purchase { place: (Name, Name), nodes: u32, asked: CapacityRules },
@@ -244,6 +249,7 @@ impl Finding {
             Finding::BehindOtherGangs { .. } => WaitReason::BehindOtherGangs,
             Finding::Window { .. } => WaitReason::Window,
             Finding::Booked { .. } => WaitReason::Booked,
+            Finding::PlaceHeld { .. } => WaitReason::Held,
             Finding::Affinity { .. } => WaitReason::Affinity,
             Finding::SpareHosts { .. } => WaitReason::SpareHosts,
             Finding::Purchase { .. } => WaitReason::Purchase,
@@ -353,6 +359,13 @@ impl fmt::Display for Finding {
                 f,
                 "it would fit in {region}/{cluster}, but it names booking {booking}, and the nodes of that do not hold it now"
             ),
+            Finding::PlaceHeld { place: (region, cluster), held, until } => {
+                write!(f, "it would fit in {region}/{cluster}, but {held}: nothing starts there ")?;
+                match until {
+                    Some(until) => write!(f, "until {until}"),
+                    None => f.write_str("until an operator releases it"),
+                }
+            }
             Finding::Affinity { place: (region, cluster), text, excluded, nodes } => write!(
                 f,
                 "it would fit in {region}/{cluster}, but has to be {text}, and that excludes {excluded} of {nodes} {} there",

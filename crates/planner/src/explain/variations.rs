@@ -8,7 +8,7 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use muster_state::{Free, PoolKey, State};
 use muster_types::{
-    DeviceAmount, JobSpec, Name, NodeId, NodeRequirements, Segment, TopologyRule, WorkerRequest,
+    DeviceAmount, JobSpec, LogTime, Name, NodeId, NodeRequirements, Segment, TopologyRule, WorkerRequest,
 };
 
 use crate::Budget;
@@ -19,7 +19,7 @@ use crate::explain::report::{ClusterReport, closest};
 use crate::fill::{Attempt, closed_windows};
 use crate::gang::try_plan;
 use crate::sites::{self, Site};
-use crate::terms::{AffinityTerm, Holds, Terms};
+use crate::terms::{AffinityTerm, ClosureCause, Holds, Terms};
 
 /// Visits that one of the plans made for an explanation may take.
 const VISITS_MAX: u64 = 1_000_000;
@@ -153,9 +153,21 @@ impl Variations<'_> {
             // Of several the one that keeps its nodes longest: the one that the job names, if it names one.
             let closed = self.terms.closures.iter().filter(|closure| closure.lasts_at(self.terms.now));
             if let Some(closure) = closed.max_by_key(|closure| closure.until) {
-                let booking = closure.booking.clone();
                 let until = Some(closure.until).filter(|_| !closure.is_outside);
-                return Finding::Booked { place: (plan.region, plan.cluster), nodes, booking, until };
+                let place = (plan.region, plan.cluster);
+                return match closure.cause {
+                    ClosureCause::Booking(booking) => {
+                        Finding::Booked { place, nodes, booking: booking.clone(), until }
+                    }
+                    ClosureCause::Maintenance(booking) => {
+                        let open = Some((booking.clone(), closure.until));
+                        Finding::Window { place, nodes, open }
+                    }
+                    ClosureCause::Hold(target, why) => {
+                        let until = Some(closure.until).filter(|until| *until < LogTime(u64::MAX));
+                        Finding::PlaceHeld { place, held: format!("{target} is held ({why})"), until }
+                    }
+                };
             }
         }
         if let Some(plan) = self.without_affinity()

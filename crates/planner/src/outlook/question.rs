@@ -9,7 +9,7 @@ use muster_types::{JobSpec, Level, LogTime, Name, NodeId, WorkerRequest};
 use super::{Amount, CapacityTimeline, Reserved, Start, signed};
 use crate::Budget;
 use crate::slices::{SliceVerdict, find_slices};
-use crate::terms::{ClosedPlace, Hold, Lane, Terms};
+use crate::terms::{AffinityTerm, ClosedPlace, Hold, Lane, Opening, Terms};
 
 /// Times at which slices, or workers of several groups, are tried one after the other. Behind them only every
 /// second time at which each alone fits is tried, then every fourth and so on, and the last: the
@@ -33,6 +33,8 @@ enum Event {
     Closes(usize),
     /// The window is over, or what is booked is open to it.
     Opens(usize),
+    /// Others are gone from the place of a node that one of their entries had closed.
+    Leaves(usize),
     /// The quota that may be used is another.
     Quota,
 }
@@ -51,6 +53,8 @@ pub(super) struct Question<'a> {
     run_ms: u64,
     now: LogTime,
     closed: Vec<ClosedPlace<'a>>,
+    /// When others are expected to be gone.
+    openings: &'a [Opening<'a>],
     /// By number in `closed`, the places of the nodes that it names.
     booked: Vec<Vec<usize>>,
     allowed: Option<Vec<bool>>,
@@ -96,6 +100,7 @@ impl<'a> Question<'a> {
             run_ms: terms.run_on(spec, slowest.unwrap_or(1_000)).max(1),
             now: terms.now,
             closed: Vec::new(),
+            openings: terms.openings,
             booked: Vec::new(),
             allowed: None,
             lanes: Vec::new(),
@@ -149,8 +154,10 @@ impl<'a> Question<'a> {
         let nodes = &self.outlook.nodes;
         let asks_nodes = fit::is_selective(self.spec)
             || !self.spec.regions.is_empty()
-            || self.spec.needs_container_runtime();
-        if self.outlook.has_taints || asks_nodes || !policy.required_isolation.is_empty() {
+            || self.spec.needs_container_runtime()
+            || self.spec.is_exclusive();
+        let is_restricted = !policy.required_isolation.is_empty() || policy.has_partitions();
+        if self.outlook.has_taints || asks_nodes || is_restricted {
             let allowed = nodes.iter().map(|node| terms.allows(&node.spec, self.spec));
             self.allowed = Some(allowed.collect());
         }
@@ -195,7 +202,7 @@ impl<'a> Question<'a> {
             for place in &self.booked[number] {
                 found[*place] = true;
             }
-            if closure.is_outside {
+            if !closure.is_by_name() {
                 for (place, node) in self.outlook.nodes.iter().enumerate() {
                     found[place] |= closure.covers(&node.spec);
                 }
@@ -261,8 +268,12 @@ impl<'a> Question<'a> {
                 ClosedPlace::Window(window) => (meets(window.from), window.until),
                 // It says of the moment of the start whether that is too late.
                 ClosedPlace::Booking(closure) => (closure.from, closure.until),
-                // When the others begin or end is not foreseen: it is asked again with what runs then.
-                ClosedPlace::Affinity(_) => (self.now, LogTime(u64::MAX)),
+                // When others begin is not foreseen, and when those end that it has to be with: it is asked again with what
+                // runs then.
+                ClosedPlace::Affinity(term) => {
+                    self.add_leaves(term, &mut events);
+                    (self.now, LogTime(u64::MAX))
+                }
             };
             events.push((closes, Event::Closes(number)));
             if opens < LogTime(u64::MAX) {
@@ -275,9 +286,26 @@ impl<'a> Question<'a> {
         events
     }
 
+    /// Nodes that an entry closes, each at the time at which those are expected to be gone that it is about.
+    fn add_leaves(&self, term: &AffinityTerm<'_>, events: &mut Vec<(LogTime, Event)>) {
+        if self.openings.is_empty() {
+            return;
+        }
+        for (place, node) in self.outlook.nodes.iter().enumerate() {
+            if term.excludes(&node.spec)
+                && let Some(at) = term.opens_at(&node.spec, self.openings)
+            {
+                events.push((at.max(self.now), Event::Leaves(place)));
+            }
+        }
+    }
+
     fn happens(&self, capacity: &mut FreeCapacity<'_>, event: Event, at: LogTime) {
         match event {
             Event::Quota => {}
+            Event::Leaves(place) => {
+                capacity.changes(place, |node| node.closed = node.closed.saturating_sub(1));
+            }
             Event::Returns(number) => {
                 let returned = self.outlook.reserved[number];
                 let met = |other: &&Reserved| {
@@ -437,7 +465,8 @@ impl<'a> Question<'a> {
             }
             let taken = takes.get(&place).map_or(Amount::default(), |(_, amount)| *amount);
             let left = capacity.usable(place).minus(taken);
-            let workers = capacity.limit(place, left.workers(request));
+            let host = &self.outlook.nodes[place].spec;
+            let workers = capacity.limit(place, left.workers_on(host, request));
             if workers > 0 {
                 nodes.push((left.devices, self.outlook.nodes[place].id, place, workers));
             }
@@ -470,7 +499,7 @@ impl<'a> Question<'a> {
                 continue;
             }
             if count > 0 {
-                let more = Amount::of_workers(request, count);
+                let more = Amount::of_workers_on(&self.outlook.nodes[place].spec, request, count);
                 let entry = takes.entry(place).or_default();
                 *entry = (entry.0 + count, entry.1.plus(more));
                 *in_part.entry(part).or_default() += count;
@@ -671,7 +700,8 @@ impl<'a> FreeCapacity<'a> {
         let before = self.nodes[place].workers;
         let now = if self.is_usable(place, kind) {
             let request = &self.question.spec.groups[self.primary].request;
-            self.limit(place, self.usable(place).workers(request))
+            let host = &self.question.outlook.nodes[place].spec;
+            self.limit(place, self.usable(place).workers_on(host, request))
         } else {
             0
         };
@@ -740,11 +770,11 @@ pub(super) fn others_like(
             cpu_milli: signed(node.spec.cpu_milli),
             memory_bytes: signed(node.spec.memory_bytes),
         };
-        let workers = whole.workers(&group.request).min(capacity.wanted);
+        let workers = whole.workers_on(&node.spec, &group.request).min(capacity.wanted);
         if !is_open || workers == 0 {
             continue;
         }
-        let amount = Amount::of_workers(&group.request, capacity.limit_of_spread(workers));
+        let amount = Amount::of_workers_on(&node.spec, &group.request, capacity.limit_of_spread(workers));
         let lacks = amount.minus(outlook.idle[place]);
         if lacks.is_positive() {
             missing.insert(place as u32, lacks);

@@ -442,8 +442,12 @@ impl<'a> Search<'a, '_> {
             return self.fill(trial, (group, count.next_multiple_of(unit)), unit, &nodes);
         };
         let places = domains(site, segment.level, group);
+        // Every rack is listed for them, for each segment outside of these again.
+        let racks: u64 = site.pools_of_group(group).iter().map(|(_, pool)| pool.racks.size() as u64).sum();
+        self.spend(1 + racks / u64::from(STEPS_PER_VISIT))?;
         for _ in 0..count.div_ceil(segment.workers.max(1)) {
             let mut best: Option<Trial> = None;
+            self.spend(places.len() as u64 / u64::from(STEPS_PER_VISIT))?;
             for domain in places.iter().filter(|domain| is_inside(domain, scope)) {
                 let mut tried = trial.clone();
                 if self.place_workers(site, &mut tried, (group, segment.workers), *domain)?

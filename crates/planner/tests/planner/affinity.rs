@@ -7,7 +7,9 @@ use muster_planner::{
     AffinityTerm, Budget, CapacityTimeline, Holds, Plan, PreemptionCost, ReliefQuestion, ReliefVerdict,
     Terms, Verdict, WaitReason, explain, plan, relief,
 };
-use muster_types::{AffinityLevel, AffinityRule, JobId, JobSpec, Level, NodeDraft, NodeId, TopologyRule};
+use muster_types::{
+    AffinityLevel, AffinityRule, JobId, JobSpec, Level, LogTime, NodeDraft, NodeId, TopologyRule,
+};
 
 /// Two racks of two hosts.
 fn fleet() -> (Fleet, Vec<NodeId>) {
@@ -67,6 +69,20 @@ fn a_gang_is_where_it_has_to_be_or_nowhere() {
     assert_eq!(explanation.clusters[0].nodes.kept_away, 4);
     let timeline = CapacityTimeline::new(&fleet.state, &name("eu"), &name("c1"), []);
     assert!(timeline.earliest(&spec, &terms, &mut Budget::new(1_000_000)).is_none());
+}
+
+#[test]
+fn a_start_is_foreseen_where_others_are_expected_to_be_gone() {
+    let (fleet, nodes) = fleet();
+    let spec = job_draft(vec![group("main", 1, None)]).check().unwrap();
+    let holds = Holds::new();
+    let nowhere = [term(&fleet, &nodes, NOT_ON_HOST, None)];
+    let domain = AffinityLevel::Host.domain(&fleet.state.node(nodes[2]).expect("it is there").spec);
+    let openings = [((AffinityLevel::Host, domain), LogTime(5_000))];
+    let terms = Terms { affinity: &nowhere, openings: &openings, ..fleet.terms(&holds, &spec) };
+    let timeline = CapacityTimeline::new(&fleet.state, &name("eu"), &name("c1"), []);
+    let start = timeline.earliest(&spec, &terms, &mut Budget::new(1_000_000)).expect("one host opens");
+    assert_eq!((start.at, start.nodes), (LogTime(5_000), vec![(nodes[2], 1)]));
 }
 
 #[test]

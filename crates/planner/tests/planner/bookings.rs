@@ -3,11 +3,11 @@
 use crate::support::*;
 use muster_journal::{Decision, RequestKey};
 use muster_planner::{
-    Budget, CapacityTimeline, Closure, Holds, Plan, Terms, Verdict, WaitReason, explain, plan,
+    Budget, CapacityTimeline, Closure, ClosureCause, Holds, Plan, Terms, Verdict, WaitReason, explain, plan,
 };
 use muster_types::{
-    BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, JobSpec, LogTime, Name, NodeId,
-    RequestId, Requester,
+    BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, FleetPart, HoldTarget, JobSpec,
+    LogTime, Name, NodeId, RequestId, Requester,
 };
 use std::collections::BTreeMap;
 
@@ -41,7 +41,8 @@ fn starts(fleet: &Fleet, spec: &JobSpec, closures: &[Closure<'_>]) -> Option<Log
 fn a_gang_goes_where_nothing_is_closed_to_it_when_it_begins() {
     let (fleet, nodes, spec) = fleet();
     let (booking, all) = (name("demo"), ["n1", "n2", "n3"].map(name));
-    let closed = |nodes, from, until| Closure { booking: &booking, from, until, nodes, is_outside: false };
+    let cause = ClosureCause::Booking(&booking);
+    let closed = |nodes, from, until| Closure { cause, from, until, nodes, part: None, is_outside: false };
     let now = fleet.time;
     let on = |closures: &[Closure<'_>]| {
         planned(&fleet, &spec, closures)
@@ -59,14 +60,16 @@ fn a_gang_goes_where_nothing_is_closed_to_it_when_it_begins() {
 fn the_first_start_is_when_nodes_are_open_to_a_gang() {
     let (fleet, _, spec) = fleet();
     let (booking, all) = (name("demo"), ["n1", "n2", "n3"].map(name));
-    let closed = |from, until| Closure { booking: &booking, from, until, nodes: &all, is_outside: false };
+    let cause = ClosureCause::Booking(&booking);
+    let closed =
+        |from, until| Closure { cause, from, until, nodes: &all, part: None, is_outside: false };
     let hour = |hours: u64| fleet.time.plus_ms(hours * HOUR_MS);
     assert_eq!(starts(&fleet, &spec, &[]), Some(hour(0)));
     assert_eq!(starts(&fleet, &spec, &[closed(hour(0), hour(3))]), Some(hour(3)));
     assert_eq!(starts(&fleet, &spec, &[closed(hour(1), hour(3))]), Some(hour(0)));
     assert_eq!(starts(&fleet, &spec, &[closed(hour(0), NEVER)]), None);
     // Several that have a node at different times, and others that have other nodes.
-    let part = |nodes, from, until| Closure { booking: &booking, from, until, nodes, is_outside: false };
+    let part = |nodes, from, until| Closure { cause, from, until, nodes, part: None, is_outside: false };
     let first = [part(&all[..2], hour(0), hour(2)), part(&all[1..], hour(0), hour(3))];
     assert_eq!(starts(&fleet, &spec, &first), Some(hour(2)), "the first node is open then");
     let again = [first[0], first[1], part(&all[..2], hour(2), hour(4))];
@@ -89,7 +92,8 @@ fn kept_as_well(fleet: &Fleet, spec: &JobSpec, closures: &[Closure<'_>]) -> Vec<
 fn nodes_that_others_have_booked_are_not_kept_as_well_those_of_a_start() {
     let (fleet, nodes, spec) = fleet();
     let (booking, all) = (name("demo"), ["n1", "n2", "n3"].map(name));
-    let closed = |nodes, from, until| Closure { booking: &booking, from, until, nodes, is_outside: false };
+    let cause = ClosureCause::Booking(&booking);
+    let closed = |nodes, from, until| Closure { cause, from, until, nodes, part: None, is_outside: false };
     let (now, soon) = (fleet.time, fleet.time.plus_ms(HOUR_MS));
     assert_eq!(kept_as_well(&fleet, &spec, &[]).len(), 2);
     let more = kept_as_well(&fleet, &spec, &[closed(&all[..1], now, soon)]);
@@ -110,7 +114,8 @@ fn an_explanation_names_the_booking_with_its_end() {
     let (booking, all) = (name("demo"), ["n1", "n2", "n3"].map(name));
     let until = fleet.time.plus_ms(HOUR_MS);
     let sentence = |nodes: &[Name], is_outside: bool| {
-        let closures = [Closure { booking: &booking, from: LogTime(0), until, nodes, is_outside }];
+        let cause = ClosureCause::Booking(&booking);
+        let closures = [Closure { cause, from: LogTime(0), until, nodes, part: None, is_outside }];
         let holds = Holds::new();
         let terms = Terms { closures: &closures, ..fleet.terms(&holds, &spec) };
         let explanation = explain(&fleet.state, &spec, &terms, None);
@@ -121,6 +126,36 @@ fn an_explanation_names_the_booking_with_its_end() {
     assert!(others.contains(&format!("booking demo keeps nodes there from it until {until}")), "{others}");
     let own = sentence(&[], true);
     assert!(own.contains("it names booking demo"), "{own}");
+}
+
+#[test]
+fn a_part_of_the_fleet_is_closed_with_every_node_of_it() {
+    let (fleet, _, spec) = fleet();
+    let (booking, target) = (name("upgrade"), HoldTarget::Part(part_of("eu")));
+    let (here, elsewhere) = (part_of("eu"), part_of("us"));
+    let hour = |hours: u64| fleet.time.plus_ms(hours * HOUR_MS);
+    let closed = |part, cause| {
+        [Closure { cause, from: hour(0), until: hour(2), nodes: &[], part: Some(part), is_outside: false }]
+    };
+    let upgrade = ClosureCause::Maintenance(&booking);
+    assert!(planned(&fleet, &spec, &closed(&elsewhere, upgrade)).is_some());
+    assert!(planned(&fleet, &spec, &closed(&here, upgrade)).is_none());
+    assert_eq!(starts(&fleet, &spec, &closed(&elsewhere, upgrade)), Some(hour(0)));
+    assert_eq!(starts(&fleet, &spec, &closed(&here, upgrade)), Some(hour(2)));
+    for (cause, reason, text) in [
+        (upgrade, WaitReason::Window, "window upgrade is open there until"),
+        (ClosureCause::Hold(&target, "a flood"), WaitReason::Held, "region eu is held (a flood)"),
+    ] {
+        let (holds, closures) = (Holds::new(), closed(&here, cause));
+        let terms = Terms { closures: &closures, ..fleet.terms(&holds, &spec) };
+        let explanation = explain(&fleet.state, &spec, &terms, None);
+        assert_eq!(explanation.reason, reason, "{}", explanation.sentence);
+        assert!(explanation.sentence.contains(text), "{}", explanation.sentence);
+    }
+}
+
+fn part_of(region: &str) -> FleetPart {
+    FleetPart { region: Some(name(region)), cluster: None }
 }
 
 /// Books some of six hosts under many names, at times that do not meet.
@@ -134,7 +169,7 @@ fn book_many(fleet: &mut Fleet) {
             continue;
         }
         let spec = BookingSpec {
-            tenant: name("vision"),
+            tenant: Some(name("vision")),
             user: None,
             jobs: vec![],
             is_shared: false,
@@ -172,16 +207,18 @@ fn the_index_of_nodes_closes_what_a_look_at_every_closure_closes() {
                 fleet.state.bookings().enumerate().filter(|(number, _)| (subset >> (number % 6)) & 1 == 1);
             let mut closures: Vec<Closure<'_>> = closed
                 .map(|(number, (booking, row))| Closure {
-                    booking,
+                    cause: ClosureCause::Booking(booking),
                     from: fleet.time.plus_ms(u64::from(number % 4 == 3)),
                     until: NEVER,
                     nodes: &row.nodes,
+                    part: None,
                     is_outside: false,
                 })
                 .collect();
             if let Some(row) = fleet.state.booking(&own).filter(|_| subset % 5 == 0) {
                 let (from, until) = (fleet.time, NEVER);
-                closures.push(Closure { booking: &own, from, until, nodes: &row.nodes, is_outside: true });
+                let (cause, nodes) = (ClosureCause::Booking(&own), row.nodes.as_slice());
+                closures.push(Closure { cause, from, until, nodes, part: None, is_outside: true });
             }
             let verdict = |closures_are_indexed| {
                 let terms = Terms { closures: &closures, closures_are_indexed, ..fleet.terms(&holds, &spec) };

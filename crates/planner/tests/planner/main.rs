@@ -12,4 +12,5 @@ mod images;
 mod outlook;
 mod property;
 mod script;
+mod segments;
 mod support;

@@ -132,6 +132,8 @@ impl Fleet {
             closures: &[],
             closures_are_indexed: false,
             affinity: &[],
+            openings: &[],
+            image: None,
             policy: &self.state.policy().policy,
             own_work: &|_, _| (0, 0),
             interruptions: &|_| muster_state::Interruptions::default(),
@@ -165,7 +167,7 @@ pub fn group(text: &str, workers: u32, wants: Option<AcceleratorRequest>) -> Tas
         workers_min: workers,
         command: vec!["train".into()],
         environment: BTreeMap::new(),
-        request: WorkerRequest { accelerators: wants, cpu_milli: 1_000, memory_bytes: GIB },
+        request: WorkerRequest { accelerators: wants, cpu_milli: 1_000, memory_bytes: GIB, exclusive: false },
         slice: None,
         container: None,
     }
@@ -197,5 +199,10 @@ pub fn job_draft(groups: Vec<TaskGroup>) -> JobDraft {
         booking: None,
         capacity: None,
         affinity: Vec::new(),
+        licences: muster_types::Licences::new(),
+        nice: 0,
+        front: None,
+        size: None,
+        readiness_ms: None,
     }
 }

@@ -6,6 +6,7 @@
 
 mod calibration;
 mod random;
+mod ranks;
 mod script;
 mod support;
 mod tree;

@@ -199,6 +199,7 @@ pub fn spec(tenant: &str, name: &str, devices: u16) -> JobDraft {
         accelerators: Some(Accelerators { kind: Name::literal("h100"), count: devices }.into()),
         cpu_milli: 1_000,
         memory_bytes: 1 << 30,
+        exclusive: false,
     };
     let group = TaskGroup::new(Name::literal("main"), 1, vec!["run".to_string()], request);
     let draft = JobDraft::new(Name::new(name).unwrap(), Name::new(tenant).unwrap(), vec![group]);

@@ -425,5 +425,6 @@ fn is_input(decision: &Decision) -> bool {
             | Decision::StragglerNoted { .. }
             | Decision::BookingCreated { .. }
             | Decision::BookingDeleted { .. }
+            | Decision::FleetHoldSet { .. }
     )
 }

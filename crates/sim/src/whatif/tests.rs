@@ -158,6 +158,7 @@ impl World {
             accelerators: Some(AcceleratorRequest::from(accelerators)),
             cpu_milli: 1_000,
             memory_bytes: 1 << 30,
+            exclusive: false,
         };
         let group = TaskGroup::new(Name::literal("main"), 1, vec!["train".to_owned()], request);
         let draft = JobDraft {

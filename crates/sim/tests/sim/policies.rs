@@ -67,6 +67,7 @@ const NONE: TenantRights = TenantRights {
     deadlines: None,
     bookings: None,
     purchases: muster_types::PurchaseSet::EMPTY,
+    negative_nice: None,
 };
 
 #[test]

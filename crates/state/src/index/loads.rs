@@ -74,6 +74,8 @@ pub struct UserLoad {
     pub unfinished_jobs: u64,
     /// Jobs that hold devices.
     pub active_jobs: u64,
+    /// Thousandths of devices that those hold.
+    pub active_milli: u64,
 }
 
 impl UserLoad {
@@ -82,12 +84,13 @@ impl UserLoad {
             pending_jobs: u64::from(keys.pending),
             unfinished_jobs: u64::from(keys.pending || keys.active),
             active_jobs: u64::from(keys.active),
+            active_milli: keys.active_milli,
         }
     }
 
     /// Of members of an array that are not created.
     pub(super) fn of_uncreated(members: u64) -> UserLoad {
-        UserLoad { pending_jobs: members, unfinished_jobs: members, active_jobs: 0 }
+        UserLoad { pending_jobs: members, unfinished_jobs: members, ..UserLoad::default() }
     }
 }
 
@@ -225,6 +228,7 @@ impl Indexes {
             pending_jobs: load.pending_jobs + new.pending_jobs - gone.pending_jobs,
             unfinished_jobs: load.unfinished_jobs + new.unfinished_jobs - gone.unfinished_jobs,
             active_jobs: load.active_jobs + new.active_jobs - gone.active_jobs,
+            active_milli: load.active_milli + new.active_milli - gone.active_milli,
         };
         if load == UserLoad::default() {
             self.users.remove(&key);

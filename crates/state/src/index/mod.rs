@@ -1,6 +1,7 @@
 //! Derived indexes: rebuilt from the tables at restore, kept in step by the fold, never in the
 //! digest. Each exists because something would otherwise scan a list.
 
+mod apart;
 mod arrays;
 mod booked;
 mod loads;
@@ -13,11 +14,12 @@ use core::ops::{Bound, Deref};
 use muster_types::policy::Policy;
 use muster_types::tpu::PodPosition;
 use muster_types::{
-    Affinity, AffinityRule, ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name,
-    NextRun, NodeId, NodeSpec, PriorityTier, QueueKey, RequestId, ScheduleKey,
+    ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name,
+    NextRun, NodeId, NodeSpec, PriorityTier, QueueKey, QueueRank, RequestId, ScheduleKey,
 };
 
 use crate::free::FreeKey;
+use crate::licences::{LicenceUse, holds_licences};
 use crate::quota::QuotaUsage;
 use crate::rows::{
     ArrayLoad, BurstKey, BurstTurn, GangClass, HistoryKey, JobRow, NodeRow, NodeStatus, Phase, PromiseRow,
@@ -25,6 +27,8 @@ use crate::rows::{
 };
 use crate::tree::{Map, Set};
 
+pub use apart::ApartKind;
+use apart::keeps_away;
 pub(crate) use arrays::ArrayIndexKeys;
 pub(crate) use booked::waits_for;
 pub(crate) use loads::{ClusterPlace, UserKey};
@@ -124,6 +128,8 @@ pub struct Pool {
 /// A position in the order of a tenant's pending submission groups of one tier. The smaller goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct QueuePosition {
+    /// What goes before the turn. It tells nothing about jobs of other tenants.
+    pub rank: QueueRank,
     /// Of the submission group.
     pub turn: QueueKey,
     /// The first of its pending jobs.
@@ -151,8 +157,8 @@ pub(crate) struct TenantLine {
 impl TenantLine {
     fn first(&self, class: GangClass) -> Option<QueuePosition> {
         let (least, last) = (
-            QueuePosition { turn: QueueKey::FIRST, job: JobId(0) },
-            QueuePosition { turn: QueueKey::LAST, job: JobId(u64::MAX) },
+            QueuePosition { rank: QueueRank::FIRST, turn: QueueKey::FIRST, job: JobId(0) },
+            QueuePosition { rank: QueueRank::LAST, turn: QueueKey::LAST, job: JobId(u64::MAX) },
         );
         self.lanes.range((class, least)..=(class, last)).next().map(|(_, turn)| *turn)
     }
@@ -200,6 +206,8 @@ pub(crate) struct JobIndexKeys {
     pub(crate) active: bool,
     /// Whether it keeps other jobs away from where it is, or will be.
     apart: bool,
+    /// Whether it holds counted resources.
+    licensed: bool,
     charged: bool,
     /// Thousandths of devices that it holds.
     pub(crate) active_milli: u64,
@@ -207,6 +215,8 @@ pub(crate) struct JobIndexKeys {
     limit: Option<LogTime>,
     /// When it was placed; none unless it is being started.
     starting: Option<LogTime>,
+    /// By when its workers have to be ready; none unless it runs and some of them are not.
+    ready_by: Option<LogTime>,
     /// When it has to be over; none once it is, or is being stopped.
     deadline: Option<LogTime>,
     /// Before when it does not take what it names as a fallback; none unless it is in the queue and does not take that yet.
@@ -245,11 +255,13 @@ impl JobIndexKeys {
             on_hold: pending && row.held,
             active: holds_devices(row),
             apart: (holds_devices(row) || row.promise.is_some()) && spec.affinity.iter().any(keeps_away),
+            licensed: !spec.licences.is_empty() && holds_licences(row),
             charged: row.charge().is_some_and(|(_, charge)| !charge.devices_milli.is_empty()),
             active_milli: held_milli(row),
             stopping: matches!(row.phase, Phase::Stopping(_)),
             limit: run_limit(row, spec).filter(|_| row.phase == Phase::Running),
             starting: row.placement.as_ref().filter(|_| row.phase == Phase::Starting).map(|p| p.placed_at),
+            ready_by: ready_by(row, spec),
             deadline: spec.deadline.filter(|_| pending || runs),
             fallback: spec
                 .capacity
@@ -313,8 +325,11 @@ pub(crate) struct Indexes {
     pub(crate) active: Set<JobId>,
     /// The same, by tenant.
     pub(crate) active_by_tenant: Set<(Name, JobId)>,
-    /// Those of them, and of jobs with a promise, that keep other jobs away from where they are or will be, by tenant.
-    pub(crate) apart: Set<(Name, JobId)>,
+    /// Those of them, and of jobs with a promise, that keep other jobs away from where they are or will be, by tenant and
+    /// what they keep away; what nobody keeps away is not there.
+    pub(crate) apart: Map<Name, Map<ApartKind, Set<JobId>>>,
+    /// What jobs hold of counted resources.
+    pub(crate) licences: LicenceUse,
     /// Jobs that are charged for devices, by tenant.
     pub(crate) charged: Set<(Name, JobId)>,
     /// Gangs that are being stopped.
@@ -334,6 +349,8 @@ pub(crate) struct Indexes {
     pub(crate) killed_by: Set<(LogTime, JobId)>,
     /// Gangs that are being started, by when they were placed.
     pub(crate) starting: Set<(LogTime, JobId)>,
+    /// Gangs that run and of which some workers have yet to be ready, by when they have to be.
+    pub(crate) unready: Set<(LogTime, JobId)>,
     /// Jobs with a deadline that wait or run, by that time.
     pub(crate) deadlines: Set<(LogTime, JobId)>,
     /// Jobs in the pending queue with a fallback that they do not take yet, by the earliest time at which they might.
@@ -392,6 +409,8 @@ pub(crate) struct Indexes {
     pub(crate) grant_ends: Set<(LogTime, LogIndex)>,
     /// Users of a tenant whose accelerator time is counted for a budget; a tenant without any is not here.
     pub(crate) budget_users: Map<Name, u32>,
+    /// Users of a tenant whose dollars are counted for a budget; a tenant without any is not here.
+    pub(crate) spend_users: Map<Name, u32>,
     /// Budgets that are charged for nothing, by the end of the window in which they were.
     pub(crate) budget_ends: Set<(LogTime, QuotaKey)>,
     /// Bookings that have a node, in ascending order, by the node's name; a node that none has is not there.
@@ -451,7 +470,10 @@ impl Indexes {
             toggle(&mut self.active_by_tenant, (spec.tenant.clone(), id), after.active);
         }
         if before.apart != after.apart {
-            toggle(&mut self.apart, (spec.tenant.clone(), id), after.apart);
+            self.set_apart(id, spec, after.apart);
+        }
+        if before.licensed != after.licensed {
+            self.shift_licences(spec, after.licensed);
         }
         if before.stopping != after.stopping {
             toggle(&mut self.stopping, id, after.stopping);
@@ -463,6 +485,10 @@ impl Indexes {
         if before.starting != after.starting {
             before.starting.inspect(|at| _ = self.starting.remove(&(*at, id)));
             after.starting.inspect(|at| self.starting.insert((*at, id)));
+        }
+        if before.ready_by != after.ready_by {
+            before.ready_by.inspect(|at| _ = self.unready.remove(&(*at, id)));
+            after.ready_by.inspect(|at| self.unready.insert((*at, id)));
         }
         if before.deadline != after.deadline {
             before.deadline.inspect(|at| _ = self.deadlines.remove(&(*at, id)));
@@ -524,21 +550,23 @@ impl Indexes {
     }
 
     fn join_line(&mut self, id: JobId, spec: &Described, group: Option<JobId>, turn: QueueKey) {
-        let own = (QueuePosition { turn, job: id }, spec.facts.class);
+        let rank = spec.rank();
+        let own = (QueuePosition { rank, turn, job: id }, spec.facts.class);
         let Some(group) = group else {
             self.change_lane(spec, None, Some(own));
             return;
         };
-        // The submission group stands in the lane of its first job.
+        // The submission group stands in the lane of its first job, and all of its jobs have one rank.
         let first = self.first_with_class(group);
         self.waiting.insert((group, id), spec.facts.class);
         if first.is_none_or(|(first, _)| id < first) {
-            self.change_lane(spec, first.map(|(job, class)| (QueuePosition { turn, job }, class)), Some(own));
+            self.change_lane(spec, first.map(|(job, class)| (QueuePosition { rank, turn, job }, class)), Some(own));
         }
     }
 
     fn leave_line(&mut self, id: JobId, spec: &Described, group: Option<JobId>, turn: QueueKey) {
-        let own = (QueuePosition { turn, job: id }, spec.facts.class);
+        let rank = spec.rank();
+        let own = (QueuePosition { rank, turn, job: id }, spec.facts.class);
         let Some(group) = group else {
             self.change_lane(spec, Some(own), None);
             return;
@@ -546,14 +574,15 @@ impl Indexes {
         let first = self.first_waiting(group);
         assert!(self.waiting.remove(&(group, id)), "a pending job is known to its submission group");
         if first == Some(id) {
-            let next = self.first_with_class(group).map(|(job, class)| (QueuePosition { turn, job }, class));
+            let next = self.first_with_class(group).map(|(job, class)| (QueuePosition { rank, turn, job }, class));
             self.change_lane(spec, Some(own), next);
         }
     }
 
     /// The submission group whose first pending job this is has another turn.
     pub(crate) fn change_turn(&mut self, first: JobId, spec: &Described, before: QueueKey, after: QueueKey) {
-        let turn = |turn| Some((QueuePosition { turn, job: first }, spec.facts.class));
+        let rank = spec.rank();
+        let turn = |turn| Some((QueuePosition { rank, turn, job: first }, spec.facts.class));
         self.change_lane(spec, turn(before), turn(after));
     }
 
@@ -807,14 +836,17 @@ fn held_milli(row: &JobRow) -> u64 {
     placement.map_or(0, |placement| placement.charge.devices_milli.iter().map(|(_, milli)| milli).sum())
 }
 
-/// Whether an entry keeps other jobs away from where its job is.
-pub(crate) fn keeps_away(entry: &Affinity) -> bool {
-    entry.rule == AffinityRule::Apart && entry.is_required()
-}
-
 fn is_small(row: &JobRow, spec: &JobSpec) -> bool {
     let workers = row.placement.as_ref().map_or(0, |p| p.slots.len());
     row.phase == Phase::Running && workers < spec.worker_count() as usize
+}
+
+/// By when the workers of a gang that runs have to be ready, while some are not.
+fn ready_by(row: &JobRow, spec: &JobSpec) -> Option<LogTime> {
+    let timeout_ms = spec.readiness_ms?;
+    let placement = row.placement.as_ref().filter(|_| row.phase == Phase::Running)?;
+    let by = row.started_at?.plus_ms(timeout_ms);
+    (placement.ready.len() < placement.slots.len()).then_some(by)
 }
 
 fn run_limit(row: &JobRow, spec: &JobSpec) -> Option<LogTime> {

@@ -88,10 +88,12 @@ impl CapacityRow {
     /// Interruptions, and the time of nodes that they are counted against, in the days up to now.
     #[must_use]
     pub fn seen(&self, now: LogTime) -> (u64, u64) {
-        let mut counted = self.clone();
-        counted.count_to(now);
-        let days = counted.days.iter();
-        days.fold((0, 0), |(interruptions, node_ms): (u64, u64), of_day| {
+        // As if the time were counted up to now, without a copy of the row: this is asked for many nodes.
+        let first = (now.0 / DAY_MS).saturating_sub(CAPACITY_DAYS - 1);
+        let from = self.counted_until.0.max(first.saturating_mul(DAY_MS));
+        let since = u64::from(self.nodes_up).saturating_mul(now.0.saturating_sub(from));
+        let days = self.days.iter().filter(|of_day| of_day.day >= first);
+        days.fold((0, since), |(interruptions, node_ms): (u64, u64), of_day| {
             let sum = interruptions.saturating_add(of_day.interruptions.into());
             (sum, node_ms.saturating_add(of_day.node_ms))
         })
@@ -121,6 +123,23 @@ mod tests {
         assert_eq!(row.seen(LogTime(14 * DAY_MS)), (1, 2 * DAY_MS));
         assert!(!row.is_over(LogTime(14 * DAY_MS)));
         assert!(row.is_over(LogTime(16 * DAY_MS)));
+    }
+
+    #[test]
+    fn what_was_seen_is_what_counting_up_to_then_comes_to() {
+        let mut row = CapacityRow { nodes_up: 3, ..CapacityRow::default() };
+        for day in [0, 1, 4, 13] {
+            row.interrupt(LogTime(day * DAY_MS + 7));
+        }
+        for now in [0, 7, DAY_MS, 13 * DAY_MS, 14 * DAY_MS + 1, 18 * DAY_MS, 40 * DAY_MS] {
+            let mut counted = row.clone();
+            counted.count_to(LogTime(now));
+            let days = counted.days.iter();
+            let sum = days.fold((0, 0), |(seen, ms), of_day| {
+                (seen + u64::from(of_day.interruptions), ms + of_day.node_ms)
+            });
+            assert_eq!(row.seen(LogTime(now)), sum, "at {now}");
+        }
     }
 
     #[test]

@@ -45,6 +45,10 @@ impl GangClass {
         let request = hash(&(groups, place, &spec.nodes, &spec.topology, times));
         // It has other nodes than its like, and its own answer.
         let request = spec.booking.as_ref().map_or(request, |booking| hash(&(request, booking)));
+        // Who asks for licences waits for them, and its like without do not.
+        let request = if spec.licences.is_empty() { request } else { hash(&(request, &spec.licences)) };
+        // Somebody has asked for another size than its group has.
+        let request = spec.size.map_or(request, |size| hash(&(request, "size", size)));
         // Whether a fallback is open is a part of it: from then on there is more to choose from.
         spec.capacity.as_deref().map_or(request, |capacity| hash(&(request, capacity)))
     }

@@ -5,19 +5,22 @@ mod array;
 mod capacity;
 mod class;
 mod control;
+mod fleet_hold;
 mod history;
 mod quota;
 mod recovery;
 mod schedule;
 mod spec;
+mod spend;
 mod submission_group;
 
 use alloc::borrow::Cow;
+use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::{Estimate, Outcome, StopCause, WorkerSlot, hash};
 use muster_types::health::{Drain, HealthPolicy, NodeHealth, Quarantine, Repair};
-use muster_types::policy::Policy;
+use muster_types::policy::{Policy, PurchaseKind};
 use muster_types::{
     ClusterId, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, JobSpec, LogIndex, LogTime, Name,
     NodeId, NodeOverrides, NodeSpec, Parameters, Requester,
@@ -35,6 +38,7 @@ pub use array::{
 pub use capacity::{CAPACITY_DAYS, CapacityDay, CapacityKey, CapacityRow};
 pub use class::GangClass;
 pub use control::{ControlRow, HoldRow, ModificationRow};
+pub use fleet_hold::FleetHoldRow;
 pub use history::{
     HISTORY_ROWS_MAX, HistoryKey, HistoryLevel, HistoryRow, OBSERVATION, OBSERVATIONS_KEPT, RUN_BUCKETS,
     bucket_of,
@@ -45,6 +49,7 @@ pub(crate) use quota::{QuotaKey, QuotaRow};
 pub use recovery::{Failure, RankArtifacts, RecoveryRow, Saved, Straggler};
 pub use schedule::{ScheduleRow, ScheduleRunRow, ScheduleSuspension};
 pub(crate) use spec::SpecFacts;
+pub use spend::{SpendPart, SpendRow};
 pub(crate) use submission_group::BurstTurn;
 pub use submission_group::{BURST_GAP_MS, BurstKey, BurstRow};
 
@@ -304,6 +309,8 @@ pub struct Placement {
     pub unstarted: u32,
     /// What it is charged for while it holds its devices.
     pub charge: Charge,
+    /// Ranks that have said that they are ready, or have ended since the gang was placed. Empty where nobody asks for that.
+    pub ready: BTreeSet<u32>,
 }
 
 impl Placement {
@@ -362,6 +369,9 @@ pub struct Charge {
     pub cpu_milli: u64,
     /// Bytes.
     pub memory_bytes: u64,
+    /// Those of the devices that are of nodes which stated how they were bought when the gang got them, by type and purchase;
+    /// ascending.
+    pub bought_milli: Vec<(Name, PurchaseKind, u64)>,
 }
 
 /// Capacity that is kept for a job until the gangs that hold it have stopped.

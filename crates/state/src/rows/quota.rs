@@ -1,9 +1,11 @@
-//! Requests for quota, grants of it, and accelerator time that tenants and their users have used, in one table.
+//! Requests for quota, grants of it, and accelerator time and dollars that tenants and their users have used, in one table.
 
 use alloc::string::String;
 use muster_types::policy::QuotaGrant;
 use muster_types::{LogIndex, LogTime, Name};
 use serde::{Deserialize, Serialize};
+
+use super::SpendRow;
 
 /// What a row is about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -12,6 +14,8 @@ pub(crate) enum QuotaKey {
     Grant(LogIndex),
     /// The accelerator time of a tenant, or of one of its users.
     Budget(Name, Option<String>),
+    /// The dollars of a tenant, or of one of its users.
+    Spend(Name, Option<String>),
 }
 
 /// The row for it.
@@ -19,6 +23,7 @@ pub(crate) enum QuotaKey {
 pub(crate) enum QuotaRow {
     Grant(QuotaGrantRow),
     Budget(BudgetRow),
+    Spend(SpendRow),
 }
 
 /// A request for quota, and what became of it; or a grant that nobody had asked for.

@@ -25,7 +25,10 @@ impl BurstKey {
 
     pub(crate) fn of_request(spec: &JobSpec, request: u64) -> BurstKey {
         let times = (spec.deadline, spec.expected_run_ms, spec.run_time_limit_ms);
-        BurstKey(hash(&(spec.tier, &spec.tenant, stem(&spec.name), request, times)))
+        let key = hash(&(spec.tier, &spec.tenant, stem(&spec.name), request, times));
+        // The members stand at one place.
+        let is_moved = spec.nice != 0 || spec.front.is_some();
+        BurstKey(if is_moved { hash(&(key, spec.nice, spec.front)) } else { key })
     }
 }
 

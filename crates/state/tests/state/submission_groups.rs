@@ -4,8 +4,8 @@ use muster_journal::{Decision, Estimate, Outcome, RequestKey};
 use muster_state::{BURST_GAP_MS, BurstKey, GuardError, State};
 use muster_types::policy::{PolicyDraft, TenantRights, UNLISTED_TENANT};
 use muster_types::{
-    Accelerators, ClusterId, JobDraft, JobId, JobSpec, Leadership, LogTime, Name, Parameters, QueueKey,
-    ReplicaId, RequestId, Requester, TaskGroup, WorkerRequest,
+    Accelerators, Affinity, AffinityLevel, AffinityRule, AffinityTarget, ClusterId, JobDraft, JobId, JobSpec,
+    Leadership, LogTime, Name, Parameters, QueueKey, ReplicaId, RequestId, Requester, TaskGroup, WorkerRequest,
 };
 
 const NOW: u64 = 1_790_000_000_000;
@@ -16,6 +16,7 @@ fn spec(tenant: &str, name: &str, devices: u16) -> JobSpec {
         accelerators: Some(Accelerators { kind: Name::literal("h100"), count: devices }.into()),
         cpu_milli: 1_000,
         memory_bytes: 1 << 30,
+        exclusive: false,
     };
     let group = TaskGroup::new(Name::literal("main"), 1, vec!["run".to_string()], request);
     JobDraft::new(Name::new(name).unwrap(), Name::new(tenant).unwrap(), vec![group]).check().unwrap()
@@ -128,6 +129,29 @@ fn a_burst_is_open_for_a_minute_and_lasts_as_long_as_a_member() {
     assert_eq!((state.submission_group(first), open(&state, later)), (None, None));
     let gone = submit(&mut state, later, &[(like(), Some(first), 1)]);
     assert_eq!(gone, Err(GuardError::BurstNotCurrent));
+}
+
+#[test]
+fn jobs_that_take_turns_in_what_they_have_to_be_with_join_their_like() {
+    let mut state = founded();
+    let with = |name: &str, app: &str| {
+        let mut draft = spec("t", name, 1).into_draft();
+        draft.affinity = vec![Affinity {
+            target: AffinityTarget::Labels(format!("app={app}")),
+            level: AffinityLevel::Rack,
+            rule: AffinityRule::Together,
+            weight: None,
+        }];
+        draft.check().unwrap()
+    };
+    let open = |state: &State, app: &str| {
+        let job = with("s9", app);
+        state.open_burst(BurstKey::of(&job), &job, LogTime(NOW))
+    };
+    let a = submit(&mut state, NOW, &[(with("s1", "a"), None, 1)]).unwrap()[0];
+    assert_eq!((open(&state, "a"), open(&state, "b")), (Some(a), None));
+    let b = submit(&mut state, NOW, &[(with("s2", "b"), None, 1)]).unwrap()[0];
+    assert_eq!((open(&state, "a"), open(&state, "b")), (Some(a), Some(b)), "the last group is not the only one");
 }
 
 #[test]

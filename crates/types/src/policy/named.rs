@@ -7,8 +7,8 @@ use crate::name::Name;
 
 /// The accelerator types and regions that a policy names.
 ///
-/// Types are those of its quotas, prices and spare hosts. Regions are those of its quotas, prices, data sets, transfers
-/// and windows.
+/// Types are those of its quotas, prices and spare hosts. Regions are those of its quotas, prices, data sets, transfers,
+/// windows and counted resources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NamedPlaces {
     /// By type, the regions that a quota or a price names it in.
@@ -31,7 +31,8 @@ impl NamedPlaces {
         let copies = draft.datasets.values().flat_map(|dataset| &dataset.regions);
         let ends = draft.transfers.iter().flat_map(|transfer| [&transfer.from, &transfer.to]);
         let windows = draft.windows.iter().map(|window| &window.scope.region);
-        for region in copies.chain(ends.chain(windows).flatten()) {
+        let counted = draft.resources.iter().map(|resource| &resource.region);
+        for region in copies.chain(ends.chain(windows).chain(counted).flatten()) {
             named.add_region(region);
         }
         named

@@ -49,11 +49,13 @@ pub enum NotificationEvent {
     NodeReleased,
     /// Everything is to go from a node.
     NodeDraining,
+    /// A schedule makes no jobs any more: somebody suspended it, or the replicas did because its owner's right has ended.
+    ScheduleSuspended,
 }
 
 impl NotificationEvent {
     /// Every event.
-    pub const ALL: [NotificationEvent; 13] = [
+    pub const ALL: [NotificationEvent; 14] = [
         NotificationEvent::JobStarted,
         NotificationEvent::JobSucceeded,
         NotificationEvent::JobFailed,
@@ -67,6 +69,7 @@ impl NotificationEvent {
         NotificationEvent::NodeQuarantined,
         NotificationEvent::NodeReleased,
         NotificationEvent::NodeDraining,
+        NotificationEvent::ScheduleSuspended,
     ];
 
     /// As people write it and as a delivery names it; it never changes.
@@ -86,10 +89,17 @@ impl NotificationEvent {
             NotificationEvent::NodeQuarantined => "node_quarantined",
             NotificationEvent::NodeReleased => "node_released",
             NotificationEvent::NodeDraining => "node_draining",
+            NotificationEvent::ScheduleSuspended => "schedule_suspended",
         }
     }
 
-    /// Whether it happens to a job, and not to a node.
+    /// Whether it happens to what has a tenant, and not to a node.
+    #[must_use]
+    pub fn has_tenant(self) -> bool {
+        self.is_of_job() || self == NotificationEvent::ScheduleSuspended
+    }
+
+    /// Whether it happens to a job.
     #[must_use]
     pub fn is_of_job(self) -> bool {
         matches!(
@@ -147,12 +157,14 @@ pub struct Receiver {
     /// Where deliveries go: `https://host[:port]/path`; `http` where a replica's configuration allows it. Empty where the
     /// address is itself a secret: then replicas read it from their directory of secrets.
     pub url: String,
-    /// Only events of jobs of this tenant and of those below it; none for all jobs and nodes.
+    /// Only events of jobs and schedules of this tenant and of those below it; none for all of them and for nodes.
     pub tenant: Option<Name>,
-    /// What it is told of; at least one.
+    /// What it is told of, whatever jobs say; at least one, unless jobs may name it.
     pub events: BTreeSet<NotificationEvent>,
     /// What it is sent.
     pub body: NotificationBody,
+    /// Whether jobs of its tenant, and of those below it, may name it to be told of what happens to them.
+    pub for_jobs: bool,
 }
 
 impl Receiver {
@@ -169,13 +181,13 @@ impl Receiver {
         {
             found.push(Violation::new(format!("{at}.url"), rule));
         }
-        if self.events.is_empty() {
+        if self.events.is_empty() && !self.for_jobs {
             found.push(Violation::new(format!("{at}.events"), "must name at least one event"));
         }
-        let of_node = self.events.iter().find(|event| !event.is_of_job());
+        let of_node = self.events.iter().find(|event| !event.has_tenant());
         if let (Some(tenant), Some(event)) = (&self.tenant, of_node) {
             let text = format!(
-                "must be events of jobs for a receiver of tenant {tenant}: nodes have no tenant, got {event}"
+                "must be events of jobs or schedules for a receiver of tenant {tenant}: nodes have no tenant, got {event}"
             );
             found.push(Violation::new(format!("{at}.events"), text));
         }
@@ -278,6 +290,7 @@ mod tests {
             tenant: None,
             events: BTreeSet::from([NotificationEvent::JobFailed]),
             body: NotificationBody::Generic,
+            for_jobs: false,
         }
     }
 
@@ -317,7 +330,11 @@ mod tests {
         assert!(fields(vec![receiver("a"), receiver("b")]).is_empty());
         assert_eq!(fields(vec![receiver("a"), receiver("a")]), ["notifications[1].name"]);
         let silent = Receiver { events: BTreeSet::new(), ..receiver("a") };
-        assert_eq!(fields(vec![silent]), ["notifications[0].events"]);
+        assert_eq!(fields(vec![silent.clone()]), ["notifications[0].events"]);
+        assert!(
+            fields(vec![Receiver { for_jobs: true, ..silent }]).is_empty(),
+            "jobs name what it is told of"
+        );
         let of_nodes = Receiver {
             tenant: Some(Name::literal("t")),
             events: BTreeSet::from([NotificationEvent::JobFailed, NotificationEvent::NodeDown]),

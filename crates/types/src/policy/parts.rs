@@ -55,13 +55,15 @@ pub enum PolicyPart {
     OwnRole(Name),
     /// All rates of interruptions.
     InterruptionRates,
+    /// All counted resources.
+    Resources,
 }
 
 const NAME_RULE: &str =
     "a name is 1 to 63 of a-z, 0-9, -, _ and ., and begins and ends with a letter or digit";
 
 /// Parts that are not entries of a map.
-const WHOLE: [PolicyPart; 14] = [
+const WHOLE: [PolicyPart; 15] = [
     PolicyPart::Tenants,
     PolicyPart::Order,
     PolicyPart::Backfill,
@@ -76,6 +78,7 @@ const WHOLE: [PolicyPart; 14] = [
     PolicyPart::Notifications,
     PolicyPart::Roles,
     PolicyPart::InterruptionRates,
+    PolicyPart::Resources,
 ];
 
 impl PolicyPart {
@@ -116,6 +119,7 @@ impl PolicyPart {
             PolicyPart::Notifications => "notifications",
             PolicyPart::Roles | PolicyPart::OwnRole(_) => "roles",
             PolicyPart::InterruptionRates => "interruption_rates",
+            PolicyPart::Resources => "resources",
         }
     }
 
@@ -157,6 +161,7 @@ impl PolicyPart {
             PolicyPart::Roles => into.roles.clone_from(&from.roles),
             PolicyPart::OwnRole(name) => return self.copy_entry(name, &from.roles, &mut into.roles),
             PolicyPart::InterruptionRates => into.interruption_rates.clone_from(&from.interruption_rates),
+            PolicyPart::Resources => into.resources.clone_from(&from.resources),
         }
         Ok(())
     }
@@ -192,7 +197,7 @@ fn unknown(path: &str) -> String {
     format!(
         "`{path}` is no part of a policy: use tenants, tenants.NAME, order, backfill, preemption, weights, prices, datasets, \
          datasets.NAME, transfers, spare_hosts_per_rack, spare_hosts_per_rack.TYPE, windows, isolation, \
-         notifications, roles, roles.NAME or interruption_rates"
+         notifications, roles, roles.NAME, interruption_rates or resources"
     )
 }
 

@@ -219,6 +219,8 @@ type Subject = (Option<PurchaseKind>, Option<Name>);
 pub struct PriceTable {
     /// By type, then by purchase and region, in the order of time.
     kinds: BTreeMap<Name, BTreeMap<Subject, Vec<DatedPrice>>>,
+    /// [`PriceTable::boundaries`].
+    moments: Vec<LogTime>,
 }
 
 impl PriceTable {
@@ -234,6 +236,7 @@ impl PriceTable {
         for dated in table.kinds.values_mut().flat_map(BTreeMap::values_mut) {
             dated.sort_unstable_by_key(|dated| dated.from);
         }
+        table.moments = table.boundaries();
         table
     }
 
@@ -276,6 +279,14 @@ impl PriceTable {
         let all = self.kinds.values().flat_map(BTreeMap::values).flatten();
         let moments: BTreeSet<LogTime> = all.flat_map(|dated| [dated.from, dated.until]).collect();
         moments.into_iter().filter(|moment| (1..u64::MAX).contains(&moment.0)).collect()
+    }
+
+    /// Those of them that are after one moment and before another.
+    #[must_use]
+    pub fn boundaries_between(&self, from: LogTime, until: LogTime) -> &[LogTime] {
+        let first = self.moments.partition_point(|moment| *moment <= from);
+        let end = self.moments.partition_point(|moment| *moment < until);
+        self.moments.get(first..end).unwrap_or_default()
     }
 
     /// Whether there is no price at all.

@@ -4,7 +4,7 @@ use alloc::format;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
-use super::{POLICY_DURATION_MS_MAX, Policy, USAGE_HALF_LIFE_MS_MIN};
+use super::{OnLimit, POLICY_DURATION_MS_MAX, Policy, QUOTA_MILLI_MAX, SpendBudget, USAGE_HALF_LIFE_MS_MIN};
 use crate::capacity::PurchaseSet;
 use crate::job::PriorityTier;
 use crate::name::Name;
@@ -15,6 +15,9 @@ use crate::time::LogTime;
 /// name, to give all of them together a weight, quotas and rights; otherwise it has the default weight, no
 /// quota and the least rights.
 pub const UNLISTED_TENANT: &str = "unlisted";
+
+/// The largest limit of a tenant on memory: 1 EiB.
+pub const LIMITED_MEMORY_BYTES_MAX: u64 = 1 << 60;
 
 /// Which jobs of a tenant may say that policy must not stop them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -66,6 +69,8 @@ pub struct TenantRights {
     pub bookings: Option<bool>,
     /// The only purchases of nodes that its jobs may ask for; empty where none are stated.
     pub purchases: PurchaseSet,
+    /// Whether its jobs may have negative nice values.
+    pub negative_nice: Option<bool>,
 }
 
 impl TenantRights {
@@ -76,6 +81,7 @@ impl TenantRights {
         deadlines: Some(true),
         bookings: Some(true),
         purchases: PurchaseSet::ALL,
+        negative_nice: Some(true),
     };
 }
 
@@ -102,6 +108,16 @@ pub struct TenantLimits {
     /// How long its jobs may be charged for accelerators in each window of time; its jobs wait once that is used. Tenants that
     /// the policy does not name are counted together.
     pub accelerator_hours: Option<AcceleratorBudget>,
+    /// Thousandths of CPUs that the jobs of the tenant and of everyone below it may be charged for together; a job that would
+    /// take more waits. Unlike the others it is not that of a tenant above, which holds in addition.
+    pub cpu_milli: Option<u64>,
+    /// The same of memory, in bytes.
+    pub memory_bytes: Option<u64>,
+    /// How much its jobs may be charged for by the prices of the policy in each window of time; its jobs wait once that is
+    /// used. Tenants that the policy does not name are counted together.
+    pub spend: Option<SpendBudget>,
+    /// What becomes of work that meets a limit when it is submitted.
+    pub on_limit: Option<OnLimit>,
 }
 
 /// How much accelerator time may be used in each window of log time. Windows follow one another from the Unix epoch on.
@@ -157,6 +173,8 @@ impl TenantLimits {
             running_jobs: None,
             accelerator_hours: None,
             submissions_per_minute: None,
+            spend: None,
+            devices: None,
         },
         job: JobLimits {
             devices_max: None,
@@ -165,6 +183,10 @@ impl TenantLimits {
             artifacts_bytes_max: None,
         },
         accelerator_hours: None,
+        cpu_milli: None,
+        memory_bytes: None,
+        spend: None,
+        on_limit: None,
     };
 
     /// Every rule that its budgets break, by field.
@@ -174,6 +196,19 @@ impl TenantLimits {
             (format!("{at}.user.accelerator_hours"), self.user.accelerator_hours),
         ];
         for (at, budget) in budgets {
+            budget.inspect(|budget| budget.check(&at, found));
+        }
+        let amounts = [
+            ("cpu_milli", self.cpu_milli, QUOTA_MILLI_MAX),
+            ("memory_bytes", self.memory_bytes, LIMITED_MEMORY_BYTES_MAX),
+        ];
+        for (field, amount, max) in amounts {
+            if let Some(amount) = amount.filter(|amount| *amount > max) {
+                found.push(Violation::limit(&format!("{at}.{field}"), amount, 0, max));
+            }
+        }
+        let spends = [(format!("{at}.spend"), self.spend), (format!("{at}.user.spend"), self.user.spend)];
+        for (at, budget) in spends {
             budget.inspect(|budget| budget.check(&at, found));
         }
     }
@@ -196,6 +231,12 @@ pub struct UserLimits {
     /// Submissions in a minute, as many at once as in a minute. The leader counts them, so that a change of leader begins a
     /// new minute. They also count for the tenant.
     pub submissions_per_minute: Option<u32>,
+    /// How much its jobs may be charged for by the prices of the policy in each window of time; its jobs wait once that is
+    /// used, and nobody waits behind them.
+    pub spend: Option<SpendBudget>,
+    /// Devices that its placed jobs hold together. A job that would make it more waits, whatever is free, and nobody waits behind
+    /// it; an elastic job counts with all that it asks for.
+    pub devices: Option<u32>,
 }
 
 /// What one job of a tenant may ask for.
@@ -266,6 +307,8 @@ pub struct Rights {
     pub bookings: bool,
     /// The purchases of nodes that its jobs may ask for.
     pub purchases: PurchaseSet,
+    /// Whether its jobs may have negative nice values.
+    pub negative_nice: bool,
 }
 
 impl Rights {
@@ -276,6 +319,7 @@ impl Rights {
         deadlines: false,
         bookings: false,
         purchases: PurchaseSet::ALL,
+        negative_nice: false,
     };
 
     /// Everything.
@@ -285,6 +329,7 @@ impl Rights {
         deadlines: true,
         bookings: true,
         purchases: PurchaseSet::ALL,
+        negative_nice: true,
     };
 }
 
@@ -304,10 +349,23 @@ impl Policy {
                 running_jobs: self.user_running_jobs(tenant),
                 accelerator_hours: self.user_budget(tenant),
                 submissions_per_minute: stated().find_map(|limits| limits.user.submissions_per_minute),
+                spend: self.user_spend(tenant),
+                devices: self.user_devices(tenant),
             },
             job: stated().fold(JobLimits::default(), |nearer, limits| nearer.or(limits.job)),
             accelerator_hours: self.budget(tenant),
+            cpu_milli: self.tenants.get(tenant).and_then(|stated| stated.limits.cpu_milli),
+            memory_bytes: self.tenants.get(tenant).and_then(|stated| stated.limits.memory_bytes),
+            spend: self.spend(tenant),
+            on_limit: self.on_limit(tenant),
         }
+    }
+
+    /// Submissions with jobs of a tier that a tenant may make in a minute; none for no limit.
+    #[must_use]
+    pub fn tier_submissions(&self, tenant: &Name, tier: PriorityTier) -> Option<u32> {
+        let mut stated = self.ancestry(tenant).filter_map(|name| self.tenants.get(name));
+        stated.find_map(|tenant| tenant.tier_submissions.get(&tier).copied())
     }
 
     /// How much accelerator time the jobs of a tenant may use in a window; none for no limit.
@@ -358,6 +416,9 @@ impl Policy {
                 .map(|rights| rights.purchases)
                 .find(|purchases| !purchases.is_empty())
                 .unwrap_or(Rights::LEAST.purchases),
+            negative_nice: stated()
+                .find_map(|rights| rights.negative_nice)
+                .unwrap_or(Rights::LEAST.negative_nice),
         }
     }
 }

@@ -3,8 +3,8 @@
 use muster_types::booking_rule::minute_of_day;
 use muster_types::fleet::checked_name;
 use muster_types::{
-    Booking, BookingAmount, BookingRule, BookingShape, BookingSpec, BookingTimes, ListedWindows, LogTime,
-    Name, Violation, Weekdays, limits,
+    Booking, BookingAmount, BookingClearing, BookingRule, BookingShape, BookingSpec, BookingTimes, FleetPart,
+    ListedWindows, LogTime, Name, Violation, Weekdays, limits,
 };
 
 use super::{Found, below, bound, moment, one_of, span};
@@ -22,13 +22,23 @@ pub fn booking_spec_from_proto(message: Option<v1::BookingSpec>) -> Result<Booki
     let Some(message) = message else {
         return Err(vec![Violation::new("spec", "must be given")]);
     };
-    let tenant = found.take(checked_name("spec.tenant", &message.tenant));
+    let tenant = match (message.maintenance, message.tenant.as_str()) {
+        (true, "") => Some(None),
+        (true, _) => {
+            found.push(Violation::new("spec.tenant", "must be left out for maintenance"));
+            None
+        }
+        (false, tenant) => found.take(checked_name("spec.tenant", tenant)).map(Some),
+    };
     let jobs = names("spec.jobs", message.jobs, limits::BOOKING_JOBS_MAX, &mut found);
-    let shape = shape(message.shape, &mut found);
+    let shape = shape(message.shape, message.maintenance, &mut found);
     let start = moment("spec", "start_time", message.start_time, &mut found);
     let length = span("spec", "length", message.length, &mut found);
     let notice_ms = span("spec", "notice", message.notice, &mut found);
-    let clearing = one_of("spec", "clearing", message.clearing, &mut found);
+    let clearing = match (message.maintenance, message.clearing) {
+        (true, 0) => BookingClearing::Stop,
+        (_, clearing) => one_of("spec", "clearing", clearing, &mut found),
+    };
     let times = BookingTimes {
         start: start.unwrap_or(LogTime(0)),
         length_ms: length.unwrap_or(0),
@@ -67,10 +77,17 @@ fn rule(message: v1::BookingRule, found: &mut Found) -> Option<ListedWindows> {
     Some(ListedWindows::new(BookingRule { weekdays: weekdays?, minute: minute?, zone: message.zone }))
 }
 
-fn shape(message: Option<v1::BookingShape>, found: &mut Found) -> Option<BookingShape> {
+fn shape(
+    message: Option<v1::BookingShape>,
+    is_maintenance: bool,
+    found: &mut Found,
+) -> Option<BookingShape> {
     let at = |field: &str| below("spec.shape", field);
     let message = message.unwrap_or_default();
     let given = [!message.nodes.is_empty(), message.hosts > 0, message.devices > 0];
+    if is_maintenance && !given.contains(&true) {
+        return part(&message, found);
+    }
     if given.into_iter().filter(|is_given| *is_given).count() != 1 {
         let text = "must have exactly one of `nodes`, `hosts` and `devices`";
         found.push(Violation::new("spec.shape", text));
@@ -108,6 +125,21 @@ fn shape(message: Option<v1::BookingShape>, found: &mut Found) -> Option<Booking
     Some(BookingShape::Chosen { amount, kind, region, cluster, labels })
 }
 
+/// All nodes of a place, for maintenance.
+fn part(message: &v1::BookingShape, found: &mut Found) -> Option<BookingShape> {
+    if !message.accelerator.is_empty() || !message.labels.is_empty() {
+        let text = "must be left out for the maintenance of a place: it is of every node there";
+        found.push(Violation::new("spec.shape.accelerator", text));
+    }
+    let mut name = |field: &str, text: &str| match text {
+        "" => None,
+        text => found.take(checked_name(&below("spec.shape", field), text)),
+    };
+    let region = name("region", &message.region);
+    let cluster = name("cluster", &message.cluster);
+    Some(BookingShape::Part(FleetPart { region, cluster }))
+}
+
 fn names(field: &str, mut texts: Vec<String>, max: usize, found: &mut Found) -> Vec<Name> {
     bound(field, &mut texts, max, found);
     let checked = texts.iter().enumerate().map(|(i, text)| checked_name(&format!("{field}[{i}]"), text));
@@ -119,7 +151,7 @@ fn names(field: &str, mut texts: Vec<String>, max: usize, found: &mut Found) -> 
 pub fn booking_spec_to_proto(spec: &BookingSpec) -> v1::BookingSpec {
     let times = &spec.times;
     v1::BookingSpec {
-        tenant: spec.tenant.to_string(),
+        tenant: spec.tenant.as_ref().map(Name::to_string).unwrap_or_default(),
         user: spec.user.clone().unwrap_or_default(),
         jobs: spec.jobs.iter().map(Name::to_string).collect(),
         shared: spec.is_shared,
@@ -136,12 +168,18 @@ pub fn booking_spec_to_proto(spec: &BookingSpec) -> v1::BookingSpec {
             time: listed.rule.time(),
             zone: listed.rule.zone.clone(),
         }),
+        maintenance: spec.is_maintenance(),
     }
 }
 
 fn shape_to_proto(shape: &BookingShape) -> v1::BookingShape {
     let text = |name: &Option<Name>| name.as_ref().map(Name::to_string).unwrap_or_default();
     match shape {
+        BookingShape::Part(part) => v1::BookingShape {
+            region: text(&part.region),
+            cluster: text(&part.cluster),
+            ..v1::BookingShape::default()
+        },
         BookingShape::Nodes(nodes) => v1::BookingShape {
             nodes: nodes.iter().map(Name::to_string).collect(),
             ..v1::BookingShape::default()
@@ -186,7 +224,6 @@ pub fn booking_to_proto(name: &Name, booking: &Booking) -> v1::Booking {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use muster_types::BookingClearing;
 
     fn asked() -> v1::BookingSpec {
         v1::BookingSpec {
@@ -209,6 +246,7 @@ mod tests {
             clearing: v1::BookingClearing::Stop.into(),
             reason: "weekly evaluation".to_owned(),
             rule: None,
+            maintenance: false,
         }
     }
 
@@ -258,6 +296,36 @@ mod tests {
         }
         let read = booking_spec_from_proto(Some(asked())).expect("it is whole");
         assert_eq!((read.clearing, read.times.windows), (BookingClearing::Stop, 4));
+    }
+
+    #[test]
+    fn maintenance_has_no_owner_and_is_of_nodes_or_of_a_place() {
+        let of_place = v1::BookingShape { region: "eu".to_owned(), ..v1::BookingShape::default() };
+        let nodes = v1::BookingShape { nodes: vec!["a".to_owned()], ..v1::BookingShape::default() };
+        let upgrade = |shape| v1::BookingSpec {
+            tenant: String::new(),
+            user: String::new(),
+            jobs: Vec::new(),
+            shape: Some(shape),
+            maintenance: true,
+            ..asked()
+        };
+        for message in [upgrade(of_place.clone()), upgrade(nodes)] {
+            let read = booking_spec_from_proto(Some(message.clone())).expect("it is whole");
+            assert_eq!(booking_spec_to_proto(&read), message);
+        }
+        let unsaid = v1::BookingSpec { clearing: 0, ..upgrade(of_place.clone()) };
+        let read = booking_spec_from_proto(Some(unsaid)).expect("it is whole");
+        assert_eq!(read.clearing, BookingClearing::Stop);
+        for wrong in [
+            v1::BookingSpec { tenant: "vision".to_owned(), ..upgrade(of_place.clone()) },
+            v1::BookingSpec { clearing: v1::BookingClearing::Finish.into(), ..upgrade(of_place.clone()) },
+            v1::BookingSpec { maintenance: false, tenant: "vision".to_owned(), ..upgrade(of_place) },
+            upgrade(v1::BookingShape { hosts: 1, ..v1::BookingShape::default() }),
+            upgrade(v1::BookingShape::default()),
+        ] {
+            assert!(booking_spec_from_proto(Some(wrong.clone())).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]

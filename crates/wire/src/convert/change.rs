@@ -1,14 +1,17 @@
 //! Changes of jobs.
 
-use muster_types::{FieldChange, JobMetadata, Violation};
+use muster_types::{FieldChange, GroupSize, JobMetadata, Violation, fleet::checked_name, limits};
 
 use super::job::{draft, metadata};
-use super::{Found, shown};
+use super::{Found, below, shown};
 use crate::{FieldMask, v1};
 
 /// Fields of a job that can be changed.
 const CHANGEABLE: &str = "labels, annotations, spec.tier, spec.run_time_limit, spec.deadline, spec.not_before, spec.regions, \
-                          spec.node_selector, spec.expected_run and spec.nodes";
+                          spec.node_selector, spec.expected_run, spec.nodes, spec.nice, spec.groups and tenant";
+
+/// How many fields those are.
+const CHANGEABLE_COUNT: usize = 13;
 
 /// The one field of an array that can be changed.
 const THROTTLE: &str = "spec.array.throttle";
@@ -40,8 +43,8 @@ pub fn changes_from_proto(
     let mut found = Found::default();
     let mut paths = mask.map(|mask| mask.paths).unwrap_or_default();
     // Each field once: a longer list names one twice.
-    if paths.is_empty() || paths.len() > 10 {
-        let text = format!("must name 1 to 10 fields, each once, of {CHANGEABLE}");
+    if paths.is_empty() || paths.len() > CHANGEABLE_COUNT {
+        let text = format!("must name 1 to {CHANGEABLE_COUNT} fields, each once, of {CHANGEABLE}");
         return Err(vec![Violation::new("update_mask", text)]);
     }
     paths.sort_unstable();
@@ -66,10 +69,17 @@ pub fn changes_from_proto(
         node_selector: if has("spec.node_selector") { given.node_selector } else { Default::default() },
         expected_run: given.expected_run.filter(|_| has("spec.expected_run")),
         nodes: given.nodes.filter(|_| has("spec.nodes")),
+        nice: if has("spec.nice") { given.nice } else { 0 },
         ..v1::JobSpec::default()
     };
-    // Neither name nor tenant can be changed: what is right stands in for both.
-    let draft = draft("job", ("changed".to_owned(), String::new()), named, &mut found);
+    let sizes =
+        if has("spec.groups") { group_sizes("job.spec.groups", &given.groups, &mut found) } else { Vec::new() };
+    let tenant = if has("tenant") { std::mem::take(&mut job.tenant) } else { String::new() };
+    if has("tenant") && tenant.is_empty() {
+        found.push(Violation::new("job.tenant", "must be given"));
+    }
+    // The name cannot be changed: what is right stands in for it.
+    let draft = draft("job", ("changed".to_owned(), tenant), named, &mut found);
     let mut changes = Vec::with_capacity(paths.len());
     for path in &paths {
         changes.extend(match path.as_str() {
@@ -81,6 +91,9 @@ pub fn changes_from_proto(
             "spec.node_selector" => Some(FieldChange::NodeSelector(draft.node_selector.clone())),
             "spec.expected_run" => Some(FieldChange::ExpectedRun(draft.expected_run_ms)),
             "spec.nodes" => Some(FieldChange::Nodes(draft.nodes.clone())),
+            "spec.nice" => Some(FieldChange::Nice(draft.nice)),
+            "spec.groups" => Some(FieldChange::Groups(sizes.clone())),
+            "tenant" => Some(FieldChange::Tenant(draft.tenant.clone())),
             "labels" => Some(FieldChange::Labels(carried.labels.clone())),
             "annotations" => Some(FieldChange::Annotations(carried.annotations.clone())),
             THROTTLE => {
@@ -97,6 +110,28 @@ pub fn changes_from_proto(
         });
     }
     if found.is_empty() { Ok(changes) } else { Err(found.into_violations()) }
+}
+
+/// How many workers groups are to have: nothing else of them is read.
+fn group_sizes(at: &str, groups: &[v1::TaskGroup], found: &mut Found) -> Vec<GroupSize> {
+    if groups.is_empty() || groups.len() > limits::TASK_GROUPS_MAX {
+        found.push(Violation::limit(at, groups.len() as u64, 1, limits::TASK_GROUPS_MAX as u64));
+        return Vec::new();
+    }
+    let mut sizes = Vec::with_capacity(groups.len());
+    for (place, given) in groups.iter().enumerate() {
+        let at = format!("{at}[{place}]");
+        if given.workers == 0 {
+            found.push(Violation::new(below(&at, "workers"), "must be given"));
+        }
+        let name = match given.name.as_str() {
+            "" => None,
+            text => found.take(checked_name(&below(&at, "name"), text)),
+        };
+        let workers_min = (given.min_workers > 0).then_some(given.min_workers);
+        sizes.push(GroupSize { group: name, workers: given.workers, workers_min });
+    }
+    sizes
 }
 
 #[cfg(test)]
@@ -142,14 +177,32 @@ mod tests {
             let found = changes_from_proto(None, mask).expect_err("it is wrong");
             found.into_iter().map(|violation| violation.to_string()).collect::<Vec<_>>().join("\n")
         };
-        assert!(fields(None).contains("must name 1 to 10 fields"));
+        assert!(fields(None).contains("must name 1 to 13 fields"));
         assert!(fields(mask(&["spec.tier", "spec.tier"])).contains("each field once"));
-        assert!(fields(mask(&["spec.groups"])).contains("\"spec.groups\", which cannot be changed"));
-        assert!(fields(mask(&["spec.tier"; 40])).contains("must name 1 to 10 fields"));
+        assert!(fields(mask(&["spec.booking"])).contains("\"spec.booking\", which cannot be changed"));
+        assert!(fields(mask(&["spec.groups"])).contains("job.spec.groups"));
+        assert!(fields(mask(&["tenant"])).contains("job.tenant"));
+        assert!(fields(mask(&["spec.tier"; 40])).contains("must name 1 to 13 fields"));
         assert!(fields(mask(&[THROTTLE])).contains("which only an array has"));
         let spec = v1::JobSpec { regions: vec!["No Region".to_owned()], ..v1::JobSpec::default() };
         let found = changes_from_proto(of(spec), mask(&["spec.regions"])).expect_err("it is no region");
         assert_eq!(found[0].field, "job.spec.regions[0]");
+    }
+
+    #[test]
+    fn of_groups_the_numbers_of_workers_alone_are_read() {
+        let group = v1::TaskGroup { workers: 4, min_workers: 2, ..v1::TaskGroup::default() };
+        let spec = v1::JobSpec { groups: vec![group], nice: -5, ..v1::JobSpec::default() };
+        let job = v1::Job { tenant: "vision".to_owned(), spec: Some(spec), ..v1::Job::default() };
+        let changes = changes_from_proto(Some(job), mask(&["tenant", "spec.nice", "spec.groups"]));
+        let size = GroupSize { group: None, workers: 4, workers_min: Some(2) };
+        let tenant = muster_types::Name::literal("vision");
+        let expected =
+            vec![FieldChange::Groups(vec![size]), FieldChange::Nice(-5), FieldChange::Tenant(tenant)];
+        assert_eq!(changes, Ok(expected));
+        let spec = v1::JobSpec { nice: 1_000, ..v1::JobSpec::default() };
+        let found = changes_from_proto(of(spec), mask(&["spec.nice"])).expect_err("it is too nice");
+        assert_eq!(found[0].field, "job.spec.nice");
     }
 
     #[test]

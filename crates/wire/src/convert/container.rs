@@ -1,5 +1,6 @@
 //! Images of workers.
 
+use muster_types::fleet::checked_name;
 use muster_types::{Container, Mount, Violation, limits};
 
 use super::{Found, below, bound, one_of};
@@ -8,7 +9,8 @@ use crate::v1;
 
 /// The image that a message names; its command is read elsewhere.
 pub(super) fn container_from_proto(at: &str, message: v1::ContainerRuntime, found: &mut Found) -> Container {
-    let v1::ContainerRuntime { image, command: _, user, pull, mut mounts, shared_memory_bytes } = message;
+    let v1::ContainerRuntime { image, command: _, user, pull, mut mounts, shared_memory_bytes, credentials } =
+        message;
     if !user.is_empty() {
         let rule = "must be empty: a worker runs as its tenant's user of the host";
         found.push(Violation::new(below(at, "user"), rule));
@@ -24,6 +26,9 @@ pub(super) fn container_from_proto(at: &str, message: v1::ContainerRuntime, foun
         pull: one_of(at, "pull", pull, found),
         mounts: mounts.into_iter().map(mount).collect(),
         shared_memory_bytes,
+        credentials: (!credentials.is_empty())
+            .then(|| found.take(checked_name(&below(at, "credentials"), &credentials)))
+            .flatten(),
     }
 }
 
@@ -57,5 +62,6 @@ pub fn container_to_proto(container: &Container) -> v1::ContainerRuntime {
         pull: number(container.pull),
         mounts: container.mounts.iter().map(mount).collect(),
         shared_memory_bytes: container.shared_memory_bytes,
+        credentials: container.credentials.as_ref().map(ToString::to_string).unwrap_or_default(),
     }
 }

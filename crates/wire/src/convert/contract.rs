@@ -1,10 +1,11 @@
 //! What jobs ask of the node that runs them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use muster_types::policy::NotificationEvent;
 use muster_types::{
-    ArtifactRules, BlobDigest, CheckpointRules, FailureClass, JobContract, NoticeRules, RetryRules,
-    TraceParent, Ulimits, Violation, fleet::checked_name,
+    ArtifactRules, BlobDigest, CheckpointRules, CommandShell, CpuBinding, FailureClass, HostRules, JobContract,
+    JobNotification, NoticeRules, RetryRules, TraceParent, Ulimits, Violation, fleet::checked_name,
 };
 
 use super::{Found, below, bound, one_of, span};
@@ -32,9 +33,11 @@ pub(super) fn contract(at: &str, message: &mut v1::JobSpec, found: &mut Found) -
         artifacts_from_proto(asked)
     });
     let ulimits = message.ulimits.take().map(ulimits_from_proto).unwrap_or_default();
+    let host = message.host.take().map(|asked| host_rules(&field("host"), &asked, found)).unwrap_or_default();
     let spares = message.spare_workers;
     let said = trace_parent_from_proto(&field("trace_parent"), &message.trace_parent);
     let trace_parent = found.take(said).flatten();
+    let notify = notifications(&field("notify"), std::mem::take(&mut message.notify), found);
     JobContract {
         launch,
         retry,
@@ -45,7 +48,10 @@ pub(super) fn contract(at: &str, message: &mut v1::JobSpec, found: &mut Found) -
         workdir,
         artifacts,
         ulimits,
+        host,
         trace_parent,
+        terminal: message.terminal,
+        notify,
     }
 }
 
@@ -58,6 +64,67 @@ fn trace_parent_from_proto(at: &str, text: &str) -> Result<Option<TraceParent>, 
         "" => Ok(None),
         text => TraceParent::parse(text).map(Some).map_err(|rule| Violation::new(at, rule)),
     }
+}
+
+fn host_rules(at: &str, message: &v1::HostRules, found: &mut Found) -> HostRules {
+    HostRules {
+        binding: one_of(at, "binding", message.binding, found),
+        shell: one_of(at, "shell", message.shell, found),
+        shared_memory_bytes: message.shared_memory_bytes,
+    }
+}
+
+/// How workers are run on their hosts. A value that this version does not know is refused: the worker would run in another way.
+///
+/// # Errors
+/// The first field that breaks a rule.
+pub fn host_rules_from_proto(message: &v1::HostRules) -> Result<HostRules, Violation> {
+    let mut found = Found::default();
+    let rules = host_rules("", message, &mut found);
+    let mut broken = found.into_violations();
+    rules.check(&mut broken);
+    broken.into_iter().next().map_or(Ok(rules), Err)
+}
+
+/// The same as a message; none when they say nothing.
+#[must_use]
+pub fn host_rules_to_proto(rules: &HostRules) -> Option<v1::HostRules> {
+    (!rules.is_default()).then(|| v1::HostRules {
+        binding: if rules.binding == CpuBinding::None { 0 } else { number(rules.binding) },
+        shell: if rules.shell == CommandShell::None { 0 } else { number(rules.shell) },
+        shared_memory_bytes: rules.shared_memory_bytes,
+    })
+}
+
+/// Receivers that a job names.
+fn notifications(
+    at: &str,
+    mut messages: Vec<v1::JobNotification>,
+    found: &mut Found,
+) -> Vec<JobNotification> {
+    bound(at, &mut messages, muster_types::limits::JOB_NOTIFICATIONS_MAX, found);
+    let mut entries = Vec::with_capacity(messages.len());
+    for (index, message) in messages.into_iter().enumerate() {
+        let at = format!("{at}[{index}]");
+        let receiver = found.take(checked_name(&below(&at, "receiver"), &message.receiver));
+        let events = notification_events(&below(&at, "events"), message.events, found);
+        entries.extend(receiver.map(|receiver| JobNotification { receiver, events }));
+    }
+    entries
+}
+
+/// Events of notifications, each once.
+pub(super) fn notification_events(
+    at: &str,
+    mut numbers: Vec<i32>,
+    found: &mut Found,
+) -> BTreeSet<NotificationEvent> {
+    bound(at, &mut numbers, NotificationEvent::ALL.len(), found);
+    let mut events = BTreeSet::new();
+    for (index, number) in numbers.iter().enumerate() {
+        events.extend(found.take(given_from_proto::<NotificationEvent>(&format!("{at}[{index}]"), *number)));
+    }
+    events
 }
 
 /// The limits that a message has, not checked.
@@ -159,7 +226,10 @@ pub(super) fn contract_to_proto(contract: &JobContract) -> v1::JobSpec {
         workdir,
         artifacts,
         ulimits,
+        host,
         trace_parent,
+        terminal,
+        notify,
     } = contract;
     let limits = retry
         .limits
@@ -189,8 +259,18 @@ pub(super) fn contract_to_proto(contract: &JobContract) -> v1::JobSpec {
         workdir: workdir.map(workdir_to_proto),
         artifacts: artifacts.as_ref().map(artifacts_to_proto),
         ulimits: ulimits_to_proto(ulimits),
+        host: host_rules_to_proto(host),
         trace_parent: trace_parent.map(|parent| parent.to_string()).unwrap_or_default(),
+        terminal: *terminal,
+        notify: notify.iter().map(notification_to_proto).collect(),
         ..v1::JobSpec::default()
+    }
+}
+
+fn notification_to_proto(entry: &JobNotification) -> v1::JobNotification {
+    v1::JobNotification {
+        receiver: entry.receiver.to_string(),
+        events: entry.events.iter().map(|event| number(*event)).collect(),
     }
 }
 

@@ -17,6 +17,8 @@ pub fn features_from_proto(takes: &[i32]) -> Features {
             SessionFeature::ForeignLoad => Some(Feature::ForeignLoad),
             SessionFeature::Exec => Some(Feature::Exec),
             SessionFeature::PortForward => Some(Feature::PortForward),
+            SessionFeature::Readiness => Some(Feature::Readiness),
+            SessionFeature::Images => Some(Feature::Images),
         })
         .collect()
 }
@@ -31,6 +33,8 @@ pub fn features_to_proto(features: Features) -> Vec<i32> {
         Feature::ForeignLoad => SessionFeature::ForeignLoad,
         Feature::Exec => SessionFeature::Exec,
         Feature::PortForward => SessionFeature::PortForward,
+        Feature::Readiness => SessionFeature::Readiness,
+        Feature::Images => SessionFeature::Images,
     };
     features.iter().map(|feature| number(feature) as i32).collect()
 }

@@ -21,6 +21,7 @@ use super::demand::{
     self, accelerator_request_to_proto, slice_to_proto, slice_workers, topology, topology_to_proto,
 };
 use super::id::{array_id, job_id};
+use super::licence::{licences, licences_to_proto};
 use super::node_requirements::{node_requirements, node_requirements_to_proto};
 use super::{Found, below, bound, moment, one_of, shown, span};
 use crate::closed::{number, value_from_proto};
@@ -98,6 +99,7 @@ pub fn submission_to_proto(job: &Submission) -> v1::Job {
             },
             &job.named_dependencies,
         )),
+        hold: job.held,
         ..v1::Job::default()
     }
 }
@@ -147,6 +149,10 @@ pub fn job_spec_to_proto(spec: &JobSpec, contract: Option<&JobContract>) -> v1::
         booking: spec.booking.as_ref().map(Name::to_string).unwrap_or_default(),
         capacity: spec.capacity.as_deref().map(capacity_to_proto),
         affinity: spec.affinity.iter().map(affinity_to_proto).collect(),
+        licences: licences_to_proto(&spec.licences),
+        nice: spec.nice.into(),
+        exclusive: spec.is_exclusive(),
+        readiness: spec.readiness_ms.map(|ms| v1::ReadinessRule { timeout: Some(duration(ms)) }),
         retry: (retry != v1::RetryPolicy::default()).then_some(retry),
         checkpoint: (checkpoint != v1::CheckpointPolicy::default()).then_some(checkpoint),
         ..said
@@ -197,7 +203,7 @@ fn group_to_proto(group: &TaskGroup) -> v1::TaskGroup {
 
 /// Appends what one message submits when nothing was found so far; else only looks for more.
 fn convert_into(jobs: &mut Vec<Submission>, at: &str, message: v1::Job, found: &mut Found) {
-    let v1::Job { name, tenant, labels, annotations, spec, .. } = message;
+    let v1::Job { name, tenant, labels, annotations, spec, hold: held, .. } = message;
     let Some(mut spec) = spec else {
         found.push(Violation::new(below(at, "spec"), "must be given"));
         return;
@@ -214,7 +220,7 @@ fn convert_into(jobs: &mut Vec<Submission>, at: &str, message: v1::Job, found: &
     let Some(checked) = check(at, draft, found) else { return };
     check_contract(at, &checked, &contract, found);
     if found.is_empty() {
-        jobs.push(Submission { spec: checked, contract, metadata, array, named_dependencies });
+        jobs.push(Submission { spec: checked, contract, metadata, array, named_dependencies, held });
     }
 }
 
@@ -291,7 +297,8 @@ pub(super) fn draft(
     let tenant = found.take(name_below(at, "tenant", tenant));
     let at = &below(at, "spec");
     let tier = one_of(at, "tier", message.tier, found);
-    let groups = groups(at, message.groups, found);
+    let mut groups = groups(at, message.groups, found);
+    groups.iter_mut().for_each(|group| group.request.exclusive = message.exclusive);
     let mut names_in = |field: &str, texts: Vec<String>, max| match texts.as_slice() {
         [] => Vec::new(),
         _ => names(&below(at, field), texts, max, found),
@@ -327,7 +334,32 @@ pub(super) fn draft(
         },
         capacity: capacity(at, message.capacity, found),
         affinity: affinity(at, message.affinity, found),
+        licences: licences(at, message.licences, found),
+        nice: nice(at, message.nice, found),
+        front: None,
+        size: None,
+        readiness_ms: readiness(at, message.readiness, found),
     }
+}
+
+/// Within which time workers have to be ready.
+fn readiness(at: &str, rule: Option<v1::ReadinessRule>, found: &mut Found) -> Option<u64> {
+    let rule = rule?;
+    let at = below(at, "readiness");
+    if rule.timeout.is_none() {
+        found.push(Violation::new(below(&at, "timeout"), "must be given"));
+    }
+    span(&at, "timeout", rule.timeout, found)
+}
+
+/// A nice value. What an `i8` has beyond the bounds, the rules of a job refuse.
+fn nice(at: &str, nice: i32, found: &mut Found) -> i8 {
+    i8::try_from(nice).unwrap_or_else(|_| {
+        let max = limits::NICE_MAX;
+        let text = format!("must be between -{max} and {max}, got {nice}");
+        found.push(Violation::new(below(at, "nice"), text));
+        0
+    })
 }
 
 /// A name in a field. The path is made only for the violation: a batch has thousands of fields that are right.
@@ -479,6 +511,7 @@ fn group(at: &str, index: usize, only: bool, message: v1::TaskGroup, found: &mut
             accelerators,
             cpu_milli: if asked.cpu_milli == 0 { CPU_MILLI_DEFAULT } else { asked.cpu_milli },
             memory_bytes: if asked.memory_bytes == 0 { MEMORY_BYTES_DEFAULT } else { asked.memory_bytes },
+            exclusive: false,
         },
         slice,
         container,

@@ -19,13 +19,16 @@ mod container;
 mod contract;
 mod demand;
 mod feature;
+mod fleet_hold;
 mod health;
 mod id;
 mod job;
+mod licence;
 mod node;
 mod node_requirements;
 mod policy;
 mod probe;
+mod queue_choices;
 mod quota;
 mod read;
 mod schedule;
@@ -47,11 +50,12 @@ pub use booking::{booking_spec_from_proto, booking_spec_to_proto, booking_to_pro
 pub use change::{changes_from_proto, throttle_from_proto};
 pub use container::{container_to_proto, launched_container};
 pub use contract::{
-    artifacts_from_proto, artifacts_to_proto, notice_to_proto, ulimits_from_proto, ulimits_to_proto,
+    artifacts_from_proto, artifacts_to_proto, host_rules_from_proto, host_rules_to_proto, notice_to_proto, ulimits_from_proto, ulimits_to_proto,
     workdir_from_proto, workdir_to_proto,
 };
 pub use demand::{accelerator_request_from_proto, accelerator_request_to_proto};
 pub use feature::{features_from_proto, features_to_proto};
+pub use fleet_hold::{fleet_hold_from_proto, hold_target_from_proto, hold_target_to_proto};
 pub use health::{
     health_policy_from_proto, health_policy_to_proto, health_report_from_proto, health_report_to_proto,
     repair_from_proto, restriction_to_proto, stop_after_from_proto,

@@ -8,13 +8,15 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use muster_types::policy::{
     self, AcceleratorBudget, BackfillPolicy, Dataset, Guarantee, JobLimits, NotificationBody,
-    NotificationEvent, OrderPolicy, OwnRole, OwnedCost, POLICY_PARTS_MAX, PlacementWeights, Policy,
-    PolicyDraft, PolicyPart, PolicyUpdate, PreemptionPolicy, Price, PurchaseKind, Quota, Receiver,
-    TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Verb, Window, WindowPurpose, WindowScope,
+    OrderPolicy, OwnRole, OwnedCost, POLICY_PARTS_MAX, PlacementWeights, Policy,
+    PolicyDraft, PolicyPart, PolicyUpdate, PreemptionPolicy, Price, PurchaseKind, QueueChoices, Quota,
+    Receiver, SpendBudget, TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Verb, Window, WindowPurpose, WindowScope,
 };
 use muster_types::{Name, PriorityTier, TokenRole, Violation, fleet::checked_name, limits};
 
 use super::capacity::{interruption_rate_to_proto, interruption_rates, purchase_set, purchases_to_proto};
+use super::contract::notification_events;
+use super::licence::{resource_to_proto, resources};
 use super::{Found, below, bound, moment, span};
 use crate::closed::{given_from_proto, number, number_or_zero, value_from_proto};
 use crate::time::{duration, timestamp};
@@ -95,6 +97,7 @@ fn only(policy: v1::Policy, parts: &[PolicyPart]) -> v1::Policy {
         notifications: if has("notifications") { policy.notifications } else { Vec::new() },
         roles: policy.roles,
         interruption_rates: if has("interruption_rates") { policy.interruption_rates } else { Vec::new() },
+        resources: if has("resources") { policy.resources } else { Vec::new() },
     };
     kept.tenants.retain(|name, _| has_entry("tenants", name));
     kept.datasets.retain(|name, _| has_entry("datasets", name));
@@ -127,6 +130,7 @@ fn draft(at: &str, message: v1::Policy, found: &mut Found) -> PolicyDraft {
             message.interruption_rates,
             found,
         ),
+        resources: resources(&below(at, "resources"), message.resources, found),
     }
 }
 
@@ -173,19 +177,18 @@ fn receivers(at: &str, mut messages: Vec<v1::NotificationReceiver>, found: &mut 
         let name = found.take(checked_name(&below(&at, "name"), &message.name));
         let name = name.or_else(|| Name::new(&format!("invalid-{index}")));
         let tenant = optional_name(&below(&at, "tenant"), &message.tenant, found);
-        let field = below(&at, "events");
-        let mut numbers = message.events;
-        bound(&field, &mut numbers, NotificationEvent::ALL.len(), found);
-        let events: BTreeSet<NotificationEvent> = numbers
-            .iter()
-            .enumerate()
-            .filter_map(|(index, number)| {
-                found.take(given_from_proto::<NotificationEvent>(&format!("{field}[{index}]"), *number))
-            })
-            .collect();
+        let events = notification_events(&below(&at, "events"), message.events, found);
+        let for_jobs = message.for_jobs.unwrap_or_default();
         let body = found.take(value_from_proto::<NotificationBody>(&below(&at, "body"), message.body));
         let body = body.flatten().unwrap_or_default();
-        receivers.extend(name.map(|name| Receiver { name, url: message.url, tenant, events, body }));
+        receivers.extend(name.map(|name| Receiver {
+            name,
+            url: message.url,
+            tenant,
+            events,
+            body,
+            for_jobs,
+        }));
     }
     receivers
 }
@@ -244,33 +247,51 @@ fn tenants(
                 .limits
                 .as_ref()
                 .map_or_else(BTreeMap::new, |limits| tier_limits(&below(&at, "limits.tiers"), limits, found)),
-            limits: message.limits.map_or_else(TenantLimits::default, |limits| TenantLimits {
-                pending_jobs: limits.pending_jobs,
-                unfinished_jobs: limits.unfinished_jobs,
-                running_jobs: limits.running_jobs,
-                requests_per_minute: limits.requests_per_minute,
-                user: limits.user.map_or_else(UserLimits::default, |user| UserLimits {
-                    pending_jobs: user.pending_jobs,
-                    unfinished_jobs: user.unfinished_jobs,
-                    running_jobs: user.running_jobs,
-                    accelerator_hours: budget(
-                        &below(&at, "limits.user.accelerator_hours"),
-                        user.accelerator_hours,
-                        found,
-                    ),
-                    submissions_per_minute: user.submissions_per_minute,
-                }),
-                job: job_limits(&below(&at, "limits.job"), limits.job, found),
-                accelerator_hours: budget(
-                    &below(&at, "limits.accelerator_hours"),
-                    limits.accelerator_hours,
-                    found,
-                ),
+            // What is wrong with a tier was found just now.
+            tier_submissions: message.limits.as_ref().map_or_else(BTreeMap::new, tier_submissions),
+            queue: message.queue.map_or_else(QueueChoices::default, |queue| {
+                super::queue_choices::queue_choices(&below(&at, "queue"), queue, found)
             }),
+            limits: tenant_limits(&below(&at, "limits"), message.limits, found),
         };
         tenants.insert(name, tenant);
     }
     tenants
+}
+
+fn tenant_limits(at: &str, message: Option<v1::TenantLimits>, found: &mut Found) -> TenantLimits {
+    let Some(limits) = message else { return TenantLimits::default() };
+    TenantLimits {
+        pending_jobs: limits.pending_jobs,
+        unfinished_jobs: limits.unfinished_jobs,
+        running_jobs: limits.running_jobs,
+        requests_per_minute: limits.requests_per_minute,
+        user: limits.user.map_or_else(UserLimits::default, |user| UserLimits {
+            pending_jobs: user.pending_jobs,
+            unfinished_jobs: user.unfinished_jobs,
+            running_jobs: user.running_jobs,
+            accelerator_hours: budget(
+                &below(at, "user.accelerator_hours"),
+                user.accelerator_hours,
+                found,
+            ),
+            submissions_per_minute: user.submissions_per_minute,
+            spend: spend(&below(at, "user.spend"), user.spend, found),
+            devices: user.devices,
+        }),
+        job: job_limits(&below(at, "job"), limits.job, found),
+        accelerator_hours: budget(
+            &below(at, "accelerator_hours"),
+            limits.accelerator_hours,
+            found,
+        ),
+        cpu_milli: limits.cpu_milli,
+        memory_bytes: limits.memory_bytes,
+        spend: spend(&below(at, "spend"), limits.spend, found),
+        on_limit: found
+            .take(value_from_proto(&below(at, "on_limit"), limits.on_limit))
+            .flatten(),
+    }
 }
 
 fn budget(at: &str, message: Option<v1::AcceleratorBudget>, found: &mut Found) -> Option<AcceleratorBudget> {
@@ -288,6 +309,22 @@ fn budget(at: &str, message: Option<v1::AcceleratorBudget>, found: &mut Found) -
     Some(AcceleratorBudget { hours: message.most?, window_ms: window_ms? })
 }
 
+fn spend(at: &str, message: Option<v1::SpendBudget>, found: &mut Found) -> Option<SpendBudget> {
+    let message = message?;
+    let window_ms = span(at, "window", message.window, found);
+    if message.most.is_none() {
+        found.push(Violation::new(below(at, "most"), "must be given: the dollars of each window"));
+    }
+    if message.window.is_none() {
+        found.push(Violation::new(below(at, "window"), "must be given: the length of a window"));
+    }
+    Some(SpendBudget { dollars: message.most?, window_ms: window_ms? })
+}
+
+fn spend_to_proto(budget: SpendBudget) -> v1::SpendBudget {
+    v1::SpendBudget { most: Some(budget.dollars), window: Some(duration(budget.window_ms)) }
+}
+
 fn budget_to_proto(budget: AcceleratorBudget) -> v1::AcceleratorBudget {
     v1::AcceleratorBudget { most: Some(budget.hours), window: Some(duration(budget.window_ms)) }
 }
@@ -303,18 +340,31 @@ fn job_limits(at: &str, message: Option<v1::JobLimits>, found: &mut Found) -> Jo
 }
 
 fn tier_limits(at: &str, message: &v1::TenantLimits, found: &mut Found) -> BTreeMap<PriorityTier, JobLimits> {
-    let mut limits = BTreeMap::new();
+    let (mut limits, mut named) = (BTreeMap::new(), BTreeSet::new());
     let mut messages = message.tiers.clone();
     bound(at, &mut messages, PriorityTier::ALL.len(), found);
     for (place, message) in messages.into_iter().enumerate() {
         let at = format!("{at}[{place}]");
+        let is_stated = message.job.is_some() || message.submissions_per_minute.is_none();
         let of_tier = job_limits(&below(&at, "job"), message.job, found);
         let tier = found.take(given_from_proto::<PriorityTier>(&below(&at, "tier"), message.tier));
-        if tier.is_some_and(|tier| limits.insert(tier, of_tier).is_some()) {
+        let Some(tier) = tier else { continue };
+        if !named.insert(tier) {
             found.push(Violation::new(below(&at, "tier"), "must be named once"));
+        }
+        if is_stated {
+            limits.insert(tier, of_tier);
         }
     }
     limits
+}
+
+fn tier_submissions(message: &v1::TenantLimits) -> BTreeMap<PriorityTier, u32> {
+    let of_tier = |message: &v1::TierLimits| {
+        let tier = given_from_proto::<PriorityTier>("tier", message.tier).ok()?;
+        Some((tier, message.submissions_per_minute?))
+    };
+    message.tiers.iter().take(PriorityTier::ALL.len()).filter_map(of_tier).collect()
 }
 
 fn rights(at: &str, message: &v1::TenantRights, found: &mut Found) -> TenantRights {
@@ -326,6 +376,7 @@ fn rights(at: &str, message: &v1::TenantRights, found: &mut Found) -> TenantRigh
         deadlines: message.deadlines,
         bookings: message.bookings,
         purchases: purchase_set(&below(at, "purchases"), message.purchases.clone(), found),
+        negative_nice: message.negative_nice,
     }
 }
 
@@ -336,6 +387,7 @@ fn rights_to_proto(rights: &TenantRights) -> Option<v1::TenantRights> {
         deadlines: rights.deadlines,
         bookings: rights.bookings,
         purchases: purchases_to_proto(rights.purchases),
+        negative_nice: rights.negative_nice,
     })
 }
 
@@ -597,6 +649,7 @@ pub fn policy_to_proto(policy: &PolicyDraft) -> v1::Policy {
         notifications: policy.notifications.iter().map(receiver_to_proto).collect(),
         roles: policy.roles.iter().map(|(name, role)| (name.to_string(), role_to_proto(role))).collect(),
         interruption_rates: policy.interruption_rates.iter().map(interruption_rate_to_proto).collect(),
+        resources: policy.resources.iter().map(resource_to_proto).collect(),
     }
 }
 
@@ -615,6 +668,7 @@ fn receiver_to_proto(receiver: &Receiver) -> v1::NotificationReceiver {
         tenant: text(&receiver.tenant),
         events: receiver.events.iter().map(|event| number(*event)).collect(),
         body: number(receiver.body),
+        for_jobs: receiver.for_jobs.then_some(true),
     }
 }
 
@@ -632,12 +686,14 @@ fn tenant_to_proto(tenant: &TenantPolicy) -> v1::TenantPolicy {
         quotas: quotas.collect(),
         rights: rights_to_proto(&tenant.rights),
         limits: limits_to_proto(tenant),
+        queue: super::queue_choices::queue_choices_to_proto(&tenant.queue),
     }
 }
 
 fn limits_to_proto(tenant: &TenantPolicy) -> Option<v1::TenantLimits> {
     let limits = &tenant.limits;
-    if *limits == TenantLimits::default() && tenant.tier_limits.is_empty() {
+    let has_tiers = !tenant.tier_limits.is_empty() || !tenant.tier_submissions.is_empty();
+    if *limits == TenantLimits::default() && !has_tiers {
         return None;
     }
     let job = |job: &JobLimits| v1::JobLimits {
@@ -646,10 +702,14 @@ fn limits_to_proto(tenant: &TenantPolicy) -> Option<v1::TenantLimits> {
         default_run_time: job.run_time_default_ms.map(duration),
         max_artifact_bytes: job.artifacts_bytes_max,
     };
-    let of_tier = |(tier, limits): (&PriorityTier, &JobLimits)| v1::TierLimits {
-        tier: number(*tier),
-        job: Some(job(limits)),
-    };
+    let tiers = PriorityTier::ALL.into_iter().filter_map(|tier| {
+        let (limits, rate) = (tenant.tier_limits.get(&tier), tenant.tier_submissions.get(&tier).copied());
+        (limits.is_some() || rate.is_some()).then(|| v1::TierLimits {
+            tier: number(tier),
+            job: limits.map(job),
+            submissions_per_minute: rate,
+        })
+    });
     Some(v1::TenantLimits {
         pending_jobs: limits.pending_jobs,
         unfinished_jobs: limits.unfinished_jobs,
@@ -661,10 +721,16 @@ fn limits_to_proto(tenant: &TenantPolicy) -> Option<v1::TenantLimits> {
             running_jobs: limits.user.running_jobs,
             accelerator_hours: limits.user.accelerator_hours.map(budget_to_proto),
             submissions_per_minute: limits.user.submissions_per_minute,
+            spend: limits.user.spend.map(spend_to_proto),
+            devices: limits.user.devices,
         }),
         job: (limits.job != JobLimits::default()).then(|| job(&limits.job)),
-        tiers: tenant.tier_limits.iter().map(of_tier).collect(),
+        tiers: tiers.collect(),
         accelerator_hours: limits.accelerator_hours.map(budget_to_proto),
+        cpu_milli: limits.cpu_milli,
+        memory_bytes: limits.memory_bytes,
+        spend: limits.spend.map(spend_to_proto),
+        on_limit: number_or_zero(limits.on_limit),
     })
 }
 

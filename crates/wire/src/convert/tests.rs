@@ -6,7 +6,7 @@ mod policy;
 use std::collections::{BTreeMap, HashMap};
 
 use muster_types::policy::{
-    AcceleratorBudget, BackfillPolicy, Dataset, Guarantee, InterruptionRate, JobLimits, NonPreemptible,
+    AcceleratorBudget, BackfillPolicy, CountedResource, Dataset, Guarantee, InterruptionRate, JobLimits, NonPreemptible, OnLimit, QueueChoices, QueueOrder, QueuePreemption, SpendBudget,
     NotificationBody, NotificationEvent, Order, OrderPolicy, OwnRole, OwnedCost, PlacementWeights, Policy,
     PolicyDraft, PreemptionPolicy, Price, PurchaseKind, Quota, Receiver, TenantLimits, TenantPolicy,
     TenantRights, Transfer, UserLimits, Verb, Window, WindowPurpose, WindowScope,

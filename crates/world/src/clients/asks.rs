@@ -192,7 +192,7 @@ fn booking(client: &Client, now: LogTime) -> BookingOrder {
         acts_for,
         name: Name::literal(if chance(500) { "exam" } else { "course" }),
         spec: BookingSpec {
-            tenant: Name::literal(pick(&tenants).unwrap_or(FREE_TENANT)),
+            tenant: Some(Name::literal(pick(&tenants).unwrap_or(FREE_TENANT))),
             user: None,
             jobs: Vec::new(),
             is_shared: chance(600),

@@ -143,11 +143,13 @@ fn request_of(client: &Client) -> RequestId {
 
 fn modify(client: &Client, job: JobId) -> Command {
     let tiers = [PriorityTier::Free, PriorityTier::Batch, PriorityTier::Standard, PriorityTier::Production];
-    let changes = match below(5) {
+    let changes = match below(7) {
         0 => vec![FieldChange::Tier(pick(&tiers).unwrap_or_default())],
         1 => vec![FieldChange::RunTimeLimit(chance(800).then(|| 4_000 + below(20_000)))],
         2 => vec![FieldChange::ExpectedRun(Some(500 + below(5_000))), FieldChange::NotBefore(None)],
         3 => vec![FieldChange::Regions(Vec::new()), FieldChange::Tier(PriorityTier::Batch)],
+        4 => vec![FieldChange::Nice(i8::try_from(below(101)).unwrap_or_default())],
+        5 => vec![FieldChange::Front(None)],
         _ => vec![FieldChange::Labels([("stage".to_owned(), format!("s{}", below(3)))].into())],
     };
     let by = Requester { name: "tenant/free/ada".to_owned(), is_operator: false };

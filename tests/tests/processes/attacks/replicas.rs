@@ -429,7 +429,7 @@ async fn delete(town: &Town, attacks: &mut Table, victim: &str) {
                 Some(admin::RevokedCertificate { serial: "01".to_owned(), ..Default::default() });
             let revoke = admin::RevokeCertificateRequest { request_id: request_id(), certificate };
             note("a certificate", refused(admin.revoke_certificate(revoke).await));
-            let receivers = admin.list_notifications(admin::ListNotificationsRequest {});
+            let receivers = admin.list_notifications(admin::ListNotificationsRequest::default());
             note("the receivers of notifications", refused(receivers.await));
             let denied = admin.list_denied_calls(admin::ListDeniedCallsRequest::default());
             note("calls that were denied", refused(denied.await));

@@ -1,4 +1,4 @@
-//! Images: who pulls and unpacks them, and what an image says of the programs in it.
+//! Images: what pulls and unpacks them, and what an image says of the programs in it.
 //!
 //! No runtime runs a worker here. It fetches an image and unpacks it into a directory, once for all workers that have it;
 //! the shim then makes that directory the root of the worker, in the namespaces that it holds anyway. So there is no
@@ -6,16 +6,24 @@
 //!
 //! **Invariant:** an image is unpacked whole or not at all, and none is removed while a worker has it.
 
+mod ahead;
+mod apptainer;
+mod credentials;
 mod podman;
 mod store;
 
-pub(crate) use podman::Podman;
+pub(crate) use ahead::{ImageLink, ImageReports, Stages, serve};
 pub(crate) use store::{ImageStore, Prepared, ROOT, hold};
 
+use apptainer::Apptainer;
+use credentials::Credentials;
+use podman::Podman;
+
+use crate::process::cdi::{DeviceSpecification, Edits};
 use crate::process::isolation::Namespaces;
 use muster_types::config_value::{bytes, span_ms};
 use muster_types::container::{NO_RUNTIME, RUNTIME_LABEL, VERSION_LABEL};
-use muster_types::{Container, Violation};
+use muster_types::{Container, DeviceSet, StartStage, Violation};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -40,9 +48,13 @@ const PULL_MS: (u64, u64) = (1_000, 24 * 3_600_000);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RuntimeMode {
-    /// Where podman is installed and workers have namespaces.
+    /// By podman where it is installed, else by apptainer, where workers have namespaces.
     #[default]
     Auto,
+    /// By podman.
+    Podman,
+    /// By apptainer.
+    Apptainer,
     /// Never.
     Off,
 }
@@ -123,6 +135,8 @@ pub(crate) enum ImageFault {
     Unreachable,
     /// The job says `never`, and the host does not have it.
     NotHere,
+    /// The host has no such credentials for its tenant.
+    NoCredentials,
     /// Neither pulled nor unpacked within the time.
     TimedOut,
     /// It cannot be used: no program, no runtime, no space.
@@ -136,6 +150,7 @@ impl ImageFault {
             ImageFault::DigestMismatch => "IMAGE_DIGEST_MISMATCH",
             ImageFault::Unreachable => "IMAGE_REGISTRY_UNREACHABLE",
             ImageFault::NotHere => "IMAGE_NOT_ON_NODE",
+            ImageFault::NoCredentials => "IMAGE_NO_CREDENTIALS",
             ImageFault::TimedOut => "IMAGE_TIMED_OUT",
             ImageFault::Unusable => "IMAGE_UNUSABLE",
         }
@@ -254,8 +269,12 @@ pub(crate) trait Runtime: Send + Sync + 'static {
     /// The image of this reference, where the host has it.
     fn find(&self, reference: &str) -> impl Future<Output = Result<Option<FoundImage>, ImageError>> + Send;
 
-    /// Fetches it.
-    fn pull(&self, reference: &str) -> impl Future<Output = Result<(), ImageError>> + Send;
+    /// Fetches it, with the credentials in a file or, without one, those that the host has itself.
+    fn pull(
+        &self,
+        reference: &str,
+        credentials: Option<&Path>,
+    ) -> impl Future<Output = Result<(), ImageError>> + Send;
 
     /// Unpacks it into a directory that is there and empty, unless its files are more than `bytes_max`. `owner` is the
     /// directory of all images.
@@ -274,28 +293,128 @@ pub(crate) trait Runtime: Send + Sync + 'static {
     fn remove(&self, image: &str) -> impl Future<Output = ()> + Send;
 }
 
-/// The images of a host that has podman.
+/// A runtime that was found on this host.
+#[derive(Clone, Debug)]
+pub(crate) enum FoundRuntime {
+    Podman(Podman),
+    Apptainer(Apptainer),
+}
+
+impl FoundRuntime {
+    fn name(&self) -> &'static str {
+        match self {
+            FoundRuntime::Podman(_) => "podman",
+            FoundRuntime::Apptainer(_) => "apptainer",
+        }
+    }
+
+    fn version(&self) -> &str {
+        match self {
+            FoundRuntime::Podman(podman) => podman.version(),
+            FoundRuntime::Apptainer(apptainer) => apptainer.version(),
+        }
+    }
+}
+
+impl Runtime for FoundRuntime {
+    async fn find(&self, reference: &str) -> Result<Option<FoundImage>, ImageError> {
+        match self {
+            FoundRuntime::Podman(podman) => podman.find(reference).await,
+            FoundRuntime::Apptainer(apptainer) => apptainer.find(reference).await,
+        }
+    }
+
+    async fn pull(&self, reference: &str, credentials: Option<&Path>) -> Result<(), ImageError> {
+        match self {
+            FoundRuntime::Podman(podman) => podman.pull(reference, credentials).await,
+            FoundRuntime::Apptainer(apptainer) => apptainer.pull(reference, credentials).await,
+        }
+    }
+
+    async fn unpack(&self, id: &str, into: &Path, owner: &Path, bytes_max: u64) -> Result<(), ImageError> {
+        match self {
+            FoundRuntime::Podman(podman) => podman.unpack(id, into, owner, bytes_max).await,
+            FoundRuntime::Apptainer(apptainer) => apptainer.unpack(id, into, owner, bytes_max).await,
+        }
+    }
+
+    async fn tidy(&self, owner: &Path) {
+        match self {
+            FoundRuntime::Podman(podman) => podman.tidy(owner).await,
+            FoundRuntime::Apptainer(apptainer) => apptainer.tidy(owner).await,
+        }
+    }
+
+    async fn remove(&self, image: &str) {
+        match self {
+            FoundRuntime::Podman(podman) => podman.remove(image).await,
+            FoundRuntime::Apptainer(apptainer) => apptainer.remove(image).await,
+        }
+    }
+}
+
+/// The images of a host that has a container runtime.
 #[derive(Debug)]
 pub struct Images {
-    store: ImageStore<Podman>,
+    store: ImageStore<FoundRuntime>,
     files: Vec<PathBuf>,
+    /// What the accelerators of the host need in an image, where a specification says it.
+    devices: Option<DeviceSpecification>,
+    stages: Stages,
 }
 
 impl Images {
-    /// Those of `config`, below `usual` where it names no directory.
+    /// Those of `config`, below `usual` where it names no directory. Credentials of registries are among the secrets of tenants.
     ///
     /// # Errors
     /// When their directory cannot be used.
-    pub(crate) fn open(config: &ImagesConfig, usual: PathBuf, podman: Podman) -> std::io::Result<Images> {
+    pub(crate) fn open(
+        config: &ImagesConfig,
+        usual: PathBuf,
+        runtime: FoundRuntime,
+        secrets_dir: Option<PathBuf>,
+    ) -> std::io::Result<(Images, ImageReports)> {
         let directory = config.directory.clone().unwrap_or(usual);
         let time = Duration::from_millis(config.pull_timeout_ms);
-        let store = ImageStore::open(podman, directory, config.bytes_max, time)?;
-        Ok(Images { store, files: config.files.clone() })
+        let credentials = Credentials::new(secrets_dir, directory.clone());
+        let store = ImageStore::open(runtime, credentials, directory, config.bytes_max, time)?;
+        let (stages, reports) = Stages::new();
+        Ok((Images { store, files: config.files.clone(), devices: None, stages }, reports))
     }
 
-    /// Has an image of a job in a directory, which is there as long as the answer is held.
-    pub(crate) async fn prepare(&self, tenant: &str, container: &Container) -> Result<Prepared, ImageError> {
-        self.store.prepare(tenant, container).await
+    /// The same with what accelerators need in an image.
+    pub(crate) fn with_devices(self, devices: Option<DeviceSpecification>) -> Images {
+        Images { devices, ..self }
+    }
+
+    /// What a worker with these devices needs of the host in its image.
+    pub(crate) fn edits(&self, devices: DeviceSet) -> Edits {
+        self.devices.as_ref().map(|specification| specification.edits(devices)).unwrap_or_default()
+    }
+
+    /// Has an image of a job in a directory, which is there as long as the answer is held. `reached` is told what is done for it.
+    pub(crate) async fn prepare(
+        &self,
+        tenant: &str,
+        container: &Container,
+        reached: &(dyn Fn(StartStage) + Sync),
+    ) -> Result<Prepared, ImageError> {
+        self.store.prepare(tenant, container, reached).await
+    }
+
+    /// Has an image unpacked that workers will need later, once no worker waits for any.
+    pub(crate) async fn prepare_ahead(&self, tenant: &str, container: &Container) -> Result<(), ImageError> {
+        self.store.prepare_ahead(tenant, container).await
+    }
+
+    /// References of the images that are unpacked, those that were asked for last first.
+    pub(crate) async fn held(&self) -> Vec<String> {
+        self.store.held().await
+    }
+
+    /// Where it is told what workers wait for.
+    pub(crate) fn stages(&self) -> &Stages {
+        &self.stages
     }
 
     /// What every worker with an image sees of the host.
@@ -309,8 +428,13 @@ fn can_be_below_an_overlay(path: &Path) -> bool {
     path.is_absolute() && path.to_str().is_some_and(|text| !text.contains([',', ':', '\\', '\0']))
 }
 
-/// What this host prepares images with, where it can. Below `state` are the directories of workers.
-pub(crate) async fn find(config: &ImagesConfig, namespaces: Namespaces, state: &Path) -> Option<Podman> {
+/// What this host prepares images with, where it can. Below `state` are the directories of workers, and those of images where
+/// `config` names none.
+pub(crate) async fn find(
+    config: &ImagesConfig,
+    namespaces: Namespaces,
+    state: &Path,
+) -> Option<FoundRuntime> {
     if config.runtime == RuntimeMode::Off {
         return None;
     }
@@ -322,20 +446,29 @@ pub(crate) async fn find(config: &ImagesConfig, namespaces: Namespaces, state: &
         tracing::warn!(state = %state.display(), "no images: the path of the state directory has a ',', ':' or '\\'");
         return None;
     }
-    match Podman::look().await {
-        Ok(podman) => Some(podman),
-        Err(why) => {
-            tracing::info!(why, "no container runtime: jobs with an image are not placed here");
-            None
+    let mut why = Vec::new();
+    if config.runtime != RuntimeMode::Apptainer {
+        match Podman::look().await {
+            Ok(podman) => return Some(FoundRuntime::Podman(podman)),
+            Err(lacking) => why.push(lacking),
         }
     }
+    if config.runtime != RuntimeMode::Podman {
+        let directory = config.directory.clone().unwrap_or_else(|| state.join("images"));
+        match Apptainer::look("apptainer", directory).await {
+            Ok(apptainer) => return Some(FoundRuntime::Apptainer(apptainer)),
+            Err(lacking) => why.push(lacking),
+        }
+    }
+    tracing::info!(why = why.join("; "), "no container runtime: jobs with an image are not placed here");
+    None
 }
 
 /// Labels of the node: what prepares images, and its version. They go before what an operator says.
-pub(crate) fn facts(podman: Option<&Podman>) -> Vec<(String, String)> {
-    let runtime = podman.map_or(NO_RUNTIME, |_| "podman");
-    let version = podman.map(|podman| (VERSION_LABEL.to_owned(), podman.version().to_owned()));
-    [(RUNTIME_LABEL.to_owned(), runtime.to_owned())].into_iter().chain(version).collect()
+pub(crate) fn facts(runtime: Option<&FoundRuntime>) -> Vec<(String, String)> {
+    let name = runtime.map_or(NO_RUNTIME, FoundRuntime::name);
+    let version = runtime.map(|runtime| (VERSION_LABEL.to_owned(), runtime.version().to_owned()));
+    [(RUNTIME_LABEL.to_owned(), name.to_owned())].into_iter().chain(version).collect()
 }
 
 #[cfg(test)]

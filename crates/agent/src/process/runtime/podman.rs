@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::process::{Child, Command};
 
 /// What a look for podman may take.
-const FIND_MAX: Duration = Duration::from_secs(20);
+pub(super) const FIND_MAX: Duration = Duration::from_secs(20);
 /// Bytes of an answer.
 const ANSWER_BYTES_MAX: u64 = 4 << 20;
 /// Bytes that are kept of the end of a complaint.
@@ -23,10 +23,10 @@ pub(crate) struct Podman {
 }
 
 /// What a program answered.
-struct Answer {
-    code: Option<i32>,
-    said: Vec<u8>,
-    complaint: String,
+pub(super) struct Answer {
+    pub(super) code: Option<i32>,
+    pub(super) said: Vec<u8>,
+    pub(super) complaint: String,
 }
 
 /// As `podman image inspect` prints it.
@@ -83,9 +83,14 @@ impl Runtime for Podman {
         }
     }
 
-    async fn pull(&self, reference: &str) -> Result<(), ImageError> {
+    async fn pull(&self, reference: &str, credentials: Option<&Path>) -> Result<(), ImageError> {
         let from = of_registry(reference);
-        let answer = run(podman(&["pull", "--quiet", "--", &from])).await.map_err(ImageError::unusable)?;
+        let mut pulling = podman(&["pull", "--quiet"]);
+        if let Some(file) = credentials {
+            pulling.arg("--authfile").arg(file);
+        }
+        pulling.arg("--").arg(&from);
+        let answer = run(pulling).await.map_err(ImageError::unusable)?;
         match answer.code {
             Some(0) => Ok(()),
             _ => Err(ImageError::new(fault_of(&answer.complaint), answer.complaint)),
@@ -128,7 +133,7 @@ impl Runtime for Podman {
 
 /// What an image is pulled by: a registry always, for podman also takes `dir:`, `oci-archive:` and others, which are files of the
 /// host. With a digest the tag says nothing, and podman refuses both together where the kind of source is named.
-fn of_registry(reference: &str) -> String {
+pub(super) fn of_registry(reference: &str) -> String {
     let name = match reference.split_once('@') {
         Some((name, digest)) => {
             let tag = name.rfind(':').filter(|colon| name.rfind('/').is_some_and(|slash| slash < *colon));
@@ -207,7 +212,7 @@ fn podman(arguments: &[&str]) -> Command {
 }
 
 /// Runs a program to its end. It is killed when this is given up.
-async fn run(mut command: Command) -> Result<Answer, String> {
+pub(super) async fn run(mut command: Command) -> Result<Answer, String> {
     let program = command.as_std().get_program().to_string_lossy().into_owned();
     let child = quiet(&mut command).stdout(Stdio::piped()).spawn();
     finish(child.map_err(|error| format!("start {program}: {error}"))?).await
@@ -253,7 +258,7 @@ async fn end_of(mut from: impl AsyncRead + Unpin) -> String {
     String::from_utf8_lossy(&kept).into_owned()
 }
 
-fn is_id(text: &str) -> bool {
+pub(super) fn is_id(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
@@ -266,7 +271,7 @@ fn inspected(said: &[u8]) -> Result<FoundImage, ImageError> {
 }
 
 /// What kept an image from being pulled, by what podman and registries say. What nobody knows is a fault of the image.
-fn fault_of(complaint: &str) -> ImageFault {
+pub(super) fn fault_of(complaint: &str) -> ImageFault {
     let said = complaint.to_ascii_lowercase();
     let says = |texts: &[&str]| texts.iter().any(|text| said.contains(text));
     if says(&["does not match", "digest mismatch", "digest did not match"]) {

@@ -1,14 +1,15 @@
-//! Unpacked images, one directory for each: `rootfs` with its files, `lock` for those who have it, `size`, and `pulled` where
-//! this agent fetched it.
+//! Unpacked images, one directory for each: `rootfs` with its files, `lock` for those who have it, `size`, `references` with the
+//! names by which jobs asked for it, and `pulled` where this agent fetched it.
 //!
 //! A shim holds the lock of its worker's image shared for as long as the worker is there, so that no agent, and no later
 //! one, removes what is in use. The time of the lock says when the image was last asked for.
 
+use super::credentials::Credentials;
 use super::{FoundImage, ImageConfig, ImageError, ImageFault, Runtime};
 use crate::disk::tree;
 use crate::offload::blocking;
 use crate::turns::Turns;
-use muster_types::{Container, PullRule};
+use muster_types::{Container, PullRule, StartStage, limits};
 use parking_lot::Mutex as Locked;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -18,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Notify};
 
 /// The files of an image.
 pub(crate) const ROOT: &str = "rootfs";
@@ -26,6 +27,10 @@ pub(crate) const ROOT: &str = "rootfs";
 const LOCK: &str = "lock";
 /// Of how many bytes it is.
 const SIZE: &str = "size";
+/// By what names jobs asked for it, one a line.
+const REFERENCES: &str = "references";
+/// Names of one image that are kept, the last ones.
+const REFERENCES_MAX: usize = 16;
 /// It was fetched by an agent, which may remove it from the runtime's storage as well.
 const PULLED: &str = "pulled";
 /// How names of notes begin about what is being fetched: a reference or an id. Each fetch has a number.
@@ -51,9 +56,13 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    fn of(directory: PathBuf, image: FoundImage, held: File) -> Prepared {
+    fn of(directory: PathBuf, reference: &str, image: FoundImage, held: File) -> Prepared {
         // When it was last asked for.
         let _ = held.set_modified(SystemTime::now());
+        // Only for what the node says that it holds.
+        if let Err(error) = note_reference(&directory, reference) {
+            tracing::debug!(%error, directory = %directory.display(), "the name of an image is not kept");
+        }
         Prepared { directory, config: image.config, _held: held }
     }
 }
@@ -76,10 +85,53 @@ impl Drop for Fetch {
 /// Images that are prepared now, each with who waits for it: by tenant and reference.
 type Preparing = Locked<BTreeMap<(String, String), Arc<Mutex<()>>>>;
 
+/// Tells what is done for an image.
+type Reached<'a> = &'a (dyn Fn(StartStage) + Sync);
+
+/// Workers that wait for their images.
+#[derive(Debug, Default)]
+struct Awaited {
+    count: Locked<usize>,
+    none: Notify,
+}
+
+/// One of them.
+struct Waiter<'a>(&'a Awaited);
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        let mut count = self.0.count.lock();
+        *count = count.saturating_sub(1);
+        if *count == 0 {
+            self.0.none.notify_waiters();
+        }
+    }
+}
+
+impl Awaited {
+    fn begin(&self) -> Waiter<'_> {
+        *self.count.lock() += 1;
+        Waiter(self)
+    }
+
+    /// Ends when no worker waits.
+    async fn none(&self) {
+        loop {
+            // Listens before it looks.
+            let none = self.none.notified();
+            if *self.count.lock() == 0 {
+                return;
+            }
+            none.await;
+        }
+    }
+}
+
 /// The images of one host.
 #[derive(Debug)]
 pub(crate) struct ImageStore<R> {
     runtime: R,
+    credentials: Credentials,
     directory: PathBuf,
     bytes_max: u64,
     /// For one pull, and for one image to be unpacked.
@@ -95,12 +147,16 @@ pub(crate) struct ImageStore<R> {
     preparing: Preparing,
     fetches: AtomicU64,
     fetching: Live,
+    awaited: Awaited,
+    /// Of images that are fetched ahead: two at a time and one of each tenant, in rotation over tenants.
+    ahead: Turns,
 }
 
 impl<R: Runtime> ImageStore<R> {
     /// Those in a directory, which is made where it is missing. What was left unfinished goes.
     pub(crate) fn open(
         runtime: R,
+        credentials: Credentials,
         directory: PathBuf,
         bytes_max: u64,
         time: Duration,
@@ -108,8 +164,10 @@ impl<R: Runtime> ImageStore<R> {
         // Programs of images may have a set-user-ID bit: nobody else on the host finds them.
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
         remove_unfinished(&directory)?;
+        credentials.remove_left()?;
         Ok(ImageStore {
             runtime,
+            credentials,
             directory,
             bytes_max,
             time,
@@ -119,11 +177,42 @@ impl<R: Runtime> ImageStore<R> {
             preparing: Locked::default(),
             fetches: AtomicU64::new(0),
             fetching: Live::default(),
+            awaited: Awaited::default(),
+            ahead: Turns::new(2),
         })
     }
 
     /// Has the image of a job unpacked. It can be given up at any time: what it leaves then goes before the next one.
-    pub(crate) async fn prepare(&self, tenant: &str, container: &Container) -> Result<Prepared, ImageError> {
+    pub(crate) async fn prepare(
+        &self,
+        tenant: &str,
+        container: &Container,
+        reached: Reached<'_>,
+    ) -> Result<Prepared, ImageError> {
+        let _waits = self.awaited.begin();
+        self.prepare_one(tenant, container, reached).await
+    }
+
+    /// Has an image unpacked for workers that are expected later. It begins while no worker waits for an image, after those of
+    /// other tenants in rotation, and can be given up like any other.
+    pub(crate) async fn prepare_ahead(&self, tenant: &str, container: &Container) -> Result<(), ImageError> {
+        let _turn = self.ahead.take(tenant).await;
+        self.awaited.none().await;
+        self.prepare_one(tenant, container, &|_| ()).await.map(drop)
+    }
+
+    /// References of the images that are unpacked, those that were asked for last first.
+    pub(crate) async fn held(&self) -> Vec<String> {
+        let directory = self.directory.clone();
+        blocking(move || held_references(&directory)).await
+    }
+
+    async fn prepare_one(
+        &self,
+        tenant: &str,
+        container: &Container,
+        reached: Reached<'_>,
+    ) -> Result<Prepared, ImageError> {
         // What is there waits for nobody: a registry that one tenant names holds no other's workers up.
         let here = tokio::time::timeout(TIDY_MAX, self.prepare_from_here(container)).await;
         if let Ok(Ok(Some(prepared))) = here {
@@ -131,7 +220,7 @@ impl<R: Runtime> ImageStore<R> {
         }
         let own = self.own(tenant, &container.image);
         let _alone = own.lock().await;
-        let prepared = self.prepare_now(tenant, container).await;
+        let prepared = self.prepare_now(tenant, container, reached).await;
         let _turn = self.turn.lock().await;
         match &prepared {
             Ok(_) => self.trim().await,
@@ -166,7 +255,7 @@ impl<R: Runtime> ImageStore<R> {
         }
         let Some(image) = self.runtime.find(&container.image).await? else { return Ok(None) };
         let directory = self.directory.join(&image.id);
-        Ok(hold(&directory).ok().map(|held| Prepared::of(directory, image, held)))
+        Ok(hold(&directory).ok().map(|held| Prepared::of(directory, &container.image, image, held)))
     }
 
     /// Removes what was begun and given up. With the turn.
@@ -190,7 +279,12 @@ impl<R: Runtime> ImageStore<R> {
         }
     }
 
-    async fn prepare_now(&self, tenant: &str, container: &Container) -> Result<Prepared, ImageError> {
+    async fn prepare_now(
+        &self,
+        tenant: &str,
+        container: &Container,
+        reached: Reached<'_>,
+    ) -> Result<Prepared, ImageError> {
         let reference = container.image.as_str();
         let known = {
             let _turn = self.turn.lock().await;
@@ -198,7 +292,8 @@ impl<R: Runtime> ImageStore<R> {
             let known = self.in_time(container, self.runtime.find(reference)).await?;
             match (known, container.pull) {
                 (Some(image), PullRule::Missing | PullRule::Never) => {
-                    return self.in_time(container, self.unpacked(image, None)).await;
+                    reached(StartStage::Unpacking);
+                    return self.in_time(container, self.unpacked(reference, image, None)).await;
                 }
                 (None, PullRule::Never) => {
                     let said = format!("{reference} is not on this host, and the job says never to pull it");
@@ -212,10 +307,14 @@ impl<R: Runtime> ImageStore<R> {
         if known.is_none() {
             self.note_fetch(&fetch, reference).await?;
         }
+        reached(StartStage::Pulling);
         {
             let _pull = self.pulls.take(tenant).await;
-            self.in_time(container, self.pull(reference)).await?;
+            let file = self.credentials.file_of(tenant, container).await?;
+            let file = file.as_ref().map(|file| file.path());
+            self.in_time(container, self.pull(reference, file)).await?;
         }
+        reached(StartStage::Unpacking);
         let _turn = self.turn.lock().await;
         let unpacked = async {
             let found = self.runtime.find(reference).await?;
@@ -223,16 +322,21 @@ impl<R: Runtime> ImageStore<R> {
                 .ok_or_else(|| ImageError::unusable(format!("{reference} was pulled and is not there")))?;
             // What was there before is not the agent's to remove.
             if known.is_some_and(|known| known.id == image.id) {
-                return self.unpacked(image, None).await;
+                return self.unpacked(reference, image, None).await;
             }
             self.note_fetch(&fetch, &image.id).await?;
-            self.unpacked(image, Some(&fetch)).await
+            self.unpacked(reference, image, Some(&fetch)).await
         };
         self.in_time(container, unpacked).await
     }
 
     /// Has an image in its directory that the runtime has. With the turn.
-    async fn unpacked(&self, image: FoundImage, fetch: Option<&Fetch>) -> Result<Prepared, ImageError> {
+    async fn unpacked(
+        &self,
+        reference: &str,
+        image: FoundImage,
+        fetch: Option<&Fetch>,
+    ) -> Result<Prepared, ImageError> {
         let directory = self.directory.join(&image.id);
         if !directory.is_dir() {
             self.unpack(&image, &directory, fetch.is_some()).await?;
@@ -243,7 +347,7 @@ impl<R: Runtime> ImageStore<R> {
             done.map_err(|error| of_disk(&self.directory, &error))?;
         }
         let held = hold(&directory).map_err(|error| of_disk(&directory, &error))?;
-        Ok(Prepared::of(directory, image, held))
+        Ok(Prepared::of(directory, reference, image, held))
     }
 
     /// Notes what is fetched now, so that it goes from the runtime's storage too if it is never unpacked: otherwise nobody would
@@ -257,9 +361,9 @@ impl<R: Runtime> ImageStore<R> {
     }
 
     /// Fetches an image, again where its registry does not answer.
-    async fn pull(&self, reference: &str) -> Result<(), ImageError> {
+    async fn pull(&self, reference: &str, credentials: Option<&Path>) -> Result<(), ImageError> {
         loop {
-            match self.runtime.pull(reference).await {
+            match self.runtime.pull(reference, credentials).await {
                 Ok(()) => return Ok(()),
                 Err(error) if error.fault() == ImageFault::Unreachable => {
                     tracing::warn!(reference, %error, "an image cannot be pulled now; trying again");
@@ -332,6 +436,48 @@ pub(crate) fn hold(directory: &Path) -> io::Result<File> {
         return Err(io::Error::other("it was removed just now"));
     }
     Ok(file)
+}
+
+/// Keeps the name by which an image was asked for, the last ones of several.
+fn note_reference(directory: &Path, reference: &str) -> io::Result<()> {
+    let mut kept = references_of(directory);
+    if kept.first().is_some_and(|first| first == reference) {
+        return Ok(());
+    }
+    kept.retain(|known| known != reference);
+    kept.insert(0, reference.to_owned());
+    kept.truncate(REFERENCES_MAX);
+    let part = directory.join(format!("{REFERENCES}.new"));
+    fs::write(&part, kept.join("\n"))?;
+    fs::rename(&part, directory.join(REFERENCES))
+}
+
+fn references_of(directory: &Path) -> Vec<String> {
+    let bytes_max = (REFERENCES_MAX * (limits::IMAGE_BYTES_MAX + 1)) as u64;
+    let bytes = crate::disk::durable::read_bounded(&directory.join(REFERENCES), bytes_max);
+    let text = bytes.ok().and_then(|bytes| String::from_utf8(bytes).ok()).unwrap_or_default();
+    text.lines().filter(|line| !line.is_empty()).take(REFERENCES_MAX).map(str::to_owned).collect()
+}
+
+/// The names of all images, those that were asked for last first.
+fn held_references(directory: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    let asked_for = |path: &Path| fs::metadata(path.join(LOCK)).and_then(|about| about.modified()).ok();
+    let is_whole = |path: &Path| {
+        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| !name.starts_with('.'))
+    };
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| is_whole(path));
+    let mut images: Vec<_> = paths.filter_map(|path| Some((asked_for(&path)?, path))).collect();
+    images.sort_by(|one, other| (other.0, &one.1).cmp(&(one.0, &other.1)));
+    let mut held = Vec::new();
+    for (_, path) in images {
+        held.extend(references_of(&path));
+        if held.len() >= limits::IMAGES_HELD_MAX {
+            break;
+        }
+    }
+    held.truncate(limits::IMAGES_HELD_MAX);
+    held
 }
 
 /// Where it is noted what a fetch is about.
@@ -431,7 +577,7 @@ mod tests {
             Ok(known.then_some(image))
         }
 
-        async fn pull(&self, reference: &str) -> Result<(), ImageError> {
+        async fn pull(&self, reference: &str, _: Option<&Path>) -> Result<(), ImageError> {
             self.log.lock().push(format!("pull {reference}"));
             if self.silent.lock().iter().any(|silent| silent == reference) {
                 std::future::pending::<()>().await;
@@ -469,8 +615,13 @@ mod tests {
         Container { pull, ..Container::new(image.to_owned()) }
     }
 
+    /// No credentials.
+    fn none() -> Credentials {
+        Credentials::new(None, std::env::temp_dir().join("none"))
+    }
+
     fn store(registry: &Registry, directory: &Path, max: u64) -> ImageStore<Registry> {
-        ImageStore::open(registry.clone(), directory.join("images"), max, Duration::from_secs(60)).unwrap()
+        ImageStore::open(registry.clone(), none(), directory.join("images"), max, Duration::from_secs(60)).unwrap()
     }
 
     #[tokio::test]
@@ -481,23 +632,23 @@ mod tests {
         let mut store = store(&registry, directory.path(), 1 << 30);
         store.pull_again = Duration::from_millis(1);
         let never =
-            store.prepare("research", &container("localhost/a:1", PullRule::Never)).await.unwrap_err();
+            store.prepare("research", &container("localhost/a:1", PullRule::Never), &|_| ()).await.unwrap_err();
         assert_eq!(never.fault(), ImageFault::NotHere);
-        let first = store.prepare("research", &container("localhost/a:1", PullRule::Missing)).await.unwrap();
-        let second = store.prepare("research", &container("localhost/a:1", PullRule::Never)).await.unwrap();
+        let first = store.prepare("research", &container("localhost/a:1", PullRule::Missing), &|_| ()).await.unwrap();
+        let second = store.prepare("research", &container("localhost/a:1", PullRule::Never), &|_| ()).await.unwrap();
         assert_eq!(first.directory, second.directory);
         assert!(first.directory.join(ROOT).is_dir());
         let pull = "pull localhost/a:1";
         assert_eq!(*registry.log.lock(), [pull, pull, pull, "unpack"]);
-        store.prepare("research", &container("localhost/a:1", PullRule::Always)).await.unwrap();
+        store.prepare("research", &container("localhost/a:1", PullRule::Always), &|_| ()).await.unwrap();
         assert_eq!(registry.log.lock().len(), 5);
         let unknown =
-            store.prepare("research", &container("localhost/b:1", PullRule::Missing)).await.unwrap_err();
+            store.prepare("research", &container("localhost/b:1", PullRule::Missing), &|_| ()).await.unwrap_err();
         assert_eq!(unknown.fault(), ImageFault::NotFound);
         *registry.unreachable.lock() = u32::MAX;
         store.time = Duration::from_millis(50);
         let late =
-            store.prepare("research", &container("localhost/b:1", PullRule::Missing)).await.unwrap_err();
+            store.prepare("research", &container("localhost/b:1", PullRule::Missing), &|_| ()).await.unwrap_err();
         assert_eq!(late.fault(), ImageFault::TimedOut);
         assert!(late.to_string().starts_with("IMAGE_TIMED_OUT: localhost/b:1"), "{late}");
     }
@@ -508,13 +659,13 @@ mod tests {
         registry.has.lock().push("localhost/a:1".to_owned());
         let store = store(&registry, directory.path(), 1 << 30);
         let here = container("localhost/a:1", PullRule::Missing);
-        store.prepare("research", &here).await.unwrap();
+        store.prepare("research", &here, &|_| ()).await.unwrap();
         *registry.unreachable.lock() = u32::MAX;
         let missing = container("localhost/b:1", PullRule::Missing);
-        let pulling = store.prepare("research", &missing);
+        let pulling = store.prepare("research", &missing, &|_| ());
         tokio::pin!(pulling);
         assert!(tokio::time::timeout(Duration::from_millis(50), &mut pulling).await.is_err());
-        store.prepare("research", &here).await.unwrap();
+        store.prepare("research", &here, &|_| ()).await.unwrap();
     }
 
     #[tokio::test]
@@ -526,7 +677,7 @@ mod tests {
         let store = store(&registry, directory.path(), 1 << 30);
         let images: Vec<_> =
             (0..PULLS_AT_ONCE).map(|number| container(&silent(number), PullRule::Missing)).collect();
-        let pulling = images.iter().map(|image| store.prepare("many", image));
+        let pulling = images.iter().map(|image| store.prepare("many", image, &|_| ()));
         let pulling = futures::future::join_all(pulling);
         tokio::pin!(pulling);
         let missing = container("localhost/a:1", PullRule::Missing);
@@ -534,7 +685,7 @@ mod tests {
             while registry.log.lock().len() < PULLS_AT_ONCE / 2 {
                 tokio::task::yield_now().await;
             }
-            store.prepare("few", &missing).await.unwrap()
+            store.prepare("few", &missing, &|_| ()).await.unwrap()
         };
         tokio::select! {
             _ = &mut pulling => panic!("no registry has answered"),
@@ -551,7 +702,7 @@ mod tests {
         let store = store(&registry, directory.path(), 1 << 30);
         let image = container("localhost/a:1", PullRule::Missing);
         let (mut one, mut two) =
-            (Box::pin(store.prepare("one", &image)), Box::pin(store.prepare("two", &image)));
+            (Box::pin(store.prepare("one", &image, &|_| ())), Box::pin(store.prepare("two", &image, &|_| ())));
         let both = async { tokio::join!(&mut one, &mut two) };
         let begun = async {
             while registry.log.lock().len() < 2 {
@@ -578,14 +729,14 @@ mod tests {
         registry.has.lock().push("localhost/a:1".to_owned());
         let store = store(&registry, directory.path(), 1_000);
         let large =
-            store.prepare("research", &container("localhost/a:1", PullRule::Missing)).await.unwrap_err();
+            store.prepare("research", &container("localhost/a:1", PullRule::Missing), &|_| ()).await.unwrap_err();
         assert_eq!(large.fault(), ImageFault::Unusable);
         assert_eq!(fs::read_dir(directory.path().join("images")).unwrap().count(), 0);
         assert!(registry.local.lock().is_empty());
         // What an operator put there stays.
         registry.local.lock().push("localhost/a:1".to_owned());
         for pull in [PullRule::Missing, PullRule::Always, PullRule::Never] {
-            store.prepare("research", &container("localhost/a:1", pull)).await.unwrap_err();
+            store.prepare("research", &container("localhost/a:1", pull), &|_| ()).await.unwrap_err();
             assert_eq!(registry.local.lock()[0], "localhost/a:1", "{pull}");
         }
     }
@@ -598,17 +749,20 @@ mod tests {
         }
         // For one of them.
         let store = store(&registry, directory.path(), 6_000);
-        let first = store.prepare("research", &container("localhost/a:1", PullRule::Missing)).await.unwrap();
-        let second = store.prepare("research", &container("localhost/b:1", PullRule::Missing)).await.unwrap();
+        let first = store.prepare("research", &container("localhost/a:1", PullRule::Missing), &|_| ()).await.unwrap();
+        let second = store.prepare("research", &container("localhost/b:1", PullRule::Missing), &|_| ()).await.unwrap();
         assert!(first.directory.is_dir() && second.directory.is_dir());
         let gone = second.directory.clone();
         drop(second);
-        let third = store.prepare("research", &container("localhost/c:1", PullRule::Missing)).await.unwrap();
+        let third = store.prepare("research", &container("localhost/c:1", PullRule::Missing), &|_| ()).await.unwrap();
         assert!(first.directory.is_dir() && !gone.exists() && third.directory.is_dir());
         assert_eq!(registry.local.lock().len(), 2);
         let left = directory.path().join("images").join(format!("{UNFINISHED}x"));
         fs::create_dir(&left).unwrap();
-        drop(ImageStore::open(registry, directory.path().join("images"), 0, Duration::from_secs(1)).unwrap());
+        drop(
+            ImageStore::open(registry, none(), directory.path().join("images"), 0, Duration::from_secs(1))
+                .unwrap(),
+        );
         assert!(!left.exists());
     }
 }

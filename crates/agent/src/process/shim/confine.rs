@@ -4,18 +4,19 @@
 //! **Invariant:** a step that fails ends the process: no program runs with more than it was to have.
 
 use super::namespaces::enter_user_namespace;
+use crate::process::cores::cpu_list;
 use crate::process::isolation::{Isolation, Namespaces};
 use crate::process::task::{TaskDir, TaskSpec};
 use muster_types::HolderId;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::mount::{MsFlags, mount};
-use nix::sched::CloneFlags;
+use nix::sched::{CloneFlags, CpuSet, sched_setaffinity};
 use nix::sys::prctl::set_no_new_privs;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use nix::sys::stat::Mode;
 use nix::sys::statvfs::{FsFlags, statvfs};
-use nix::unistd::{Gid, Uid, chown, setgroups, setresgid, setresuid};
+use nix::unistd::{Gid, Pid, Uid, chown, setgroups, setresgid, setresuid};
 use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 use std::fs::{self, File};
 use std::io;
@@ -101,6 +102,7 @@ pub(super) fn confine(task: &TaskDir, spec: &TaskSpec) -> Result<(), String> {
         if isolation.private_tmp {
             private_tmp(task, spec)?;
         }
+        super::root::mount_shared_memory(isolation.shared_memory_bytes)?;
     }
     if let Some(image) = &spec.image {
         super::root::enter(task, spec, image)?;
@@ -163,8 +165,21 @@ fn close_socket(socket: &Path) -> Result<(), Errno> {
     }
 }
 
+/// Keeps this process, and those that it makes, on the processors of its worker. Where a control group does as well, no process can
+/// undo it.
+fn bind_to_cpus(cpus: &[u16]) -> Result<(), String> {
+    if cpus.is_empty() {
+        return Ok(());
+    }
+    let mut set = CpuSet::new();
+    let added = cpus.iter().try_for_each(|cpu| set.set(usize::from(*cpu)));
+    let bound = added.and_then(|()| sched_setaffinity(Pid::from_raw(0), &set));
+    bound.map_err(|error| format!("bind the worker to processors {}: {error}", cpu_list(cpus)))
+}
+
 /// Sets what the kernel bounds of each process.
 fn limit(isolation: &Isolation) -> Result<(), String> {
+    bind_to_cpus(&isolation.cpus)?;
     let wanted = isolation.rlimits;
     let set = |limit: &str, resource: Resource, wanted: u64| {
         let set = match setrlimit(resource, wanted, wanted) {

@@ -29,7 +29,6 @@ use std::ffi::OsStr;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Stdio};
 
@@ -139,7 +138,7 @@ impl Init {
             .arg(directory)
             .arg(std::process::id().to_string())
             .arg(oom_score);
-        let worker = worker.arg(namespaces.word()).env_clear().stdin(Stdio::piped()).process_group(0).spawn();
+        let worker = worker.arg(namespaces.word()).env_clear().stdin(Stdio::piped()).spawn();
         let worker = worker.map_err(|e| format!("start the worker's process: {e}"))?;
         // What is here is nothing for a debugger of the same user.
         let _ = set_dumpable(false);
@@ -193,7 +192,10 @@ impl Init {
             let group = Pid::from_raw(self.worker.id().cast_signed());
             // A stopped worker must wake to see the request.
             for signal in [Signal::SIGTERM, Signal::SIGCONT] {
-                let _ = killpg(group, signal);
+                // It leads its group from shortly before it becomes the worker; what it is sent until then waits for that.
+                if killpg(group, signal).is_err() {
+                    let _ = kill(group, signal);
+                }
             }
         }
         Ok(true)

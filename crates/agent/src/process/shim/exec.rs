@@ -431,14 +431,14 @@ impl Joined {
     }
 }
 
-/// A terminal for a command.
-struct Terminal {
-    master: OwnedFd,
-    slave: OwnedFd,
+/// A terminal for a command, or for a worker.
+pub(super) struct Terminal {
+    pub(super) master: OwnedFd,
+    pub(super) slave: OwnedFd,
 }
 
 impl Terminal {
-    fn open(size: TerminalSize, user: Option<u32>) -> Result<Terminal, String> {
+    pub(super) fn open(size: TerminalSize, user: Option<u32>) -> Result<Terminal, String> {
         let OpenptyResult { master, slave } =
             openpty(None, None).map_err(|error| format!("make a terminal: {error}"))?;
         for end in [&master, &slave] {
@@ -463,7 +463,7 @@ fn dup(fd: &OwnedFd) -> Result<OwnedFd, String> {
     fd.try_clone().map_err(|error| format!("keep a terminal: {error}"))
 }
 
-fn winsize(size: TerminalSize) -> Winsize {
+pub(super) fn winsize(size: TerminalSize) -> Winsize {
     Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 }
 }
 

@@ -22,6 +22,7 @@ mod namespaces;
 mod output;
 mod root;
 mod stage;
+mod terminal;
 
 pub(crate) use confine::remove_unused_shared_memory;
 pub(crate) use exec::{ENDED, Lineage, NOT_YET, lineage};
@@ -57,7 +58,7 @@ pub(crate) const WAIT: &str = "wait";
 pub(crate) const SPEAKS: &str = "speaks";
 /// What agent and shim say to one another: rises with every change of it, so that an agent finds a program
 /// of another release out that is installed next to it.
-pub(crate) const SPEECH: &str = concat!(env!("CARGO_PKG_VERSION"), " 9");
+pub(crate) const SPEECH: &str = concat!(env!("CARGO_PKG_VERSION"), " 11");
 /// How the control groups of workers begin whose shims waited for them.
 pub(crate) const WAITING_GROUP: &str = "muster_ready_";
 /// How the name of a worker's own group begins.
@@ -331,6 +332,9 @@ fn worker_life(
         }
         None => make_cgroup(spec),
     };
+    if let Some(group) = &cgroup {
+        group.bind_to(&spec.isolation.cpus);
+    }
     if let Err(why) = keep_devices(spec, cgroup.as_ref(), cgroup_absent.as_deref()) {
         remove_cgroup(cgroup.as_ref());
         return failed(why);
@@ -350,6 +354,13 @@ fn worker_life(
             return failed(format!("make the gang's shared memory: {error}"));
         }
     };
+    let terminal = match terminal::WorkerTerminal::open(task, spec) {
+        Ok(terminal) => terminal,
+        Err(why) => {
+            remove_cgroup(cgroup.as_ref());
+            return failed(why);
+        }
+    };
     let mut launched = match launch(task, spec, cgroup.as_ref(), oom_score, stage) {
         Ok(launched) => launched,
         Err(why) => {
@@ -357,7 +368,7 @@ fn worker_life(
             return failed(why);
         }
     };
-    let (copying, note) = copy_output(task, spec, &mut launched);
+    let (copying, note) = copy_output(task, spec, &mut launched, terminal.as_ref());
     let init_pid = launched.init.as_raw();
     let running = Running {
         shim_pid: std::process::id().cast_signed(),
@@ -385,6 +396,8 @@ fn worker_life(
     if let Some(group) = &cgroup {
         empty(group);
     }
+    // With it the other side of the terminal is closed here, which is the end of its output.
+    drop(terminal);
     *output = copying.finish(limits::OUTPUT_DRAIN_MAX);
     drop((shared_memory, image));
     remove_cgroup(cgroup.as_ref());
@@ -482,6 +495,7 @@ fn copy_output(
     task: &TaskDir,
     spec: &TaskSpec,
     child: &mut stage::Launched,
+    terminal: Option<&terminal::WorkerTerminal>,
 ) -> (output::Copying, Option<PipeWriter>) {
     let writer = Writer::new(task.output(), task.output_before(), spec.log_bytes_max, spec.log_free_min);
     let stdout = child.stdout.take().map(|pipe| (OwnedFd::from(pipe), OutputStream::Stdout));
@@ -489,7 +503,8 @@ fn copy_output(
     // Without it the worker's output only lacks the reason of its end.
     let (said, note) = std::io::pipe().ok().unzip();
     let said = said.map(|pipe: PipeReader| (OwnedFd::from(pipe), OutputStream::Stderr));
-    let pipes = [stdout, stderr, said].into_iter().flatten().collect();
+    let shown = terminal.and_then(terminal::WorkerTerminal::output).map(|end| (end, OutputStream::Stdout));
+    let pipes = [stdout, stderr, said, shown].into_iter().flatten().collect();
     (output::Copying::start(pipes, writer), note)
 }
 

@@ -87,7 +87,7 @@ pub(super) fn enter(task: &TaskDir, spec: &TaskSpec, image: &ImageRoot) -> Resul
 }
 
 /// Over that of the gang, which came with `/dev`. Its pages count as memory of who writes them, as that of the worker's control group.
-fn mount_shared_memory(bytes: u64) -> Result<(), String> {
+pub(super) fn mount_shared_memory(bytes: u64) -> Result<(), String> {
     if bytes == 0 {
         return Ok(());
     }

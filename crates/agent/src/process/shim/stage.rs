@@ -13,11 +13,11 @@ use crate::limits;
 use crate::own_program;
 use crate::process::cgroup;
 use crate::process::isolation::Namespaces;
-use crate::process::task::TaskDir;
+use crate::process::task::{TaskDir, TaskSpec};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::wait::waitpid;
-use nix::unistd::{Pid, getppid};
+use nix::unistd::{Pid, getppid, setpgid};
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -250,6 +250,7 @@ fn execute(
         let kept = OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
         *complaint = Some(kept.map_err(|e| format!("open {}: {e}", path.display()))?);
     }
+    let terminal = lead(task, &spec)?;
     super::confine::confine(task, &spec)?;
     // A change of the user undoes it.
     tie_to(parent)?;
@@ -260,8 +261,21 @@ fn execute(
     // The order came on what is its standard input from here on.
     let mut command = Command::new(program);
     command.args(rest).env_clear().envs(&spec.environment).stdin(Stdio::null());
+    if let Some(terminal) = terminal {
+        super::terminal::give(terminal, &mut command)?;
+    }
     let error = command.exec();
     Err(format!("execute {program}: {error}"))
+}
+
+/// Makes this process the leader of a group, which is told to stop; and of a session with a terminal, where the worker has one.
+fn lead(task: &TaskDir, spec: &TaskSpec) -> Result<Option<File>, String> {
+    if spec.terminal {
+        return super::terminal::take(task).map(Some);
+    }
+    let own = Pid::from_raw(0);
+    setpgid(own, own).map_err(|e| format!("lead a process group: {e}"))?;
+    Ok(None)
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from . import _trace as trace
 from ._attempts import Attempts, new_request_id
 from ._closed import OUTPUT_STREAMS, TIERS
+from ._features import required_features
 from ._judge import Failure, Verdict
 from ._time import Seconds, duration, milliseconds, seconds
 from .errors import ConfigurationError, JobFailed, NotFound, TimedOut
@@ -72,23 +73,6 @@ _PAGE = 1_000
 _LOOK_MIN_S, _LOOK_MAX_S = 0.25, 5.0
 # How long the present state may take to be shown to a wait that also looks at arrays; then twice as long.
 _SYNC_S = 60.0
-
-
-# What replicas list in their `features`, by the field of a job that needs it.
-_FEATURES = {
-    "affinity": "job-affinity",
-    "artifacts": "job-artifacts",
-    "capacity": "job-capacity",
-    "nodes": "job-nodes",
-    "ulimits": "job-ulimits",
-    "workdir": "job-workdir",
-}
-
-
-def required_features(jobs: Iterable[job_pb2.Job]) -> str:
-    """What a replica has to know so that it leaves nothing out of these jobs; empty for most."""
-    fields = {field.name for job in jobs for field, _ in job.spec.ListFields()}
-    return ",".join(sorted(_FEATURES[name] for name in fields if name in _FEATURES))
 
 
 def call_metadata(call: Call[Any], traceparent: str) -> tuple[tuple[str, str], ...] | None:
@@ -609,6 +593,13 @@ class Core(Generic[JobT]):
         result = lambda answer: self.job_of(answer.job)  # noqa: E731
         return Call("update job", _JOBS + "UpdateJob", request, parse, result, request_id, timeout=timeout)
 
+    def to_front(self, job_id: str, request_id: str | None, timeout: Seconds | None) -> Call[JobT]:
+        request_id = new_request_id(request_id)
+        request = job_pb2.UpdateJobRequest(request_id=request_id, job_id=job_id, move_to_front=True)
+        parse = job_pb2.UpdateJobResponse.FromString
+        result = lambda answer: self.job_of(answer.job)  # noqa: E731
+        return Call("move job", _JOBS + "UpdateJob", request, parse, result, request_id, timeout=timeout)
+
     def set_throttle(
         self, array_id: str, throttle: int | None, request_id: str | None, timeout: Seconds | None
     ) -> Call[Array]:
@@ -775,6 +766,12 @@ class Core(Generic[JobT]):
         what = ("list tenants", _QUEUES + "ListTenants", tenant_pb2.ListTenantsResponse)
         return self._list(what, request, lambda page: [Tenant(usage) for usage in page.tenants], timeout)
 
+    def licences(self, read: Read | None, timeout: Seconds | None) -> Call[list[tenant_pb2.Licence]]:
+        request = tenant_pb2.ListLicencesRequest(read=self.reading(read))
+        answer = tenant_pb2.ListLicencesResponse
+        path = _QUEUES + "ListLicences"
+        return self._get("list licences", path, request, answer, lambda a: list(a.licences), timeout)
+
     def watch_tenants(self, names: Iterable[str], resume_token: str, timeout: Seconds | None) -> Watch[TenantChanges]:
         request = tenant_pb2.WatchTenantsRequest(tenants=names)
         what = ("watch tenants", _QUEUES + "WatchTenants", tenant_pb2.WatchTenantsResponse.FromString)
@@ -852,6 +849,22 @@ class Core(Generic[JobT]):
         request = fleet_pb2.ListCapacityRequest(read=self.reading(read))
         answer = fleet_pb2.ListCapacityResponse
         return self._get("list capacity", _FLEET + "ListCapacity", request, answer, lambda a: list(a.capacity), timeout)
+
+    def holds(self, read: Read | None, timeout: Seconds | None) -> Call[list[fleet_pb2.FleetHold]]:
+        request = fleet_pb2.ListFleetHoldsRequest(read=self.reading(read))
+        answer = fleet_pb2.ListFleetHoldsResponse
+        return self._get("list holds", _FLEET + "ListFleetHolds", request, answer, lambda a: list(a.holds), timeout)
+
+    def set_hold(
+        self, request: fleet_pb2.SetFleetHoldRequest, request_id: str | None, timeout: Seconds | None
+    ) -> Call[fleet_pb2.FleetHold]:
+        request_id = new_request_id(request_id)
+        asked = fleet_pb2.SetFleetHoldRequest()
+        asked.CopyFrom(request)
+        asked.request_id = request_id
+        parse = fleet_pb2.SetFleetHoldResponse.FromString
+        result = lambda answer: answer.hold  # noqa: E731
+        return Call("set hold", _FLEET + "SetFleetHold", asked, parse, result, request_id, timeout=timeout)
 
     def delete_booking(self, name: str, request_id: str | None, timeout: Seconds | None) -> Call[None]:
         request_id = new_request_id(request_id)

@@ -17,10 +17,13 @@ from . import _quantity as quantity
 from ._closed import (
     AFFINITY_LEVELS,
     AFFINITY_RULES,
+    COMMAND_SHELLS,
+    CPU_BINDINGS,
     DEPENDENCY_RULES,
     FAILURE_CLASSES,
     LAUNCH_FORMS,
     LEVELS,
+    NOTIFICATION_EVENTS,
     PREFLIGHTS,
     PULL_RULES,
     PURCHASES,
@@ -55,7 +58,8 @@ _SPEC = (
     *("workingDirectory", "array", "topology", "nodeSelector", "nodes", "tolerations", "preemptible", "after"),
     "notBefore",
     *("deadline", "expectedRun", "datasets", "launch", "retry", "checkpoint", "notice", "spareWorkers", "preflight"),
-    *("workdir", "artifacts", "booking", "ulimits", "capacity", "affinity", "parallel", *_GROUP),
+    *("workdir", "artifacts", "booking", "ulimits", "binding", "shell", "sharedMemory", "capacity", "affinity"),
+    *("licences", "nice", "exclusive", "readiness", "terminal", "notify", "parallel", *_GROUP),
 )
 _Value = TypeVar("_Value")
 
@@ -140,8 +144,13 @@ class Reader:
             launch=self.word(at.get("launch"), "spec.launch", LAUNCH_FORMS),
             spare_workers=self.value(at, "spec.spareWorkers", quantity.count) or 0,
             preflight=self.word(at.get("preflight"), "spec.preflight", PREFLIGHTS),
+            terminal=self.value(at, "spec.terminal", quantity.flag) or False,
             booking=self.text(at.get("booking"), "spec.booking"),
             affinity=self.affinity(at.get("affinity")),
+            licences=self.licences(at.get("licences")),
+            nice=self.value(at, "spec.nice", quantity.nice) or 0,
+            exclusive=bool(self.value(at, "spec.exclusive", quantity.flag)),
+            notify=self.notify(at.get("notify")),
         )
         if array is not None:
             size, indices, throttle = array
@@ -206,7 +215,8 @@ class Reader:
         if "container" not in at:
             return {"process": job_pb2.ProcessRuntime(command=command)}
         path = f"{path}.container"
-        image = self.fields(at["container"], path, ("image", "pull", "mounts", "sharedMemory"))
+        known = ("image", "pull", "mounts", "sharedMemory", "credentials")
+        image = self.fields(at["container"], path, known)
         mounts = []
         for place, node in self.items(image.get("mounts"), f"{path}.mounts"):
             mount = self.fields(node, place, ("source", "target", "readOnly"))
@@ -225,8 +235,18 @@ class Reader:
             shared_memory_bytes=self.positive(
                 image, f"{path}.sharedMemory", quantity.memory_bytes, "for that of the gang"
             ),
+            credentials=self.secret(image.get("credentials"), f"{path}.credentials"),
         )
         return {"container": container}
+
+    def secret(self, node: Node | None, path: str) -> str:
+        """The name of a secret, from a value like ``muster-secret://NAME``."""
+        value = self.text(node, path)
+        if node is not None and value and (not value.startswith(_SECRET) or value == _SECRET):
+            # What stands here may be the secret itself, and is not repeated.
+            self.problem(node, path, f"must be a reference like {_SECRET}NAME, never the credentials themselves")
+            return ""
+        return value[len(_SECRET) :]
 
     def command(self, node: Node | None, path: str) -> list[str]:
         """A list of words."""
@@ -305,36 +325,36 @@ class Reader:
             rule.spread.SetInParent()
         return rule
 
-    def nodes(self, node: Node) -> job_pb2.NodeRequirements:
+    def nodes(self, node: Node) -> common_pb2.NodeRequirements:
         """Tests of labels, the only nodes, and nodes that are excluded."""
         path = "spec.nodes"
         at = self.fields(node, path, ("expressions", "only", "exclude"))
         tests = self.items(at.get("expressions"), f"{path}.expressions")
-        return job_pb2.NodeRequirements(
+        return common_pb2.NodeRequirements(
             expressions=[self.node_expression(found, field) for field, found in tests],
             only=self.texts(at.get("only"), f"{path}.only"),
             exclude=self.texts(at.get("exclude"), f"{path}.exclude"),
         )
 
-    def node_expression(self, node: Node, path: str) -> job_pb2.NodeExpression:
+    def node_expression(self, node: Node, path: str) -> common_pb2.NodeExpression:
         """A test of a label: the field that is given says which."""
         at = self.fields(node, path, ("key", "in", "notIn", "exists", "greater", "less"))
         tests: list[tuple[Any, list[str]]] = []
-        for field, operator in (("in", job_pb2.NODE_OPERATOR_IN), ("notIn", job_pb2.NODE_OPERATOR_NOT_IN)):
+        for field, operator in (("in", common_pb2.NODE_OPERATOR_IN), ("notIn", common_pb2.NODE_OPERATOR_NOT_IN)):
             if field in at:
                 tests.append((operator, self.label_values(at[field], f"{path}.{field}")))
         if "exists" in at:
             exists = self.value(at, f"{path}.exists", quantity.flag)
-            operator = job_pb2.NODE_OPERATOR_EXISTS if exists else job_pb2.NODE_OPERATOR_DOES_NOT_EXIST
+            operator = common_pb2.NODE_OPERATOR_EXISTS if exists else common_pb2.NODE_OPERATOR_DOES_NOT_EXIST
             tests.append((operator, []))
-        for field, operator in (("greater", job_pb2.NODE_OPERATOR_GREATER), ("less", job_pb2.NODE_OPERATOR_LESS)):
+        for field, operator in (("greater", common_pb2.NODE_OPERATOR_GREATER), ("less", common_pb2.NODE_OPERATOR_LESS)):
             if field in at:
                 tests.append((operator, [self.text(at[field], f"{path}.{field}")]))
         if len(tests) != 1:
             advice = "must have one of in, notIn, exists, greater and less, like {key: zone, in: [a, b]}"
             self.problem(node, path, advice)
-        operator, values = tests[-1] if tests else (job_pb2.NODE_OPERATOR_EXISTS, [])
-        return job_pb2.NodeExpression(key=self.text(at.get("key"), f"{path}.key"), operator=operator, values=values)
+        operator, values = tests[-1] if tests else (common_pb2.NODE_OPERATOR_EXISTS, [])
+        return common_pb2.NodeExpression(key=self.text(at.get("key"), f"{path}.key"), operator=operator, values=values)
 
     def label_values(self, node: Node, path: str) -> list[str]:
         """A text, or a list of texts."""
@@ -366,6 +386,14 @@ class Reader:
             )
         return found
 
+    def licences(self, node: Node | None) -> list[job_pb2.LicenceRequest]:
+        """How many of each counted resource, by name."""
+        found = []
+        for name, value in self.pairs(node, "spec.licences"):
+            count = self.value({name: value}, f"spec.licences.{name[:80]}", quantity.count, key=name) or 0
+            found.append(job_pb2.LicenceRequest(name=name, count=count))
+        return sorted(found, key=lambda asked: asked.name)
+
     def affinity(self, node: Node | None) -> list[job_pb2.JobAffinity]:
         """Where other jobs are, to be with or away from them."""
         found = []
@@ -383,6 +411,17 @@ class Reader:
             )
             setattr(message, field, to)
             found.append(message)
+        return found
+
+    def notify(self, node: Node | None) -> list[job_pb2.JobNotification]:
+        """Receivers of the policy that are told of what happens to the job."""
+        found = []
+        for path, entry in self.items(node, "spec.notify"):
+            at = self.fields(entry, path, ("receiver", "events"))
+            listed = self.items(at.get("events"), f"{path}.events")
+            events = [self.word(event, field, NOTIFICATION_EVENTS) for field, event in listed]
+            receiver = self.text(at.get("receiver"), f"{path}.receiver")
+            found.append(job_pb2.JobNotification(receiver=receiver, events=events))
         return found
 
     def rules(self, at: Mapping[str, Node], spec: job_pb2.JobSpec) -> None:
@@ -435,9 +474,19 @@ class Reader:
         if "ulimits" in at:
             spec.ulimits.SetInParent()
             self.ulimits(at["ulimits"], spec.ulimits)
+        if {"binding", "shell", "sharedMemory"} & at.keys():
+            spec.host.binding = self.word(at.get("binding"), "spec.binding", CPU_BINDINGS)
+            spec.host.shell = self.word(at.get("shell"), "spec.shell", COMMAND_SHELLS)
+            spec.host.shared_memory_bytes = self.value(at, "spec.sharedMemory", quantity.memory_bytes) or 0
         if "capacity" in at:
             spec.capacity.SetInParent()
             self.capacity(at["capacity"], spec.capacity)
+        if "readiness" in at:
+            spec.readiness.SetInParent()
+            rule = self.fields(at["readiness"], "spec.readiness", ("timeout",))
+            timeout = self.value(rule, "spec.readiness.timeout", quantity.duration_ms)
+            if timeout is not None:
+                spec.readiness.timeout.CopyFrom(duration(timeout))
 
     def capacity(self, at: Node, capacity: job_pb2.CapacityRules) -> None:
         """Reads how nodes may have been bought."""

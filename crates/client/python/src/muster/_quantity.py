@@ -12,6 +12,7 @@ from typing import Callable, Iterable, Sequence
 _TEXT_MAX = 64
 _U32 = (1 << 32) - 1
 _U64 = (1 << 64) - 1
+_NICE_MAX = 100
 # The longest `Duration`, and the last `Timestamp`.
 _SPAN_MS_MAX = 315_576_000_000_000
 _MOMENT_MS_MAX = 253_402_207_200_999
@@ -94,6 +95,14 @@ def count(text: str) -> int:
 ARRAY_RANGES_MAX = 256
 _ARRAY = "a number of members like 100, or indices like 0-99:5,200,300-310, and may end in %N, the \
 number that may be unfinished at a time"
+
+
+def nice(text: str) -> int:
+    """A nice value."""
+    value = _whole(text[1:] if text[:1] in ("-", "+") else text, _NICE_MAX)
+    if value is None:
+        raise _refuse("a whole number from -100 to 100", text)
+    return -value if text[:1] == "-" else value
 
 
 def array(text: str) -> tuple[int, str, int | None]:

@@ -41,6 +41,7 @@ from .v1beta1 import (
     policy_pb2,
     quota_pb2,
     schedule_pb2,
+    tenant_pb2,
 )
 
 _Item = TypeVar("_Item")
@@ -150,6 +151,10 @@ class Client:
     ) -> Job:
         """Changes these fields of a job to what they are in ``job``, such as ``labels`` and ``spec.deadline``; with an etag only if it is as it was then."""
         return await self._run(self._core.update(job_id, job, fields, etag, request_id, timeout))
+
+    async def to_front(self, job_id: str, *, request_id: str | None = None, timeout: Seconds | None = None) -> Job:
+        """Moves a waiting job before the others of its tenant and tier; jobs of other tenants wait no longer for that."""
+        return await self._run(self._core.to_front(job_id, request_id, timeout))
 
     async def set_throttle(
         self, array_id: str, throttle: int | None, *, request_id: str | None = None, timeout: Seconds | None = None
@@ -390,6 +395,28 @@ class Client:
     ) -> list[fleet_pb2.Capacity]:
         """What there is of each type of accelerator in each region, by how it was bought."""
         return await self._run(self._core.capacity(read, timeout))
+
+    async def licences(
+        self, *, read: Read | None = None, timeout: Seconds | None = None
+    ) -> list[tenant_pb2.Licence]:
+        """What the policy counts and no node has: how many there are, who holds them, and which job is next."""
+        return await self._run(self._core.licences(read, timeout))
+
+    async def holds(
+        self, *, read: Read | None = None, timeout: Seconds | None = None
+    ) -> list[fleet_pb2.FleetHold]:
+        """What operators hold: regions, clusters and tenants."""
+        return await self._run(self._core.holds(read, timeout))
+
+    async def set_hold(
+        self,
+        request: fleet_pb2.SetFleetHoldRequest,
+        *,
+        request_id: str | None = None,
+        timeout: Seconds | None = None,
+    ) -> fleet_pb2.FleetHold:
+        """Holds a region, a cluster or a tenant, or with ``held=False`` releases it."""
+        return await self._run(self._core.set_hold(request, request_id, timeout))
 
     async def delete_booking(self, name: str, *, request_id: str | None = None, timeout: Seconds | None = None) -> None:
         """Gives a booking up: its nodes are open to everybody again."""

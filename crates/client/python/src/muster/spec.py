@@ -85,8 +85,9 @@ class JobSpec:
         tenant: str | None = None,
         tier: str | None = None,
         regions: Sequence[str] | None = None,
+        hold: bool | None = None,
     ) -> JobSpec:
-        """Another one that differs in this, as with the options of ``muster submit``."""
+        """Another one that differs in this, as with the options of ``muster submit``; with ``hold`` it starts once it is released."""
         changed = JobSpec(self._message)
         message = changed._message
         message.name = message.name if name is None else name
@@ -98,6 +99,8 @@ class JobSpec:
             message.spec.tier = number
         if regions is not None:
             message.spec.regions[:] = regions
+        if hold is not None:
+            message.hold = hold
         return changed
 
     @property
@@ -195,13 +198,22 @@ def job(
     booking: str = "",
     artifacts: Sequence[str] = (),
     ulimits: Mapping[str, Any] | None = None,
+    binding: str = "",
+    shell: str = "",
+    shared_memory: int | str | None = None,
     capacity: str | Mapping[str, Any] | None = None,
     affinity: Sequence[Mapping[str, Any]] = (),
+    licences: Mapping[str, int] | None = None,
+    nice: int | None = None,
+    exclusive: bool | None = None,
+    readiness: Mapping[str, Any] | None = None,
+    terminal: bool = False,
+    notify: Sequence[Mapping[str, Any]] = (),
 ) -> JobSpec:
     """A job of one group of workers, in the words of job files.
 
     ``accelerators`` is a type and a count per worker (``h100:8``, ``h100|a100:1``, ``any:0.25``), ``memory`` bytes
-    or ``4Gi``. A variable whose value is ``muster-secret://NAME`` has the content of a file on its host. ``container`` (``{"image": "registry.example.org/train:1"}``) runs the command in the root directory of an image; an empty command is then the image's own. ``workdir`` is the digest of a directory that `muster submit --workdir` has sent to the store of nodes; select these with ``node_selector={"files.store": "yes"}``. ``artifacts`` are paths of files that `muster artifacts get` brings back. ``nodes`` has ``only``, ``exclude`` and ``expressions`` like ``{"key": "zone", "in": ["a", "b"]}``. ``ulimits`` (``{"openFiles": 65536, "coreSize": 0, "lockedMemory": "8Gi", "stackSize": "64Mi"}``) bounds each process of its workers. ``capacity`` says how its nodes may have been bought: ``"spot"``, or ``{"purchases": ["spot"], "fallback": {"purchases": ["on_demand"], "after": "30m"}, "maxInterruptionsPerDay": 0.5}``. ``affinity`` has up to 8 entries like ``{"jobs": "app=cache", "level": "rack", "rule": "together", "required": True}`` or ``{"to": "job-3f0", "level": "host", "rule": "apart", "weight": 50}``: where the workers lie with respect to those of other jobs. ``booking`` names the booking on whose nodes alone it runs. ``labels`` are for selecting jobs, ``annotations`` for other programs. ``not_before`` and ``deadline`` are times with a zone, or lengths of time from now.
+    or ``4Gi``. A variable whose value is ``muster-secret://NAME`` has the content of a file on its host. ``container`` (``{"image": "registry.example.org/train:1"}``) runs the command in the root directory of an image; an empty command is then the image's own. ``workdir`` is the digest of a directory that `muster submit --workdir` has sent to the store of nodes; select these with ``node_selector={"files.store": "yes"}``. ``artifacts`` are paths of files that `muster artifacts get` brings back. ``nodes`` has ``only``, ``exclude`` and ``expressions`` like ``{"key": "zone", "in": ["a", "b"]}``. ``ulimits`` (``{"openFiles": 65536, "coreSize": 0, "lockedMemory": "8Gi", "stackSize": "64Mi"}``) bounds each process of its workers. ``binding`` (``"numa"`` or ``"cores"``) keeps each worker on processors near its devices, ``shell="login"`` runs the command by a login shell with the host's environment modules, and ``shared_memory`` is the size of a ``/dev/shm`` that each worker has for itself. ``capacity`` says how its nodes may have been bought: ``"spot"``, or ``{"purchases": ["spot"], "fallback": {"purchases": ["on_demand"], "after": "30m"}, "maxInterruptionsPerDay": 0.5}``. ``affinity`` has up to 8 entries like ``{"jobs": "app=cache", "level": "rack", "rule": "together", "required": True}`` or ``{"to": "job-3f0", "level": "host", "rule": "apart", "weight": 50}``: where the workers lie with respect to those of other jobs. ``licences`` (``{"matlab": 2}``) are counted by the policy and held by the job as a whole. ``notify`` has up to 8 entries like ``{"receiver": "vision-chat", "events": ["job_failed"]}``: receivers of the policy that are told of it. ``booking`` names the booking on whose nodes alone it runs. ``nice`` orders it among the waiting jobs of its tenant and tier, from -100 to 100, the lower first. ``exclusive`` gives each worker a host without accelerators to itself. ``readiness`` (``{"timeout": "10m"}``) ends an attempt whose workers do not say in that time that they are ready. ``terminal`` gives each worker a terminal, which `muster attach` shows. ``labels`` are for selecting jobs, ``annotations`` for other programs. ``not_before`` and ``deadline`` are times with a zone, or lengths of time from now.
     """
     if isinstance(command, str):
         raise ConfigurationError("command must be a list of words; no shell reads it")
@@ -239,8 +251,17 @@ def job(
         "booking": booking,
         "artifacts": {"paths": list(artifacts)} if artifacts else None,
         "ulimits": ulimits,
+        "binding": binding,
+        "shell": shell,
+        "sharedMemory": shared_memory,
         "capacity": capacity,
         "affinity": list(affinity),
+        "licences": licences,
+        "nice": nice,
+        "exclusive": exclusive,
+        "readiness": readiness,
+        "terminal": terminal or None,
+        "notify": list(notify),
     }
     spec = {field: value for field, value in given.items() if value is not None and value != "" and value != []}
     metadata = {"name": name, "tenant": tenant, "labels": labels, "annotations": annotations}

@@ -15,6 +15,7 @@ use muster_types::{JobSpec, Name, PriorityTier};
 
 mod change;
 mod isolation;
+mod queues;
 
 /// Most warnings of one policy.
 pub const POLICY_WARNINGS_MAX: usize = 64;
@@ -35,6 +36,8 @@ pub enum PolicyWarningCode {
     NoIsolatedNode,
     /// It would keep a tenant from using any device at all.
     TenantWithoutDevices,
+    /// No node is among those that a tenant's jobs run on, or all of them are kept for others.
+    TenantWithoutNodes,
     /// It refuses a tenant's ordinary jobs.
     OrdinaryJobsRefused,
     /// Jobs wait that ask for more than a quota can ever give.
@@ -69,6 +72,8 @@ pub enum PolicyWarningCode {
     BorrowsForGood,
     /// Guaranteed devices come back only when the jobs that borrow them are done.
     NothingTakenBack,
+    /// It has budgets in dollars and no prices.
+    SpendWithoutPrices,
     /// A tenant is guaranteed nothing where everything is guaranteed to others.
     NothingGuaranteed,
     /// Nothing is kept for gangs that do not fit yet, and others pass them.
@@ -88,6 +93,7 @@ impl PolicyWarningCode {
         match self {
             PolicyWarningCode::NoIsolatedNode => "NO_ISOLATED_NODE",
             PolicyWarningCode::TenantWithoutDevices => "TENANT_WITHOUT_DEVICES",
+            PolicyWarningCode::TenantWithoutNodes => "TENANT_WITHOUT_NODES",
             PolicyWarningCode::OrdinaryJobsRefused => "ORDINARY_JOBS_REFUSED",
             PolicyWarningCode::GangAboveQuota => "GANG_ABOVE_QUOTA",
             PolicyWarningCode::WaitingWithoutRight => "WAITING_WITHOUT_RIGHT",
@@ -105,6 +111,7 @@ impl PolicyWarningCode {
             PolicyWarningCode::WindowOver => "WINDOW_OVER",
             PolicyWarningCode::BorrowsForGood => "BORROWS_FOR_GOOD",
             PolicyWarningCode::NothingTakenBack => "NOTHING_TAKEN_BACK",
+            PolicyWarningCode::SpendWithoutPrices => "SPEND_WITHOUT_PRICES",
             PolicyWarningCode::NothingGuaranteed => "NOTHING_GUARANTEED",
             PolicyWarningCode::NothingReserved => "NOTHING_RESERVED",
             PolicyWarningCode::MinuteWeight => "MINUTE_WEIGHT",
@@ -152,11 +159,13 @@ pub fn policy_warnings(state: &State, policy: &Policy) -> PolicyWarnings {
         look.nothing_guaranteed();
         look.windows();
         isolation::look_at(&mut look);
+        queues::look_at(&mut look);
     }
     look.rights();
     look.weights();
     look.reclaim();
     look.reserved();
+    queues::spends(&mut look);
     look.waiting();
     look.unlisted();
     change::look_at(&mut look);
@@ -498,6 +507,7 @@ impl<'a> Look<'a> {
                     MissingRight::Tier { .. } => "tierMax",
                     MissingRight::NonPreemptible => "nonPreemptible",
                     MissingRight::Purchases { .. } => "purchases",
+                    MissingRight::NegativeNice => "negativeNice",
                 });
             if let Some(right) = missing {
                 without_right.entry((&spec.tenant, right)).or_insert((0, &spec.name)).0 += 1;

@@ -25,7 +25,7 @@ pub(super) fn book(run: &mut Run) {
         [("nightly", chosen, nightly), ("named", BookingShape::Nodes(vec![name("book-b")]), once)]
     {
         let spec = BookingSpec {
-            tenant: name("lab"),
+            tenant: Some(name("lab")),
             user: (text == "nightly").then(|| "tenant/lab/ada".to_owned()),
             jobs: vec![name("evaluate")],
             is_shared: false,
@@ -48,6 +48,24 @@ pub(super) fn book(run: &mut Run) {
     run.end_round(60_000);
     let cause = BookingEnd::WindowOver;
     run.speculation.push(Decision::BookingEnded { name: name("nightly"), cause });
+    run.end_round(10);
+    hold(run);
+}
+
+/// A cluster that is held until further notice, and a region whose hold is over.
+fn hold(run: &mut Run) {
+    let by = Requester { name: "admin/ops".into(), is_operator: true };
+    let nowhere = HoldTarget::Part(FleetPart { region: Some(name("nowhere")), cluster: None });
+    for (target, until) in [
+        (HoldTarget::Part(FleetPart { region: None, cluster: Some(name("nowhere")) }), None),
+        (nowhere.clone(), Some(run.speculation.now().plus_ms(60_000))),
+    ] {
+        let hold = Some(FleetHold { reason: "an audit".to_owned(), until, stops_work: false });
+        let order = FleetHoldOrder { request: run.next_request(), by: by.clone(), target, hold };
+        handle(&mut run.speculation, &Command::SetFleetHold(Box::new(order))).unwrap();
+    }
+    run.end_round(60_000);
+    run.speculation.push(Decision::FleetHoldEnded { target: nowhere });
     run.end_round(10);
 }
 

@@ -3,16 +3,18 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use muster_decider::{BookingOrder, Command, plan_booking};
+use muster_decider::{BookingOrder, Command, FleetHoldOrder, plan_booking};
 use muster_types::{
-    BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, LogTime, Name, Requester,
+    BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, FleetHold, FleetPart, HoldTarget,
+    LogTime, Name, Requester,
 };
 
 use super::{World, duration_ms};
 use crate::support::name;
 
 impl World {
-    /// `NAME tenant=T`, one of `nodes=A,B`, `hosts=N` and `devices=N`, and any of `type=KIND`, `region=R`, `cluster=C`,
+    /// `NAME tenant=T`, without a tenant for maintenance, one of `nodes=A,B`, `hosts=N` and `devices=N` or none of them for all nodes
+    /// of a place, and any of `type=KIND`, `region=R`, `cluster=C`,
     /// `label=KEY:VALUE`, `from=+D`, `for=D`, `every=DAYS:TIMES`, `notice=D`, `others=finish|stop|fill`, `user=U`, `jobs=A,B`, `shared`.
     fn booking_spec(&self, words: &[&str]) -> BookingSpec {
         let list = |prefix: &str| -> Vec<Name> {
@@ -29,7 +31,13 @@ impl World {
         let amount =
             count("hosts=").map(BookingAmount::Hosts).or(count("devices=").map(BookingAmount::Devices));
         let shape = match amount {
-            None => BookingShape::Nodes(list("nodes=")),
+            None if words.iter().any(|word| word.starts_with("nodes=")) => {
+                BookingShape::Nodes(list("nodes="))
+            }
+            None => BookingShape::Part(FleetPart {
+                region: of_place("region="),
+                cluster: of_place("cluster="),
+            }),
             Some(amount) => BookingShape::Chosen {
                 amount,
                 kind: of_place("type="),
@@ -44,7 +52,7 @@ impl World {
             (days.parse().expect("days"), times.parse().expect("a count"))
         });
         BookingSpec {
-            tenant: self.number(words, "tenant=").map(name).expect("tenant=T"),
+            tenant: self.number(words, "tenant=").map(name),
             user: self.number(words, "user=").map(str::to_owned),
             jobs: list("jobs="),
             is_shared: words.contains(&"shared"),
@@ -91,6 +99,26 @@ impl World {
         Command::DeleteBooking { request, by, acts_for, name: name(words[0]) }
     }
 
+    /// `hold-place` and `release-place`, with `region=R`, `cluster=C` or `tenant=T`, and of a hold any of `reason=WORD`, `until=+D`, `drain`.
+    pub(super) fn hold_place(&mut self, verb: &str, words: &[&str]) -> Command {
+        let (by, _) = self.booker(&[]);
+        let request = self.request(words);
+        let of_place = |prefix: &str| self.number(words, prefix).map(name);
+        let target = match of_place("tenant=") {
+            Some(tenant) => HoldTarget::Tenant(tenant),
+            None => HoldTarget::Part(FleetPart {
+                region: of_place("region="),
+                cluster: of_place("cluster="),
+            }),
+        };
+        let hold = (verb == "hold-place").then(|| FleetHold {
+            reason: self.number(words, "reason=").unwrap_or_default().to_owned(),
+            until: self.number(words, "until=+").map(|after| self.now.plus_ms(duration_ms(after))),
+            stops_work: words.contains(&"drain"),
+        });
+        Command::SetFleetHold(Box::new(FleetHoldOrder { request, by, target, hold }))
+    }
+
     /// `cost`, with the words of `book`: what it would cost others.
     pub(super) fn booking_cost(&self, words: &[&str]) -> String {
         let (_, acts_for) = self.booker(words);
@@ -103,6 +131,9 @@ impl World {
         };
         let nodes: Vec<&str> = plan.nodes.iter().map(Name::as_str).collect();
         let mut text = format!("nodes {}\n", nodes.join(" "));
+        for met in &plan.met {
+            writeln!(text, "  booking {met} has some of them then").unwrap();
+        }
         for (job, end) in &plan.overrunning {
             let after = end.since_ms(self.now) / 60_000;
             writeln!(text, "  {} would still run, to +{after}m", self.label(*job)).unwrap();

@@ -1,12 +1,12 @@
 //! Commands about nodes and jobs, in words.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use muster_decider::{Answer, Command, OverridesOrder, handle};
 use muster_journal::RankUpdate;
 use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
-use muster_types::policy::{Guarantee, PurchaseKind};
+use muster_types::policy::{Guarantee, NotificationEvent, PurchaseKind};
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, Affinity, AffinityLevel, AffinityRule,
     AffinityTarget, ArrayId, ArraySpec, CapacityFallback, CapacityRules, DependencyRule, DeviceAmount,
@@ -76,6 +76,7 @@ impl World {
             if let Some(min) = self.number(part, "min=") {
                 group.workers_min = min.parse().unwrap();
             }
+            group.request.exclusive = words.contains(&"exclusive");
             groups.push(group);
         }
         let mut draft = job_draft(words[0], groups);
@@ -99,11 +100,18 @@ impl World {
         draft.booking = self.number(words, "booking=").map(name);
         draft.capacity = self.capacity(words);
         draft.affinity = self.affinity(words);
+        // `licences=NAME:COUNT,NAME:COUNT`.
+        for licence in self.number(words, "licences=").into_iter().flat_map(|text| text.split(',')) {
+            let (licence, count) = licence.split_once(':').expect("licences=NAME:COUNT");
+            draft.licences.insert(name(licence), count.parse().unwrap());
+        }
         draft.run_time_limit_ms = self.number(words, "limit=").map(duration_ms);
         if let Some(tenant) = self.number(words, "tenant=") {
             draft.tenant = name(tenant);
         }
         draft.preemptible = !words.contains(&"not-preemptible");
+        draft.nice = self.number(words, "nice=").map_or(0, |nice| nice.parse().unwrap());
+        draft.readiness_ms = self.number(words, "ready-within=").map(duration_ms);
         if words.contains(&"checkpointed") {
             draft.checkpoint_directory = Some("/checkpoints".into());
         }
@@ -160,6 +168,7 @@ impl World {
                 metadata: metadata.clone(),
                 array: array.clone(),
                 named_dependencies: Vec::new(),
+                held: words.contains(&"held"),
             })
             .collect();
         let before = self.state().log_index();
@@ -298,6 +307,7 @@ impl World {
         };
         let update = match words[3] {
             "running" => RankUpdate::Running,
+            "ready" => RankUpdate::Ready,
             "exit" => RankUpdate::Exited(ExitStatus::Code(words[4].parse().unwrap())),
             "signal" => RankUpdate::Exited(ExitStatus::Signal(words[4].parse().unwrap())),
             "vanished" => RankUpdate::Exited(ExitStatus::Vanished),
@@ -346,7 +356,7 @@ impl World {
     }
 
     /// What jobs ask of the system that runs them: `on=CLASS:N`, `backoff=D`, `backoff-max=D`, `avoid=D`, `place=NAME`,
-    /// `save=D`, `interval=D`, `spares=N`, `artifacts=PATH,PATH`.
+    /// `save=D`, `interval=D`, `spares=N`, `artifacts=PATH,PATH`, `notify=RECEIVER:EVENT`.
     pub(super) fn contract(&self, words: &[&str]) -> JobContract {
         let mut contract = JobContract::default();
         for limit in words.iter().filter_map(|word| word.strip_prefix("on=")) {
@@ -366,6 +376,12 @@ impl World {
             paths: paths.split(',').map(str::to_owned).collect(),
             required: false,
         });
+        for entry in words.iter().filter_map(|word| word.strip_prefix("notify=")) {
+            let (receiver, event) = entry.split_once(':').expect("RECEIVER:EVENT");
+            let event = NotificationEvent::ALL.into_iter().find(|known| known.as_str() == event);
+            let events = BTreeSet::from([event.expect("an event")]);
+            contract.notify.push(muster_types::JobNotification { receiver: name(receiver), events });
+        }
         contract
     }
 

@@ -2,7 +2,7 @@
 
 use muster_decider::{Command, ControlOrder, JobSelection, JobVersion, ModifyOrder, ThrottleOrder};
 use muster_types::{
-    ArrayId, Control, Dependency, DependencyRule, DependencyScope, FieldChange, JobId, LogIndex,
+    ArrayId, Control, Dependency, DependencyRule, DependencyScope, FieldChange, GroupSize, JobId, LogIndex,
     NodeExpression, NodeRequirements, PriorityTier, Requester,
 };
 
@@ -106,7 +106,8 @@ impl World {
     }
 
     /// `modify JOB [by=NAME] [stale] tier=T limit=D|none not-before=+D|none deadline=+D|none runs=D|none regions=A,B
-    /// label=KEY:VALUE annotation=KEY:VALUE where=TESTS|nodes=any only=NODE,NODE exclude=NODE,NODE`, or
+    /// label=KEY:VALUE annotation=KEY:VALUE where=TESTS|nodes=any only=NODE,NODE exclude=NODE,NODE nice=N workers=N|MIN..N
+    /// tenant=NAME front acts-for=TENANT`, or
     /// `modify array=NAME [by=NAME] throttle=N|none`.
     pub(super) fn modify(&mut self, words: &[&str]) -> String {
         if let Some(array) = words[0].strip_prefix("array=") {
@@ -132,8 +133,19 @@ impl World {
                     let regions = value.split(',').filter(|region| !region.is_empty());
                     Some(FieldChange::Regions(regions.map(name).collect()))
                 }
+                "nice" => Some(FieldChange::Nice(value.parse().expect("a nice value"))),
+                "tenant" => Some(FieldChange::Tenant(name(value))),
+                "workers" => {
+                    let (least, most) = value.split_once("..").map_or((None, value), |(a, b)| (Some(a), b));
+                    let workers_min = least.map(|least| least.parse().expect("a number of workers"));
+                    let workers = most.parse().expect("a number of workers");
+                    Some(FieldChange::Groups(vec![GroupSize { group: None, workers, workers_min }]))
+                }
                 _ => None,
             });
+        }
+        if words.contains(&"front") {
+            changes.push(FieldChange::Front(None));
         }
         let nodes = Self::asked_nodes(words);
         if nodes.is_some() || words.contains(&"nodes=any") {
@@ -150,7 +162,7 @@ impl World {
             words.contains(&"stale").then_some(JobVersion { generation: 1, changed_at: LogIndex(1) });
         let (request, by) = (self.request(words), self.requester(words));
         self.carry_out(&Command::Modify(Box::new(ModifyOrder {
-            acts_for: None,
+            acts_for: self.number(words, "acts-for=").map(name),
             request,
             by,
             job,

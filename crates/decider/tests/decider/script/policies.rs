@@ -1,10 +1,9 @@
 //! Policies, in words.
 
 use muster_decider::Command;
-use muster_types::PriorityTier;
+use muster_types::{NodeRequirements, PriorityTier};
 use muster_types::policy::{
-    AcceleratorBudget, Dataset, Guarantee, NonPreemptible, NotificationBody, NotificationEvent, Order,
-    PolicyDraft, Price, Quota, Receiver, TenantPolicy, Window, WindowPurpose, WindowScope,
+    AcceleratorBudget, CountedResource, Dataset, Guarantee, NonPreemptible, NotificationBody, NotificationEvent, Order, PolicyDraft, Price, Quota, Receiver, TenantPolicy, Window, WindowPurpose, WindowScope, OnLimit, QueueOrder, QueuePreemption, SpendBudget,
 };
 
 use super::{World, duration_ms};
@@ -13,10 +12,10 @@ use crate::support::{self, name};
 impl World {
     /// `policy` and any of: `preemption=off`, `order=submission|predicted`, `fair-share=off`,
     /// `reservations=N`, `reserve-after=D`, `minimum-run=D`, `defragment-after=D`, `victims-max=N`, `price=KIND,N[,REGION]`,
-    /// `tenant=NAME,parent=P,weight=N,KIND=NOMINAL/BORROWING/LENDING,tier-max=T,non-preemptible=R,deadlines=on|off,bookings=on|off,pending-jobs=N,budget=HOURS:WINDOW`
+    /// `tenant=NAME,parent=P,weight=N,KIND=NOMINAL/BORROWING/LENDING,tier-max=T,non-preemptible=R,deadlines=on|off,bookings=on|off,pending-jobs=N,budget=HOURS:WINDOW,spend=DOLLARS:WINDOW,user-devices=N,job-devices=N,on-limit=hold|refuse,queue-order=fair|strict,block-for=D,queue-preemption=none|reclaim|fair_share,nodes=N+N,isolated=on|off`
     /// (a tenant of the first level that states no right has all of them), `backoff=D`, `stopping-deadline=D`,
     /// `starting-deadline=D`, `end-overrunners=on|off`, `isolation=devices,pid,tmp,user`, `receiver=NAME,[TENANT],EVENT…`,
-    /// `maintenance=NODE,+FROM,+UNTIL`, `reserved=NODE,TENANT,+FROM,+UNTIL`. Settings that are left out take their defaults.
+    /// `resource=NAME,COUNT[,REGION]`, `maintenance=NODE,+FROM,+UNTIL`, `reserved=NODE,TENANT,+FROM,+UNTIL`. Settings that are left out take their defaults.
     pub(super) fn policy(&mut self, words: &[&str]) -> String {
         let mut draft = PolicyDraft::default();
         for word in words.iter().filter(|word| !word.starts_with("request=")) {
@@ -68,7 +67,7 @@ impl World {
                     let purpose = WindowPurpose::ReservedFor { tenant: name(parts[1]) };
                     draft.windows.push(window(parts[0], parts[2], parts[3], purpose));
                 }
-                // The name, a tenant or nothing, and events.
+                // The name, a tenant or nothing, and events; `jobs` for one that jobs may name.
                 "receiver" => draft.notifications.push(Receiver {
                     name: name(parts[0]),
                     url: format!("https://{}.example/hook", parts[0]),
@@ -78,6 +77,13 @@ impl World {
                         .filter(|event| parts[2..].contains(&event.as_str()))
                         .collect(),
                     body: NotificationBody::Generic,
+                    for_jobs: parts[2..].contains(&"jobs"),
+                }),
+                // The name, the count and perhaps a region.
+                "resource" => draft.resources.push(CountedResource {
+                    name: name(parts[0]),
+                    count: parts[1].parse().unwrap(),
+                    region: parts.get(2).map(|region| name(region)),
                 }),
                 "dataset" => {
                     let regions = parts[1..].iter().map(|region| name(region)).collect();
@@ -97,8 +103,19 @@ impl World {
                             "user-running-jobs" => tenant.limits.user.running_jobs = value.parse().ok(),
                             "budget" => tenant.limits.accelerator_hours = Some(budget(value)),
                             "user-budget" => tenant.limits.user.accelerator_hours = Some(budget(value)),
+                            "spend" => tenant.limits.spend = Some(spend(value)),
+                            "user-spend" => tenant.limits.user.spend = Some(spend(value)),
+                            "user-devices" => tenant.limits.user.devices = value.parse().ok(),
+                            "job-devices" => tenant.limits.job.devices_max = value.parse().ok(),
+                            "on-limit" => tenant.limits.on_limit = OnLimit::parse(value),
+                            "queue-order" => tenant.queue.order = QueueOrder::parse(value),
+                            "block-for" => tenant.queue.block_for_ms = Some(duration_ms(value)),
+                            "queue-preemption" => tenant.queue.preemption = QueuePreemption::parse(value),
+                            "nodes" => tenant.queue.nodes = Some(nodes(value)),
+                            "isolated" => tenant.queue.isolated = Some(value == "on"),
                             "deadlines" => tenant.rights.deadlines = Some(value == "on"),
                             "bookings" => tenant.rights.bookings = Some(value == "on"),
+                            "negative-nice" => tenant.rights.negative_nice = Some(value == "on"),
                             kind => tenant.quotas.push(quota(kind, value)),
                         }
                     }
@@ -124,6 +141,17 @@ impl World {
 fn budget(text: &str) -> AcceleratorBudget {
     let (hours, window) = text.split_once(':').expect("HOURS:WINDOW");
     AcceleratorBudget { hours: hours.parse().unwrap(), window_ms: duration_ms(window) }
+}
+
+/// The only nodes, by name, with `+` between them.
+fn nodes(text: &str) -> NodeRequirements {
+    NodeRequirements { only: text.split('+').map(name).collect(), ..NodeRequirements::default() }
+}
+
+/// `DOLLARS:WINDOW`.
+fn spend(text: &str) -> SpendBudget {
+    let (dollars, window) = text.split_once(':').expect("DOLLARS:WINDOW");
+    SpendBudget { dollars: dollars.parse().unwrap(), window_ms: duration_ms(window) }
 }
 
 /// `NOMINAL/BORROWING/LENDING` in devices; `-` or nothing for no limit.

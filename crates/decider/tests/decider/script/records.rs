@@ -71,6 +71,7 @@ impl World {
                 for (rank, update) in updates {
                     match update {
                         RankUpdate::Running => write!(text, " {rank}=running").unwrap(),
+                        RankUpdate::Ready => write!(text, " {rank}=ready").unwrap(),
                         RankUpdate::Exited(exit) => write!(text, " {rank}=({exit})").unwrap(),
                     }
                 }
@@ -113,7 +114,9 @@ impl World {
             Decision::QuotaGrantsEnded { ids } => ids.iter().map(|id| format!(" {id}")).collect(),
             Decision::BookingCreated { by, name, spec, nodes, .. } => {
                 let nodes: Vec<&str> = nodes.iter().map(|node| node.as_str()).collect();
-                format!(" {name} for {} on {} by {by}", spec.tenant, nodes.join(" "))
+                let whose = spec.tenant.as_ref().map_or("maintenance", |owner| owner.as_str());
+                let place = spec.part().map_or_else(|| nodes.join(" "), ToString::to_string);
+                format!(" {name} for {whose} on {place} by {by}")
             }
             Decision::BookingDeleted { by, name, .. } => format!(" {name} by {by}"),
             Decision::BookingOpened { name } => format!(" {name}"),
@@ -143,6 +146,11 @@ impl World {
             Decision::ScheduleSuspensionSet { by, schedule, reason, .. } => {
                 format!(" {schedule} {} by {by}", reason.as_deref().unwrap_or("resumed"))
             }
+            Decision::FleetHoldSet { target, hold, .. } => {
+                let how = hold.as_ref().map_or("released".to_owned(), |hold| hold.reason.clone());
+                format!(" {target}: {how}")
+            }
+            Decision::FleetHoldEnded { target } => format!(" {target}"),
             Decision::SchedulePlanned { schedule, next } => format!(" {schedule} at {next}"),
             Decision::ScheduleRan { schedule, due, run, .. } => {
                 let due = due.map_or("asked for".to_owned(), |due| due.to_string());

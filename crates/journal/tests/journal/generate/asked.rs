@@ -16,7 +16,9 @@ pub(super) fn bookings() -> impl Strategy<Value = Decision> {
     let chosen = (amount, place, labels).prop_map(|(amount, (kind, region, cluster), labels)| {
         BookingShape::Chosen { amount, kind, region, cluster, labels }
     });
-    let shape = prop_oneof![names().prop_map(BookingShape::Nodes), chosen];
+    let part = (option::of(name()), option::of(name()))
+        .prop_map(|(region, cluster)| BookingShape::Part(FleetPart { region, cluster }));
+    let shape = prop_oneof![names().prop_map(BookingShape::Nodes), chosen, part];
     let rule = (prop::sample::select(vec!["daily", "mon-fri", "sat,sun"]), any::<u16>(), "[A-Za-z/]{1,20}");
     let rule = rule.prop_map(|(days, minute, zone)| BookingRule {
         weekdays: days.parse().expect("days of the week"),
@@ -34,7 +36,7 @@ pub(super) fn bookings() -> impl Strategy<Value = Decision> {
             listed,
         },
     );
-    let whose = (name(), option::of("[a-z/]{1,9}"), names(), any::<bool>());
+    let whose = (option::of(name()), option::of("[a-z/]{1,9}"), names(), any::<bool>());
     let clearing = prop::sample::select(BookingClearing::ALL.to_vec());
     let spec = (whose, shape, times, any::<u64>(), clearing, "[ -~]{0,20}").prop_map(
         |((tenant, user, jobs, is_shared), shape, times, notice_ms, clearing, reason)| BookingSpec {
@@ -49,11 +51,23 @@ pub(super) fn bookings() -> impl Strategy<Value = Decision> {
             reason,
         },
     );
+    let place = || (option::of(name()), option::of(name()));
+    let part = || place().prop_map(|(region, cluster)| FleetPart { region, cluster });
+    let target = || {
+        prop_oneof![part().prop_map(HoldTarget::Part), name().prop_map(HoldTarget::Tenant)]
+    };
+    let until = option::of(any::<u64>().prop_map(LogTime));
+    let hold = ("[ -~]{0,20}", until, any::<bool>())
+        .prop_map(|(reason, until, stops_work)| Box::new(FleetHold { reason, until, stops_work }));
     let cause = prop::sample::select(vec![BookingEnd::WindowOver, BookingEnd::OwnerGone]);
     prop_oneof![
         (request(), asked(), name(), spec, names()).prop_map(|(request, by, name, spec, nodes)| {
             Decision::BookingCreated { request, by, name, spec: Box::new(spec), nodes }
         }),
+        (request(), asked(), target(), option::of(hold)).prop_map(|(request, by, target, hold)| {
+            Decision::FleetHoldSet { request, by, target, hold }
+        }),
+        target().prop_map(|target| Decision::FleetHoldEnded { target }),
         (request(), asked(), name()).prop_map(|(request, by, name)| Decision::BookingDeleted {
             request,
             by,

@@ -20,6 +20,7 @@ fn submit(world: &mut World, entry: &JobEntry) -> JobId {
         accelerators: Some(AcceleratorRequest::from(accelerators)),
         cpu_milli: 1_000,
         memory_bytes: 1 << 30,
+        exclusive: false,
     };
     let command = vec!["train".to_owned()];
     let group = TaskGroup::new(Name::literal("main"), entry.replicas, command, request);

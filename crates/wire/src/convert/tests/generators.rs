@@ -97,7 +97,7 @@ pub(super) fn dependencies() -> impl Strategy<Value = Vec<Dependency>> {
 
 pub(super) fn request() -> impl Strategy<Value = WorkerRequest> {
     (option::of(accelerator_request()), 1..=limits::CPU_MILLI_MAX, 1..=limits::MEMORY_BYTES_MAX).prop_map(
-        |(accelerators, cpu_milli, memory_bytes)| WorkerRequest { accelerators, cpu_milli, memory_bytes },
+        |(accelerators, cpu_milli, memory_bytes)| WorkerRequest { accelerators, cpu_milli, memory_bytes, exclusive: false },
     )
 }
 
@@ -126,9 +126,11 @@ fn container() -> impl Strategy<Value = Container> {
     let pull = proptest::sample::select(PullRule::ALL.to_vec());
     let mounts = vec(("/[a-c]{1,3}", any::<bool>()), 0..4);
     let shared = prop_oneof![Just(0u64), Just(limits::SHARED_MEMORY_BYTES_MIN)];
-    ("[a-z]{1,5}\\.[a-z]{1,5}/[a-z0-9]{1,9}:[a-z0-9]{1,5}", pull, mounts, shared).prop_map(
-        |(image, pull, mounts, shared_memory_bytes)| Container {
+    let credentials = proptest::option::of("[a-z]{1,5}");
+    ("[a-z]{1,5}\\.[a-z]{1,5}/[a-z0-9]{1,9}:[a-z0-9]{1,5}", pull, mounts, shared, credentials).prop_map(
+        |(image, pull, mounts, shared_memory_bytes, credentials)| Container {
             shared_memory_bytes,
+            credentials: credentials.and_then(|name| Name::new(&name)),
             image,
             pull,
             mounts: mounts
@@ -236,6 +238,7 @@ prop_compose! {
         booking in option::of(name()),
         capacity in option::of(capacity()),
         affinity in affinity(),
+        licences in btree_map(name(), 1..=limits::LICENCE_COUNT_MAX, 0..3),
         elastic: bool,
     ) -> JobSpec {
         let mut groups = groups;
@@ -252,7 +255,8 @@ prop_compose! {
             preemptible, dependencies, not_before: times.0.map(LogTime), deadline: times.1.map(LogTime),
             expected_run_ms, datasets: datasets.into_iter().collect(),
             nodes: nodes.filter(|nodes| !nodes.is_empty()).map(Box::new), booking,
-            capacity: capacity.map(Box::new), affinity,
+            capacity: capacity.map(Box::new), affinity, licences, nice: if elastic { -7 } else { 0 }, front: None,
+            size: None, readiness_ms: expected_run_ms.map(|ms| ms.clamp(1_000, 604_800_000)),
         }.check().unwrap()
     }
 }
@@ -428,8 +432,18 @@ prop_compose! {
         http in option::of((1u16.., "(/[a-z]{0,9})?")),
         spares in 0u32..9,
         preflight in proptest::sample::select(Preflight::ALL.to_vec()),
-        (workdir, trace) in (option::of(any::<[u8; 32]>()), option::of(any::<([u8; 16], [u8; 8], u8)>())),
-        artifacts in option::of((vec("[a-z*?]{1,9}(/[a-z]{1,3})?", 1..4), any::<bool>())),
+        (workdir, trace, host) in (
+            option::of(any::<[u8; 32]>()),
+            option::of(any::<([u8; 16], [u8; 8], u8)>()),
+            (
+                proptest::sample::select(muster_types::CpuBinding::ALL.to_vec()),
+                proptest::sample::select(muster_types::CommandShell::ALL.to_vec()),
+            ),
+        ),
+        (artifacts, notify) in (
+            option::of((vec("[a-z*?]{1,9}(/[a-z]{1,3})?", 1..4), any::<bool>())),
+            btree_map(name(), proptest::collection::btree_set(0..7usize, 1..4), 0..3),
+        ),
         open_files in option::of(64u64..1 << 20),
         sizes in proptest::array::uniform3(option::of(1u64 << 16..1 << 40)),
     ) -> JobContract {
@@ -448,10 +462,21 @@ prop_compose! {
             artifacts: artifacts
                 .map(|(paths, required)| muster_types::ArtifactRules { paths, required }),
             ulimits: muster_types::Ulimits { open_files, core_bytes, locked_bytes, stack_bytes },
+            host: muster_types::HostRules { binding: host.0, shell: host.1, shared_memory_bytes: 0 },
             trace_parent: trace
                 .and_then(|(trace, span, flags)| muster_types::TraceParent::new(trace, span, flags)),
+            // By another number of the job.
+            terminal: spares % 2 == 1,
+            notify: notify.into_iter().map(notification).collect(),
         }
     }
+}
+
+/// The first events of the list are those of jobs.
+fn notification((receiver, events): (Name, BTreeSet<usize>)) -> muster_types::JobNotification {
+    let all = muster_types::policy::NotificationEvent::ALL;
+    let events = events.into_iter().map(|index| all[index]).collect();
+    muster_types::JobNotification { receiver, events }
 }
 
 pub(super) fn legal_slice() -> impl Strategy<Value = (Generation, SliceShape)> {

@@ -34,6 +34,7 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
                 deadlines: (weight_milli % 2 == 0).then_some(weight_milli % 4 == 0),
                 bookings: (weight_milli % 13 == 0).then_some(weight_milli % 4 == 0),
                 purchases: if weight_milli % 3 == 0 { PurchaseSet::ALL } else { PurchaseSet::EMPTY },
+                negative_nice: (weight_milli % 5 == 0).then_some(weight_milli % 2 == 0),
             };
             let limits = TenantLimits {
                 pending_jobs: (weight_milli % 7 == 0).then_some(weight_milli),
@@ -47,6 +48,9 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
                     accelerator_hours: (weight_milli % 10 == 0)
                         .then_some(AcceleratorBudget { hours: weight_milli, window_ms: 86_400_000 }),
                     submissions_per_minute: (weight_milli % 14 == 0).then_some(weight_milli),
+                    spend: (weight_milli % 15 == 0)
+                        .then_some(SpendBudget { dollars: weight_milli, window_ms: 86_400_000 }),
+                    devices: (weight_milli % 16 == 0).then_some(weight_milli),
                 },
                 job: JobLimits {
                     devices_max: (weight_milli % 4 == 0).then_some(weight_milli),
@@ -56,13 +60,48 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
                 },
                 accelerator_hours: (weight_milli % 12 == 0)
                     .then_some(AcceleratorBudget { hours: 1, window_ms: 60_000 }),
+                cpu_milli: (weight_milli % 3 == 0).then_some(weight_milli.into()),
+                memory_bytes: (weight_milli % 4 == 0).then_some(weight_milli.into()),
+                spend: (weight_milli % 18 == 0).then_some(SpendBudget { dollars: 1, window_ms: 60_000 }),
+                on_limit: match weight_milli % 5 {
+                    0 => Some(OnLimit::Hold),
+                    1 => Some(OnLimit::Refuse),
+                    _ => None,
+                },
             };
             let of_tier = JobLimits { devices_max: Some(weight_milli), ..JobLimits::default() };
             let tier_limits = match weight_milli % 8 {
                 0 => [(PriorityTier::Free, of_tier), (PriorityTier::Critical, JobLimits::default())].into(),
                 _ => BTreeMap::new(),
             };
-            (name, TenantPolicy { parent, weight_milli, quotas, rights, limits, tier_limits })
+            let nodes = (weight_milli % 6 == 0).then(|| NodeRequirements {
+                expressions: Vec::new(),
+                only: [Name::literal("n1")].into(),
+                exclude: BTreeSet::new(),
+            });
+            let queue = QueueChoices {
+                order: (weight_milli % 3 == 0).then_some(QueueOrder::Strict),
+                block_for_ms: (weight_milli % 4 == 0).then_some(60_000),
+                preemption: (weight_milli % 5 == 0).then_some(QueuePreemption::FairShare),
+                isolated: nodes.as_ref().map(|_| weight_milli % 12 == 0),
+                nodes,
+            };
+            // Of a tier with limits and of one without.
+            let tier_submissions = match weight_milli % 4 {
+                0 => [(PriorityTier::Free, weight_milli), (PriorityTier::Batch, 0)].into(),
+                _ => BTreeMap::new(),
+            };
+            let tenant = TenantPolicy {
+                parent,
+                weight_milli,
+                quotas,
+                rights,
+                limits,
+                tier_limits,
+                tier_submissions,
+                queue,
+            };
+            (name, tenant)
         };
         tenants.into_iter().map(tenant).collect()
     })
@@ -155,6 +194,7 @@ prop_compose! {
             tenant,
             // The first are events of jobs.
             events: [NotificationEvent::ALL[event]].into(),
+            for_jobs: is_slack,
             body: if is_slack { NotificationBody::Slack } else { NotificationBody::Generic },
         };
         // Of the two built-in roles that have every verb together, the one that has this.
@@ -175,6 +215,7 @@ prop_compose! {
             interruption_rates: vec![InterruptionRate {
                 purchase: PurchaseKind::Spot, region: None, per_day_milli: 500,
             }],
+            resources: vec![CountedResource { name: Name::literal("matlab"), count: 40, region: Name::new("eu") }],
             prices: prices.into_iter().map(price).collect(),
             datasets: datasets.into_iter()
                 .map(|(name, (bytes, regions))| (name, Dataset { bytes, regions })).collect(),
@@ -223,8 +264,10 @@ fn every_mistake_in_a_policy_is_named_by_its_path() {
             deadlines: None,
             bookings: None,
             purchases: Vec::new(),
+            negative_nice: None,
         }),
         limits: None,
+        queue: None,
     };
     let window = v1::Window {
         name: "w".into(),

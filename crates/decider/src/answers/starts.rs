@@ -1,0 +1,147 @@
+//! When each waiting job is expected to start: one forecast for the whole queue, as far as a bound on the work lets it come.
+
+use alloc::vec::Vec;
+use muster_planner::Budget;
+use muster_policy::{Candidate, Line};
+use muster_state::{QueuePosition, State};
+use muster_types::policy::NonPreemptible;
+use muster_types::{JobId, JobSpec, LogTime};
+
+use crate::answers::explain::StartEstimate;
+use crate::future::{Future, KeptReservations, Pace};
+use crate::rules::counted::lacks;
+use crate::rules::planned::planned_spec;
+
+/// When one job is expected to start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobStart {
+    /// Which.
+    pub job: JobId,
+    /// None where it is not known to start at all: its tenant is at a limit, it lacks licences, it may not borrow, or nothing it could use comes free.
+    pub start: Option<StartEstimate>,
+}
+
+/// Expected starts of waiting jobs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExpectedStarts {
+    /// In the order in which they were given their capacity.
+    pub starts: Vec<JobStart>,
+    /// Whether more jobs wait than the bounds let it come to.
+    pub is_cut: bool,
+}
+
+/// Gives the jobs of the pending queue their capacity one after another, and says when each has it: at most `jobs_max` of them, for
+/// at most `visits` of the planner at each of three paces. `steps_max` bounds how many requests without a turn are stepped over.
+///
+/// First comes the first job of each request, in the order of the queue, and then the second of each, and so on: jobs that ask for
+/// the same take turns with others as their tenants do. The same jobs in another order would get other times, so it is an estimate.
+#[must_use]
+pub fn expected_starts(
+    state: &State,
+    now: LogTime,
+    kept: &KeptReservations,
+    (jobs_max, steps_max, visits): (usize, u64, u64),
+) -> ExpectedStarts {
+    let (order, is_cut) = order(state, now, jobs_max, steps_max);
+    let walk = |pace| walk(state, now, kept, pace, &order, visits);
+    let expected = walk(Pace::Expected);
+    let (early, late) = (walk(Pace::Early), walk(Pace::Late));
+    let estimate = |(index, q50): (usize, LogTime)| {
+        let at = |starts: &[Option<LogTime>]| starts.get(index).copied().flatten();
+        let q10 = at(&early).map_or(q50, |early| early.min(q50));
+        StartEstimate { q10, q50, q90: at(&late).map(|late| late.max(q50)) }
+    };
+    let starts: Vec<JobStart> = expected
+        .iter()
+        .zip(&order)
+        .enumerate()
+        .map(|(index, (q50, (job, _)))| JobStart { job: *job, start: q50.map(|q50| estimate((index, q50))) })
+        .collect();
+    ExpectedStarts { is_cut: is_cut || starts.len() < order.len(), starts }
+}
+
+/// Jobs in the order in which they are given their capacity, each with whether its tenant has nominal quota for the first of its like,
+/// and whether there are more.
+fn order(state: &State, now: LogTime, jobs_max: usize, steps_max: u64) -> (Vec<(JobId, bool)>, bool) {
+    let mut line = Line::form(state, now);
+    let mut requests: Vec<(Candidate, QueuePosition, JobId)> = Vec::new();
+    let mut order = Vec::new();
+    let mut is_cut = false;
+    while let Some(candidate) = line.take_within(state, steps_max) {
+        if order.len() == jobs_max {
+            is_cut = true;
+            break;
+        }
+        line.waits(state, &candidate);
+        order.push((candidate.turn.job, candidate.within_nominal));
+        let (place, job) = (candidate.turn, candidate.turn.job);
+        requests.push((candidate, place, job));
+    }
+    is_cut |= line.is_cut();
+    while !requests.is_empty() {
+        let mut more = Vec::with_capacity(requests.len());
+        for (candidate, place, job) in requests {
+            let of = (candidate.tier, &candidate.tenant, candidate.class);
+            let Some((place, job)) = state.next_alike(of, place, job) else { continue };
+            if order.len() == jobs_max {
+                return (order, true);
+            }
+            order.push((job, candidate.within_nominal));
+            more.push((candidate, place, job));
+        }
+        requests = more;
+    }
+    (order, is_cut)
+}
+
+/// When each of these jobs has its capacity if what runs ends at a pace; fewer of them where the budget is spent.
+fn walk(
+    state: &State,
+    now: LogTime,
+    kept: &KeptReservations,
+    pace: Pace,
+    order: &[(JobId, bool)],
+    visits: u64,
+) -> Vec<Option<LogTime>> {
+    let mut future = Future::resume_at(now, kept.clone(), pace);
+    let mut budget = Budget::new(visits);
+    future.take_up(state, &mut budget);
+    let mut starts = Vec::with_capacity(order.len());
+    for (job, within_nominal) in order {
+        let start = next(state, now, &mut future, (*job, *within_nominal), &mut budget);
+        // What was found with too little left may be wrong.
+        if budget.is_spent() {
+            break;
+        }
+        starts.push(start);
+    }
+    starts
+}
+
+fn next(
+    state: &State,
+    now: LogTime,
+    future: &mut Future,
+    (job, within_nominal): (JobId, bool),
+    budget: &mut Budget,
+) -> Option<LogTime> {
+    let row = state.job(job)?;
+    let spec = planned_spec(state, job)?;
+    let is_barred = state.running_limit_reached(&spec.tenant).is_some()
+        || state.is_user_at_limit(job)
+        || state.is_held_by_limit(job)
+        || state.is_over_budget(job, now)
+        || lacks(state, &spec);
+    if is_barred || (!within_nominal && never_borrows(state, &spec)) {
+        return None;
+    }
+    future.turn_of(state, job, within_nominal, budget);
+    future.forget_who_gives_way(state, job, &spec, row);
+    future.expect_start(state, job, &spec, row, budget)
+}
+
+/// Whether a job takes only what its tenant is promised, of which nobody can foresee when it is free of others that must not be stopped.
+fn never_borrows(state: &State, spec: &JobSpec) -> bool {
+    let rights = state.policy().policy.rights(&spec.tenant);
+    !spec.preemptible && state.has_quotas() && rights.non_preemptible != NonPreemptible::Always
+}

@@ -1,0 +1,143 @@
+//! Who keeps what is freed of what is counted, of licences and of limits on CPUs and memory: the first job that had its turn and
+//! found too little, until it is placed.
+//!
+//! Kept by the leader alone and in no record. A job that found too little is noted, higher tiers first and else in the order in
+//! which they were. The first noted one that needs something keeps what is free of it from all that are behind it. The first of
+//! all keeps everything that it needs, so that jobs with several licences never wait for each other.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::cmp::Reverse;
+use muster_state::State;
+use muster_types::{JobId, JobSpec, PriorityTier};
+
+use crate::rules::counted::{Counted, are_there, needed};
+
+/// Jobs that are noted at a time. One more is noted once another is gone.
+const NOTED_MAX: usize = 512;
+
+/// The order of those who wait; the smaller goes first.
+type Place = (Reverse<PriorityTier>, u64);
+
+/// A job that is noted.
+#[derive(Clone, Debug)]
+struct Noted {
+    place: Place,
+    needed: Vec<(Counted, u64)>,
+}
+
+/// Jobs that found too little of what is counted when they had their turn.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CountedWaiters {
+    noted: BTreeMap<JobId, Noted>,
+    /// How much each of them needs, by what it is.
+    waiting: BTreeMap<Counted, BTreeMap<Place, (JobId, u64)>>,
+    last: u64,
+}
+
+impl CountedWaiters {
+    /// Forgets those that do not wait any more, or that could not start with all that there is. Under another policy a job may
+    /// need something else: then it is noted again when it has its turn.
+    pub(crate) fn retain(&mut self, state: &State, is_barred: impl Fn(JobId) -> bool) {
+        let waits = |(job, noted): (&JobId, &Noted)| {
+            let in_line = state.job(*job).is_some_and(|row| row.is_in_line());
+            let is_same = || state.spec(*job).is_some_and(|spec| needed(state, spec) == noted.needed);
+            in_line && !is_barred(*job) && are_there(state, &noted.needed) && is_same()
+        };
+        let gone = self.noted.iter().filter(|(job, noted)| !waits((*job, *noted))).map(|(job, _)| *job);
+        let gone: Vec<JobId> = gone.collect();
+        for job in gone {
+            self.forget(job);
+        }
+    }
+
+    /// A job keeps nothing any more.
+    pub(crate) fn forget(&mut self, job: JobId) {
+        let Some(noted) = self.noted.remove(&job) else { return };
+        for (what, _) in &noted.needed {
+            if let Some(waiting) = self.waiting.get_mut(what) {
+                waiting.remove(&noted.place);
+                if waiting.is_empty() {
+                    self.waiting.remove(what);
+                }
+            }
+        }
+    }
+
+    /// Whether a job whose turn it is finds what it needs, beyond what is kept for those before it. One that does not is noted.
+    pub(crate) fn admit(&mut self, state: &State, job: JobId, spec: &JobSpec) -> bool {
+        let needed = needed(state, spec);
+        if needed.is_empty() {
+            return true;
+        }
+        let place = self.place_of(job, spec.tier);
+        let finds = |(what, count): &(Counted, u64)| {
+            *count <= what.free(state).saturating_sub(self.kept_before(state, what, place))
+        };
+        let finds_all = needed.iter().all(finds);
+        let is_new = !self.noted.contains_key(&job) && self.noted.len() < NOTED_MAX;
+        if !finds_all && is_new && are_there(state, &needed) {
+            self.note(job, Noted { place, needed });
+        }
+        finds_all
+    }
+
+    /// Whether a part of what limits on CPUs and memory leave to a job is kept for others before it: a size above its least would
+    /// take from that.
+    pub(crate) fn is_kept_from(&self, state: &State, job: JobId, spec: &JobSpec) -> bool {
+        if self.noted.is_empty() || !spec.is_elastic() {
+            return false;
+        }
+        let place = self.place_of(job, spec.tier);
+        let is_kept = |(what, _): &(Counted, u64)| {
+            matches!(what, Counted::Host(..)) && self.kept_before(state, what, place) > 0
+        };
+        needed(state, spec).iter().any(is_kept)
+    }
+
+    fn note(&mut self, job: JobId, noted: Noted) {
+        self.last += 1;
+        for (what, count) in &noted.needed {
+            self.waiting.entry(what.clone()).or_default().insert(noted.place, (job, *count));
+        }
+        self.noted.insert(job, noted);
+    }
+
+    /// Where a job stands, or would stand if it was noted now.
+    fn place_of(&self, job: JobId, tier: PriorityTier) -> Place {
+        self.noted.get(&job).map_or((Reverse(tier), self.last + 1), |noted| noted.place)
+    }
+
+    /// What the first of those before a place keeps of something.
+    fn kept_before(&self, state: &State, what: &Counted, place: Place) -> u64 {
+        let Some(waiting) = self.waiting.get(what) else { return 0 };
+        let waits = |job: JobId| state.job(job).is_some_and(|row| row.is_in_line());
+        let mut before = waiting.range(..place).map(|(_, needs)| *needs);
+        before.find(|(job, _)| waits(*job)).map_or(0, |(_, count)| count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_types::Name;
+
+    use super::*;
+
+    #[test]
+    fn higher_tiers_and_those_that_were_noted_before_stand_first() {
+        let mut waiters = CountedWaiters::default();
+        let (first, second, third) = (JobId(1), JobId(2), JobId(3));
+        let needed = alloc::vec![(Counted::Licence(Name::literal("matlab")), 2)];
+        for job in [first, second] {
+            let place = waiters.place_of(job, PriorityTier::Batch);
+            waiters.note(job, Noted { place, needed: needed.clone() });
+        }
+        assert!(waiters.place_of(first, PriorityTier::Batch) < waiters.place_of(second, PriorityTier::Batch));
+        assert!(waiters.place_of(third, PriorityTier::Batch) > waiters.place_of(second, PriorityTier::Batch));
+        assert!(waiters.place_of(third, PriorityTier::Critical) < waiters.place_of(first, PriorityTier::Batch));
+        waiters.forget(first);
+        assert_eq!(waiters.waiting.values().map(BTreeMap::len).sum::<usize>(), 1);
+        waiters.forget(second);
+        assert!(waiters.waiting.is_empty() && waiters.noted.is_empty());
+    }
+}

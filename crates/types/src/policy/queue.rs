@@ -1,0 +1,357 @@
+//! Choices of one tenant's queue: its order, whom its jobs may have stopped, and the nodes that it runs on.
+
+use alloc::collections::BTreeMap;
+use alloc::format;
+use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
+
+use super::{POLICY_DURATION_MS_MAX, Policy, TenantPolicy};
+use crate::fleet::NodeDraft;
+use crate::name::Name;
+use crate::node_requirements::NodeRequirements;
+use crate::reason::Violation;
+
+/// Most tenants of one policy that state nodes: whether a node is kept for some of them is asked wherever a job is placed.
+pub const PARTITIONS_MAX: usize = 256;
+/// For how long a waiting job blocks those behind it in strict order where the policy does not say: an hour.
+pub const BLOCK_FOR_MS_USUAL: u64 = 3_600_000;
+/// The shortest such time: a minute.
+pub const BLOCK_FOR_MS_MIN: u64 = 60_000;
+
+/// Whether jobs of a tenant may go past one that waits for capacity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum QueueOrder {
+    /// They may, as the policy's order and backfill say.
+    #[default]
+    Fair,
+    /// They may not: while the first waits, none behind it is placed. A job blocks others for [`QueueChoices::block_for_ms`] at most.
+    Strict,
+}
+
+impl QueueOrder {
+    /// Every value.
+    pub const ALL: [QueueOrder; 2] = [QueueOrder::Fair, QueueOrder::Strict];
+
+    /// As people write it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            QueueOrder::Fair => "fair",
+            QueueOrder::Strict => "strict",
+        }
+    }
+
+    /// The value that a person named.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<QueueOrder> {
+        QueueOrder::ALL.into_iter().find(|value| value.as_str() == text)
+    }
+}
+
+/// Whom the jobs of a tenant may have stopped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum QueuePreemption {
+    /// Nobody.
+    None,
+    /// As the policy's preemption says: lower tiers, and those that borrow what the tenant is promised.
+    #[default]
+    Reclaim,
+    /// The same, and those that borrow of tenants which hold more than their part by weight, while the tenant holds less than
+    /// its own.
+    FairShare,
+}
+
+impl QueuePreemption {
+    /// Every value.
+    pub const ALL: [QueuePreemption; 3] =
+        [QueuePreemption::None, QueuePreemption::Reclaim, QueuePreemption::FairShare];
+
+    /// As people write it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            QueuePreemption::None => "none",
+            QueuePreemption::Reclaim => "reclaim",
+            QueuePreemption::FairShare => "fair_share",
+        }
+    }
+
+    /// The value that a person named.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<QueuePreemption> {
+        QueuePreemption::ALL.into_iter().find(|value| value.as_str() == text)
+    }
+}
+
+/// What a policy says of a tenant's queue. What is not stated is that of the nearest tenant above that states it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct QueueChoices {
+    /// Whether its jobs may go past one another.
+    pub order: Option<QueueOrder>,
+    /// For how long a job blocks those behind it in strict order, from when it could first have been placed. After that they may go
+    /// past it, so that one which cannot be placed for long keeps nobody waiting for good.
+    pub block_for_ms: Option<u64>,
+    /// Whom its jobs may have stopped.
+    pub preemption: Option<QueuePreemption>,
+    /// The only nodes that its jobs run on, in addition to what each job asks of its nodes.
+    pub nodes: Option<NodeRequirements>,
+    /// Whether those nodes are kept from the jobs of all tenants but this one, those below it, and others that state the same nodes.
+    /// It is stated with the nodes, and is false where it is left out.
+    pub isolated: Option<bool>,
+}
+
+impl QueueChoices {
+    pub(super) fn check(&self, at: &str, found: &mut Vec<Violation>) {
+        let (min, max) = (BLOCK_FOR_MS_MIN, POLICY_DURATION_MS_MAX);
+        if let Some(ms) = self.block_for_ms.filter(|ms| !(min..=max).contains(ms)) {
+            found.push(Violation::span(&format!("{at}.block_for"), ms, min, max));
+        }
+        if let Some(nodes) = &self.nodes {
+            let mut broken = Vec::new();
+            nodes.check(&mut broken);
+            found.extend(broken.into_iter().map(|violation| violation.under(at)));
+        }
+        if self.isolated == Some(true) && self.nodes.is_none() {
+            found.push(Violation::new(
+                format!("{at}.isolated"),
+                "must be given with the nodes that are kept from others: state `nodes` as well",
+            ));
+        }
+    }
+}
+
+/// What queues and limits of a policy say, to look it up: most policies say nothing of most of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct QueueTable {
+    /// Nodes that are kept from other tenants, by the tenant that states them.
+    isolated: BTreeMap<Name, NodeRequirements>,
+    has_nodes: bool,
+    has_strict: bool,
+    has_fair_share: bool,
+    pub(super) has_spend: bool,
+    pub(super) has_user_spend: bool,
+    pub(super) has_user_devices: bool,
+    pub(super) has_on_limit: bool,
+}
+
+impl QueueTable {
+    /// Of tenants that are checked.
+    pub(super) fn of(tenants: &BTreeMap<Name, TenantPolicy>) -> QueueTable {
+        let mut table = QueueTable::default();
+        for (name, tenant) in tenants {
+            let (queue, limits) = (&tenant.queue, &tenant.limits);
+            table.has_spend |= limits.spend.is_some();
+            table.has_user_spend |= limits.user.spend.is_some();
+            table.has_user_devices |= limits.user.devices.is_some();
+            table.has_on_limit |= limits.on_limit.is_some();
+            table.has_strict |= queue.order == Some(QueueOrder::Strict);
+            table.has_fair_share |= queue.preemption == Some(QueuePreemption::FairShare);
+            let Some(nodes) = &queue.nodes else { continue };
+            table.has_nodes = true;
+            if queue.isolated == Some(true) {
+                table.isolated.insert(name.clone(), nodes.clone());
+            }
+        }
+        table
+    }
+}
+
+/// Checks that not too many tenants state nodes.
+pub(super) fn check_partitions(tenants: &BTreeMap<Name, TenantPolicy>, found: &mut Vec<Violation>) {
+    let count = tenants.values().filter(|tenant| tenant.queue.nodes.is_some()).count();
+    if count > PARTITIONS_MAX {
+        let text = format!("at most {PARTITIONS_MAX} tenants may state nodes, got {count}");
+        found.push(Violation::new("tenants", text));
+    }
+}
+
+impl Policy {
+    fn queues_of<'a>(&'a self, tenant: &'a Name) -> impl Iterator<Item = (&'a Name, &'a QueueChoices)> {
+        self.ancestry(tenant).filter_map(|name| Some((name, &self.tenants.get(name)?.queue)))
+    }
+
+    /// Whether jobs of a tenant may go past one another.
+    #[must_use]
+    pub fn queue_order(&self, tenant: &Name) -> QueueOrder {
+        if !self.queues.has_strict {
+            return QueueOrder::Fair;
+        }
+        self.queues_of(tenant).find_map(|(_, queue)| queue.order).unwrap_or_default()
+    }
+
+    /// Whether some tenant states strict order.
+    #[must_use]
+    pub fn has_strict_order(&self) -> bool {
+        self.queues.has_strict
+    }
+
+    /// For how long a job of a tenant blocks those behind it in strict order.
+    #[must_use]
+    pub fn block_for_ms(&self, tenant: &Name) -> u64 {
+        self.queues_of(tenant).find_map(|(_, queue)| queue.block_for_ms).unwrap_or(BLOCK_FOR_MS_USUAL)
+    }
+
+    /// Whom the jobs of a tenant may have stopped.
+    #[must_use]
+    pub fn queue_preemption(&self, tenant: &Name) -> QueuePreemption {
+        self.queues_of(tenant).find_map(|(_, queue)| queue.preemption).unwrap_or_default()
+    }
+
+    /// Whether jobs of some tenant may have those stopped that hold more than their part.
+    #[must_use]
+    pub fn has_fair_share_preemption(&self) -> bool {
+        self.queues.has_fair_share
+    }
+
+    /// Whether some tenant runs on some nodes only.
+    #[must_use]
+    pub fn has_partitions(&self) -> bool {
+        self.queues.has_nodes
+    }
+
+    /// The only nodes that a tenant's jobs run on, and the tenant that states them; none where it runs on all.
+    #[must_use]
+    pub fn partition<'a>(&'a self, tenant: &'a Name) -> Option<(&'a Name, &'a NodeRequirements)> {
+        if !self.queues.has_nodes {
+            return None;
+        }
+        self.queues_of(tenant).find_map(|(name, queue)| Some((name, queue.nodes.as_ref()?)))
+    }
+
+    /// Whether a tenant's jobs may be on a node as far as the nodes of tenants say: it is among those that the tenant states, if it
+    /// states any, and not kept for others.
+    #[must_use]
+    pub fn opens(&self, node: &NodeDraft, tenant: &Name) -> bool {
+        if !self.queues.has_nodes {
+            return true;
+        }
+        let own = self.partition(tenant);
+        if own.is_some_and(|(_, nodes)| !nodes.allows(node)) {
+            return false;
+        }
+        let is_of = |holder: &Name, nodes: &NodeRequirements| {
+            own.is_some_and(|(_, own)| own == nodes) || self.ancestry(tenant).any(|above| above == holder)
+        };
+        let mut isolated = self.queues.isolated.iter().filter(|(_, nodes)| nodes.allows(node));
+        isolated.all(|(holder, nodes)| is_of(holder, nodes))
+    }
+
+    /// Whether queues of two policies say the same of nodes.
+    #[must_use]
+    pub fn has_same_partitions(&self, other: &Policy) -> bool {
+        if !self.queues.has_nodes && !other.queues.has_nodes {
+            return true;
+        }
+        let nodes = |policy: &Policy| -> Vec<(Name, Option<Name>, Option<NodeRequirements>, Option<bool>)> {
+            let all = policy.tenants.iter();
+            let stated = all.map(|(name, tenant)| {
+                let queue = &tenant.queue;
+                (name.clone(), tenant.parent.clone(), queue.nodes.clone(), queue.isolated)
+            });
+            stated.collect()
+        };
+        nodes(self) == nodes(other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::collections::BTreeSet;
+    use alloc::string::String;
+    use alloc::vec;
+
+    use super::*;
+    use crate::node_requirements::NodeExpression;
+    use crate::policy::PolicyDraft;
+
+    fn name(text: &str) -> Name {
+        Name::new(text).expect("a name")
+    }
+
+    fn requirements(text: &str) -> NodeRequirements {
+        let expressions = NodeExpression::parse_all(text).expect("tests of labels");
+        NodeRequirements { expressions, only: BTreeSet::new(), exclude: BTreeSet::new() }
+    }
+
+    fn tenant(parent: Option<&str>, queue: QueueChoices) -> TenantPolicy {
+        TenantPolicy { parent: parent.map(name), queue, ..TenantPolicy::default() }
+    }
+
+    #[test]
+    fn what_a_tenant_states_of_its_queue_is_true_of_those_below_it() {
+        let strict = QueueChoices {
+            order: Some(QueueOrder::Strict),
+            block_for_ms: Some(120_000),
+            preemption: Some(QueuePreemption::None),
+            ..QueueChoices::default()
+        };
+        let fair = QueueChoices { order: Some(QueueOrder::Fair), ..QueueChoices::default() };
+        let mut draft = PolicyDraft::default();
+        draft.tenants.insert(name("lab"), tenant(None, strict));
+        draft.tenants.insert(name("team"), tenant(Some("lab"), fair));
+        draft.tenants.insert(name("other"), tenant(None, QueueChoices::default()));
+        let policy = draft.check().expect("it breaks no rule");
+        assert_eq!(policy.queue_order(&name("lab")), QueueOrder::Strict);
+        assert_eq!(policy.queue_order(&name("team")), QueueOrder::Fair);
+        assert_eq!(policy.block_for_ms(&name("team")), 120_000);
+        assert_eq!(policy.queue_preemption(&name("team")), QueuePreemption::None);
+        assert_eq!(policy.queue_order(&name("other")), QueueOrder::Fair);
+        assert_eq!(policy.block_for_ms(&name("unknown")), BLOCK_FOR_MS_USUAL);
+        assert_eq!(policy.queue_preemption(&name("unknown")), QueuePreemption::Reclaim);
+    }
+
+    #[test]
+    fn isolated_nodes_are_open_to_those_who_have_them() {
+        let partition = |isolated| QueueChoices {
+            nodes: Some(requirements("pool=big")),
+            isolated: Some(isolated),
+            ..QueueChoices::default()
+        };
+        let mut draft = PolicyDraft::default();
+        draft.tenants.insert(name("lab"), tenant(None, partition(true)));
+        draft.tenants.insert(name("team"), tenant(Some("lab"), QueueChoices::default()));
+        draft.tenants.insert(name("same"), tenant(None, partition(false)));
+        draft.tenants.insert(name("other"), tenant(None, QueueChoices::default()));
+        let policy = draft.check().expect("it breaks no rule");
+        let node = |pool: &str| {
+            NodeDraft {
+                name: name("n1"),
+                region: name("eu"),
+                cluster: name("c1"),
+                block: name("b1"),
+                rack: name("r1"),
+                address: String::from("n1"),
+                accelerators: None,
+                cpu_milli: 1_000,
+                memory_bytes: 1 << 30,
+                labels: [(name("pool"), String::from(pool))].into(),
+                taints: BTreeSet::new(),
+                pod: None,
+            }
+        };
+        let open = |pool: &str| -> Vec<&str> {
+            let node = node(pool);
+            let all = ["lab", "team", "same", "other", "unknown"].into_iter();
+            all.filter(|tenant| policy.opens(&node, &name(tenant))).collect()
+        };
+        assert_eq!(open("big"), ["lab", "team", "same"]);
+        assert_eq!(open("small"), ["other", "unknown"]);
+    }
+
+    #[test]
+    fn what_a_queue_may_not_say_is_named() {
+        let fields = |queue: QueueChoices| {
+            let mut found = Vec::new();
+            queue.check("queue", &mut found);
+            found.into_iter().map(|violation| violation.field).collect::<Vec<String>>()
+        };
+        let short = QueueChoices { block_for_ms: Some(1), ..QueueChoices::default() };
+        assert_eq!(fields(short), ["queue.block_for"]);
+        let alone = QueueChoices { isolated: Some(true), ..QueueChoices::default() };
+        assert_eq!(fields(alone), ["queue.isolated"]);
+        let empty = NodeRequirements { expressions: vec![], only: BTreeSet::new(), exclude: BTreeSet::new() };
+        let empty = QueueChoices { nodes: Some(empty), ..QueueChoices::default() };
+        assert_eq!(fields(empty), ["queue.nodes"]);
+    }
+}
