@@ -532,10 +532,7 @@ mod tests {
         assert_eq!(key(|v| v["prolog"] = serde_json::json!({"command": ["true"]})), "prolog.command");
         assert_eq!(key(|v| v["traces"] = serde_json::json!({"endpoint": "collector"})), "traces.endpoint");
         assert_eq!(key(|v| v["epilog"] = serde_json::json!({"timeout": "1d"})), "epilog.timeout");
-        assert_eq!(
-            key(|v| v["job_prolog"] = serde_json::json!({"command": ["true"]})),
-            "job_prolog.command"
-        );
+        assert_eq!(key(|v| v["job_prolog"] = serde_json::json!({"command": ["true"]})), "job_prolog.command");
         let unknown = serde_json::from_value::<AgentConfig>(serde_json::json!({"stat_dir": "/x"}));
         assert!(unknown.is_err());
     }

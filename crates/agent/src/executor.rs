@@ -198,7 +198,9 @@ pub trait Executor: Send + Sync + 'static {
     ) -> impl Future<Output = Result<(), String>> + Send {
         drop((inputs, outputs));
         async move {
-            Err(format!("nobody attaches to worker {key} of size {size:?}: it is not on a host of this agent"))
+            Err(format!(
+                "nobody attaches to worker {key} of size {size:?}: it is not on a host of this agent"
+            ))
         }
     }
 

@@ -157,7 +157,10 @@ async fn ask_of_nodes(channel: Channel, ids: &mut Ids) {
         ..Default::default()
     };
     let held = guarded("a hold", fleet.set_fleet_hold(hold)).await.expect("an operator may").into_inner();
-    assert_eq!(held.hold.map(|hold| (hold.reason, hold.creator)), Some(("a flood".to_owned(), "admin/root".to_owned())));
+    assert_eq!(
+        held.hold.map(|hold| (hold.reason, hold.creator)),
+        Some(("a flood".to_owned(), "admin/root".to_owned()))
+    );
     let listed = fleet.list_fleet_holds(v1::ListFleetHoldsRequest::default());
     assert_eq!(guarded("the holds", listed).await.expect("all may look").into_inner().holds.len(), 1);
     let forget = v1::ForgetNodeRequest { node: "h2".to_owned(), request_id: ids.next() };

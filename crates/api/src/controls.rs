@@ -12,7 +12,8 @@ use muster_decider::{
 use muster_journal::hash;
 use muster_state::{Phase, State};
 use muster_types::{
-    ArrayId, Control, FieldChange, JobId, LogIndex, Name, Refusal, RefusalCode, RequestId, Requester, Violation, limits,
+    ArrayId, Control, FieldChange, JobId, LogIndex, Name, Refusal, RefusalCode, RequestId, Requester,
+    Violation, limits,
 };
 use muster_wire::convert::{array_id, changes_from_proto, job_id, request_id_of, throttle_from_proto};
 use muster_wire::status::to_status;

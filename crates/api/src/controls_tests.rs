@@ -272,7 +272,10 @@ async fn a_job_gets_another_place_size_and_tenant_within_the_rights_of_the_calle
     let nice = |nice| of(v1::JobSpec { nice, ..Default::default() });
     let changed = update(&mut ada, 1, (&job, ""), nice(10), &["spec.nice"]).await.expect("it goes later");
     assert_eq!(changed.spec.expect("it is shown").nice, 10);
-    assert_eq!(code(update(&mut ada, 2, (&job, ""), nice(-1), &["spec.nice"]).await), RefusalCode::RightMissing);
+    assert_eq!(
+        code(update(&mut ada, 2, (&job, ""), nice(-1), &["spec.nice"]).await),
+        RefusalCode::RightMissing
+    );
     let request = v1::UpdateJobRequest {
         request_id: id(3),
         job_id: job.clone(),
@@ -296,7 +299,10 @@ async fn a_job_gets_another_place_size_and_tenant_within_the_rights_of_the_calle
     let mut root = JobServiceClient::new(world.channel(Role::Admin(short("root"))).await);
     let given = update(&mut root, 6, (&job, ""), to("speech"), &["tenant"]).await.expect("it is given away");
     assert_eq!(given.tenant, "speech");
-    assert_eq!(code(update(&mut ada, 7, (&job, ""), nice(20), &["spec.nice"]).await), RefusalCode::PermissionDenied);
+    assert_eq!(
+        code(update(&mut ada, 7, (&job, ""), nice(20), &["spec.nice"]).await),
+        RefusalCode::PermissionDenied
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -132,7 +132,10 @@ mod tests {
         assert_eq!(checked(&[]), Ok(()));
         assert_eq!(checked(&["job-controls"]), Ok(()));
         assert_eq!(checked(&["policy-parts, job-controls"]), Ok(()));
-        assert_eq!(checked(&["job-segments, elastic-groups, booking-rules, spend-budgets, tenant-queues"]), Ok(()));
+        assert_eq!(
+            checked(&["job-segments, elastic-groups, booking-rules, spend-budgets, tenant-queues"]),
+            Ok(())
+        );
         assert_eq!(checked(&["job-controls,time-travel"]), Err("time-travel".to_owned()));
         assert_eq!(checked(&["job-controls", "policy-parts"]), Err(String::new()));
         assert_eq!(checked(&[""]), Err(String::new()));

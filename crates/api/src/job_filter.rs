@@ -228,7 +228,14 @@ impl JobFilter {
         let end = after.unwrap_or(JobId(u64::MAX));
         let of = move |id: JobId, row| {
             let spec = view.spec(id)?;
-            Some(Candidate { id, row, spec, tier: spec.tier, tenant: &spec.tenant, metadata: view.metadata(id) })
+            Some(Candidate {
+                id,
+                row,
+                spec,
+                tier: spec.tier,
+                tenant: &spec.tenant,
+                metadata: view.metadata(id),
+            })
         };
         if !self.jobs.is_empty() {
             let named = self.jobs.range(..end).rev();
@@ -259,7 +266,14 @@ impl JobFilter {
     ) -> Box<dyn Iterator<Item = Option<Candidate<'a>>> + Send + 'a> {
         let of = move |id: JobId| {
             let (row, spec) = (view.job(id)?, view.spec(id)?);
-            let job = Candidate { id, row, spec, tier: spec.tier, tenant: &spec.tenant, metadata: view.metadata(id) };
+            let job = Candidate {
+                id,
+                row,
+                spec,
+                tier: spec.tier,
+                tenant: &spec.tenant,
+                metadata: view.metadata(id),
+            };
             self.shows(view, job).then_some(job)
         };
         match (self.jobs.is_empty(), self.array.map(range_of)) {
@@ -286,7 +300,14 @@ impl JobFilter {
         }
         let (row, spec) = view.shown_member(id)?;
         let spec = Arc::new(spec);
-        let job = Candidate { id, row: &row, spec: &spec, tier: spec.tier, tenant: &spec.tenant, metadata: view.carried(id) };
+        let job = Candidate {
+            id,
+            row: &row,
+            spec: &spec,
+            tier: spec.tier,
+            tenant: &spec.tenant,
+            metadata: view.carried(id),
+        };
         self.shows(view, job).then_some(())
     }
 
@@ -358,7 +379,14 @@ impl JobFilter {
         // Only jobs that carry something can pass, and they are far fewer.
         let carrying = view.all_metadata().iter().filter_map(move |(id, carried)| {
             let (row, spec) = (view.job(*id)?, view.spec(*id)?);
-            let job = Candidate { id: *id, row, spec, tier: spec.tier, tenant: &spec.tenant, metadata: Some(carried) };
+            let job = Candidate {
+                id: *id,
+                row,
+                spec,
+                tier: spec.tier,
+                tenant: &spec.tenant,
+                metadata: Some(carried),
+            };
             self.shows(view, job).then_some(job)
         });
         Box::new(carrying)

@@ -418,7 +418,10 @@ impl JobService for Jobs {
             Some(explained) => explanation::waiting(&view, &explained),
             None if starting::waits_for_images(&view, id) && visibility.sees_job(&view, id) => {
                 let onward = |channel| async move {
-                    Ok(onward_client(channel).explain_job(Router::onward(message, caller)).await?.into_inner())
+                    Ok(onward_client(channel)
+                        .explain_job(Router::onward(message, caller))
+                        .await?
+                        .into_inner())
                 };
                 if let Some(answer) = self.router.ask_leader(caller, onward).await {
                     return Ok(Response::new(answer));

@@ -48,9 +48,9 @@ mod headers;
 mod identity;
 mod job_filter;
 mod job_service;
-mod licences;
 #[cfg(test)]
 mod label_tests;
+mod licences;
 mod log_service;
 mod measure;
 mod node_service;

@@ -351,8 +351,7 @@ fn held_images(held: agent::HeldImages) -> Vec<String> {
 
 fn start_stage(report: agent::StartStageReport) -> Result<Inbound, Vec<Violation>> {
     let job = job_id("start_stage.job_id", &report.job_id).map_err(|v| vec![v])?;
-    let token =
-        fencing_token_from_proto("start_stage.token", report.token.as_ref()).map_err(|v| vec![v])?;
+    let token = fencing_token_from_proto("start_stage.token", report.token.as_ref()).map_err(|v| vec![v])?;
     let stage = match report.stage() {
         agent::StartStage::Pulling => StartStage::Pulling,
         agent::StartStage::Unpacking => StartStage::Unpacking,

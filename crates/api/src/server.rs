@@ -96,7 +96,7 @@ pub async fn serve(
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), ServeError> {
-    let Shared { router, unwritten, recorder, issuers, denied, drills } = shared;
+    let Shared { router, unwritten, recorder, issuers, denied, drills, objectives: _ } = shared;
     let (engine, config, security) = (router.engine().clone(), router.config(), router.security().clone());
     let incoming = if config.tokens {
         security.accept_with_tokens(listener, config.accept)

@@ -10,6 +10,7 @@ use crate::config::ApiConfig;
 use crate::denied::{DeniedCallLog, DeniedLog};
 use crate::drills::Drills;
 use crate::forward::Router;
+use crate::objectives::ObjectiveAccount;
 use crate::recorded::CallRecorder;
 use crate::unwritten::Ledger;
 

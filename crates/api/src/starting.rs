@@ -33,7 +33,8 @@ fn told(placement: &Placement, stages: &BTreeMap<NodeId, NodeStage>) -> Option<S
     // A host whose workers all run, or have run, waits for nothing, whatever it said before.
     let waiting = hosts.iter().filter(|(_, has_started)| !**has_started).map(|(node, _)| node);
     let known: Vec<&NodeStage> = waiting.filter_map(|node| stages.get(node)).collect();
-    let first = known.iter().min_by(|one, other| (one.stage, &one.image).cmp(&(other.stage, &other.image)))?;
+    let first =
+        known.iter().min_by(|one, other| (one.stage, &one.image).cmp(&(other.stage, &other.image)))?;
     let beyond = |node: &NodeId| stages.get(node).is_some_and(|known| known.stage > first.stage);
     let ready = hosts.iter().filter(|(node, has_started)| **has_started || beyond(node)).count();
     let doing = match first.stage {

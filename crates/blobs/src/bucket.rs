@@ -402,7 +402,10 @@ mod tests {
             ..BucketConfig::default()
         };
         let why = bucket("s3://files", config).has(&BlobDigest::new([1; 32])).unwrap_err();
-        assert!(matches!(why, BlobError::Unreachable(_)) && why.to_string().contains("/nonexistent/keys"), "{why}");
+        assert!(
+            matches!(why, BlobError::Unreachable(_)) && why.to_string().contains("/nonexistent/keys"),
+            "{why}"
+        );
     }
 
     #[test]
@@ -413,7 +416,8 @@ mod tests {
         assert!(text.contains("403 Forbidden") && text.contains("SignatureDoesNotMatch"), "{text}");
         assert!(!text.contains("AKIA"), "{text}");
         let digest = BlobDigest::new([1; 32]);
-        let missing = |body: &str| object_store::Error::NotFound { path: "a".to_owned(), source: body.into() };
+        let missing =
+            |body: &str| object_store::Error::NotFound { path: "a".to_owned(), source: body.into() };
         assert!(matches!(failure(&digest, &missing("404: <Code>NoSuchKey</Code>")), BlobError::NotFound(_)));
         let no_bucket = failure(&digest, &missing("404: <Code>NoSuchBucket</Code>"));
         assert!(matches!(no_bucket, BlobError::Unreachable(_)), "nothing is known of its objects");

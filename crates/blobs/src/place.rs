@@ -110,9 +110,8 @@ mod tests {
         assert!(matches!(at("s3://files/prod"), Store::Bucket(_)));
         let bad = at("s3://Files");
         assert!(matches!(bad.has(&BlobDigest::new([1; 32])), Err(BlobError::Unreachable(_))));
-        let broken = |text: &str, config: &BucketConfig| {
-            place_violation(Path::new(text), config).map(|(key, _)| key)
-        };
+        let broken =
+            |text: &str, config: &BucketConfig| place_violation(Path::new(text), config).map(|(key, _)| key);
         assert_eq!(broken("/mnt/shared", &config), None);
         assert_eq!(broken("s3://files/prod", &config), None);
         assert_eq!(broken("store", &config), Some(None));

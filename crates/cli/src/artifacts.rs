@@ -106,7 +106,8 @@ fn expire(console: &Console, store: &Store, older_than_ms: u64, dry_run: bool) -
     };
     let expired = bucket.expire(Duration::from_millis(older_than_ms), dry_run);
     let expired = expired.map_err(|error| {
-        Failure::new(Exit::Unavailable, error.to_string()).with_next("repeat it; what was removed is not looked at again")
+        Failure::new(Exit::Unavailable, error.to_string())
+            .with_next("repeat it; what was removed is not looked at again")
     })?;
     let done = if dry_run { "would be removed" } else { "were removed" };
     let (objects, kept) = (expired.objects, expired.kept);

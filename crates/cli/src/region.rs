@@ -223,7 +223,10 @@ mod tests {
         };
         for (words, name) in [
             (&["hold", "eu-1", "--reason", "a"][..], "region eu-1"),
-            (&["hold", "eu-1", "--in-cluster", "c1", "--reason", "a", "--drain"], "cluster c1 of region eu-1"),
+            (
+                &["hold", "eu-1", "--in-cluster", "c1", "--reason", "a", "--drain"],
+                "cluster c1 of region eu-1",
+            ),
             (&["release", "--in-cluster", "c1"], "cluster c1"),
             (&["release", "--tenant", "lab"], "tenant lab"),
         ] {

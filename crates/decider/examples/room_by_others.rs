@@ -52,7 +52,12 @@ fn slice(kind: &str, shape: &str, workers: u32) -> JobDraft {
 
 fn group(workers: u32, kind: &str, devices: u16) -> TaskGroup {
     let wants = Accelerators { kind: Name::new(kind).unwrap(), count: devices };
-    let request = WorkerRequest { accelerators: Some(wants.into()), cpu_milli: 1_000, memory_bytes: GIB, exclusive: false };
+    let request = WorkerRequest {
+        accelerators: Some(wants.into()),
+        cpu_milli: 1_000,
+        memory_bytes: GIB,
+        exclusive: false,
+    };
     TaskGroup::new(Name::literal("main"), workers, vec!["run".into()], request)
 }
 

@@ -52,11 +52,11 @@ pub use answers::quota_impact::{DisplacedBorrower, QuotaImpact, quota_impact};
 pub use answers::starts::{ExpectedStarts, JobStart, expected_starts};
 pub use commands::answer::Answer;
 pub use commands::booking::BookingOrder;
-pub use commands::fleet_holds::FleetHoldOrder;
 pub use commands::command::{Command, DrainOrder, QuotaAnswerOrder, QuotaOrder, RepairOrder, TokenOrder};
 pub use commands::controls::{
     ControlOrder, JobSelection, check_acts_for, check_array_control, check_control,
 };
+pub use commands::fleet_holds::FleetHoldOrder;
 pub use commands::handle::handle;
 pub use commands::health::check_policy as check_health_policy;
 pub use commands::modify::{JobVersion, ModifyOrder, check_modify};

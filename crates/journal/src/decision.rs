@@ -13,9 +13,9 @@ use muster_types::policy::{NotificationProgress, Policy, QuotaGrant};
 use muster_types::{
     Approval, ArrayId, ArraySpec, Artifacts, BookingEnd, BookingSpec, CertificateSerial, ClusterId, Control,
     DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange, FleetHold, ForeignLoad, HoldTarget,
-    HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeAdmission, NodeId, NodeOverrides, NodeSpec,
-    OwnerRole, Parameters, QueueKey, ReplicaId, RequestId, Requester, Revocation, Schedule, ScheduleKey,
-    ScheduleRun, TokenGrant, TokenId,
+    HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeAdmission, NodeId,
+    NodeOverrides, NodeSpec, OwnerRole, Parameters, QueueKey, ReplicaId, RequestId, Requester, Revocation,
+    Schedule, ScheduleKey, ScheduleRun, TokenGrant, TokenId,
 };
 use serde::{Deserialize, Serialize};
 

@@ -171,9 +171,7 @@ impl Reader<'_> {
             readiness: spec
                 .readiness
                 .map(|rule| v1::ReadinessRule { timeout: self.span("spec.readiness.timeout", rule.timeout) }),
-            terminal: self
-                .value("spec.terminal", spec.terminal, quantity::flag)
-                .unwrap_or_default(),
+            terminal: self.value("spec.terminal", spec.terminal, quantity::flag).unwrap_or_default(),
             notify: self.notify("spec.notify", spec.notify.unwrap_or_default()),
         };
         let message = v1::Job { spec: Some(asked), ..message };

@@ -7,8 +7,7 @@ use std::collections::BTreeMap;
 use muster_types::policy::{NotificationEvent, PurchaseKind};
 use muster_types::{
     AffinityLevel, AffinityRule, CommandShell, CpuBinding, DependencyRule, FailureClass, LaunchForm, Level,
-    Preflight, PriorityTier,
-    PullRule,
+    Preflight, PriorityTier, PullRule,
 };
 use muster_wire::closed::word;
 use muster_wire::time::{Duration, Timestamp, span_ms, unix_ms};

@@ -199,7 +199,9 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
                 v1::JobSpec {
                     workdir,
                     nice: preflight - 2,
-                    readiness: Some(v1::ReadinessRule { timeout: Some(duration(60_000 + u64::from(retry.1))) }),
+                    readiness: Some(v1::ReadinessRule {
+                        timeout: Some(duration(60_000 + u64::from(retry.1))),
+                    }),
                     host: host.map(|(binding, shell, shared_memory_bytes)| v1::HostRules {
                         binding,
                         shell,
@@ -294,9 +296,8 @@ fn affinity() -> impl Strategy<Value = Vec<v1::JobAffinity>> {
 
 /// In the order of names, in which a file is read.
 fn licences() -> impl Strategy<Value = Vec<v1::LicenceRequest>> {
-    btree_map("[a-z][a-z0-9]{1,6}", 1..9u32, 0..3).prop_map(|asked| {
-        asked.into_iter().map(|(name, count)| v1::LicenceRequest { name, count }).collect()
-    })
+    btree_map("[a-z][a-z0-9]{1,6}", 1..9u32, 0..3)
+        .prop_map(|asked| asked.into_iter().map(|(name, count)| v1::LicenceRequest { name, count }).collect())
 }
 
 fn topology() -> impl Strategy<Value = Option<v1::TopologyRule>> {

@@ -576,13 +576,18 @@ fn limits_and_choices_of_a_queue_are_read_and_shown() {
     let queue = tenant.queue.as_ref().unwrap();
     assert_eq!((queue.order(), queue.preemption()), (v1::QueueOrder::Strict, v1::QueuePreemption::FairShare));
     assert_eq!(queue.nodes.as_ref().unwrap().expressions[0].values, ["big"]);
-    let answer = v1::GetPolicyResponse { policy: Some(file.message.clone()), version: 812, ..Default::default() };
+    let answer =
+        v1::GetPolicyResponse { policy: Some(file.message.clone()), version: 812, ..Default::default() };
     let yaml = serde_saphyr::to_string(&policy_file(&answer)).unwrap();
     let again = parse_policy(yaml.as_bytes(), NOW_MS).unwrap_or_else(|error| panic!("{error:?} in\n{yaml}"));
     assert_eq!(again.message.tenants, file.message.tenants, "{yaml}");
     for (from, to, part) in [
         ("blockFor: 2h", "blockFor: 1s", "spec.tenants.vision.queue.blockFor: must be between"),
-        ("preemption: fair_share", "preemption: all", "queue.preemption: must be one of none, reclaim, fair_share"),
+        (
+            "preemption: fair_share",
+            "preemption: all",
+            "queue.preemption: must be one of none, reclaim, fair_share",
+        ),
         ("most: 5000", "most: 0", "spec.tenants.vision.limits.spend.most: must be at least 1 dollar"),
         ("onLimit: refuse", "onLimit: wait", "limits.onLimit: must be one of hold, refuse"),
     ] {

@@ -15,8 +15,8 @@ mod registry;
 mod rows;
 
 pub use agent::{
-    AgentFacts, AgentMetrics, DeviceFacts, DeviceHealth, EndCause, LaunchStage, OutputFate, SessionOutcome, StartOutcome,
-    WorkerPhase,
+    AgentFacts, AgentMetrics, DeviceFacts, DeviceHealth, EndCause, LaunchStage, OutputFate, SessionOutcome,
+    StartOutcome, WorkerPhase,
 };
 pub use calls::{CallLabels, CallSeries, RefusalLabels};
 pub use decisions::{DecisionCounts, DecisionLabels};

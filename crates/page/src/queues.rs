@@ -253,7 +253,12 @@ fn bookings(bookings: &[v1::Booking]) -> Markup {
             }
         }
     };
-    text::table("Bookings", html! { "Nodes that are kept for one tenant, or for maintenance" }, &columns, rows)
+    text::table(
+        "Bookings",
+        html! { "Nodes that are kept for one tenant, or for maintenance" },
+        &columns,
+        rows,
+    )
 }
 
 /// The owner of a booking.
@@ -276,7 +281,8 @@ fn place(booking: &v1::Booking) -> String {
 
 /// Where nothing starts, and whose jobs do not.
 fn holds(holds: &[v1::FleetHold]) -> Markup {
-    let columns = [Text("Region"), Text("Cluster"), Text("Tenant"), Text("Until"), Text("Drained"), Text("Reason")];
+    let columns =
+        [Text("Region"), Text("Cluster"), Text("Tenant"), Text("Until"), Text("Drained"), Text("Reason")];
     let rows = html! {
         @for hold in holds {
             @let target = hold.target.clone().unwrap_or_default();

@@ -763,7 +763,8 @@ fn largest_hosts(pools: &[KeyedPool<'_>], group: &TaskGroup) -> String {
     let Some(request) = &group.request.accelerators else {
         if group.request.exclusive {
             let Some((_, cpu, memory)) = largest.get(&None) else {
-                return "every host that it may use has accelerators, which `exclusive` keeps away from".to_string();
+                return "every host that it may use has accelerators, which `exclusive` keeps away from"
+                    .to_string();
             };
             return format!("the largest host without accelerators has {cpu} mCPU and {} MiB", memory >> 20);
         }

@@ -57,7 +57,12 @@ fn run(jobs: u64, speculation: &mut Speculation, applied: &mut State, shares: bo
                 workers_min: 1,
                 command: vec!["true".to_owned()],
                 environment: BTreeMap::new(),
-                request: WorkerRequest { accelerators: None, cpu_milli: 1_000, memory_bytes: 1 << 30, exclusive: false },
+                request: WorkerRequest {
+                    accelerators: None,
+                    cpu_milli: 1_000,
+                    memory_bytes: 1 << 30,
+                    exclusive: false,
+                },
                 slice: None,
                 container: None,
             };

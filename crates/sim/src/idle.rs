@@ -188,7 +188,9 @@ impl Question<'_> {
         }
         let is_mismatch = reports.all(|report| mismatched(&report.nodes));
         Some(match self.why.reason {
-            WaitReason::QuotaExceeded | WaitReason::TenantLimit | WaitReason::Licence => UnplacedReason::Quota,
+            WaitReason::QuotaExceeded | WaitReason::TenantLimit | WaitReason::Licence => {
+                UnplacedReason::Quota
+            }
             WaitReason::CheckpointNotReadable | WaitReason::Purchase | WaitReason::Affinity => {
                 UnplacedReason::Constraint
             }

@@ -195,7 +195,10 @@ impl State {
         require(by.is_valid() && is_sound, GuardError::Limit)?;
         require(!self.bookings.contains(name), GuardError::BookingExists)?;
         require(self.bookings.len() < limits::BOOKINGS_MAX, GuardError::Limit)?;
-        require(self.booking_count_of(spec.tenant.as_ref()) < limits::TENANT_BOOKINGS_MAX, GuardError::Limit)?;
+        require(
+            self.booking_count_of(spec.tenant.as_ref()) < limits::TENANT_BOOKINGS_MAX,
+            GuardError::Limit,
+        )?;
         let booked = self.booked_nodes_max() + spec.shape.nodes_max();
         require(booked <= limits::BOOKED_NODES_MAX, GuardError::Limit)?;
         require(!nodes.is_empty() || spec.part().is_some(), GuardError::DoesNotFit)?;

@@ -46,9 +46,7 @@ impl State {
     #[must_use]
     pub fn tenant_hold(&self, tenant: &Name) -> Option<(&HoldTarget, &FleetHoldRow)> {
         let mut holds = self.fleet_holds();
-        holds.find(|(target, _)| {
-            matches!(target, HoldTarget::Tenant(_)) && self.is_held_by(target, tenant)
-        })
+        holds.find(|(target, _)| matches!(target, HoldTarget::Tenant(_)) && self.is_held_by(target, tenant))
     }
 
     /// A job is on nodes that nobody holds.

@@ -356,7 +356,9 @@ impl State {
             for (rank, slot) in promise.workers.iter().enumerate() {
                 let group = spec.group_of(rank as u32, promise.workers.len());
                 let (group, _) = group.expect("the guard has counted the workers");
-                self.change_node(slot.node, false, |row| row.promised.add(&group.request, slot.devices, &row.spec));
+                self.change_node(slot.node, false, |row| {
+                    row.promised.add(&group.request, slot.devices, &row.spec)
+                });
             }
             let row = PromiseRow {
                 since: self.meta.log_index,
@@ -378,7 +380,9 @@ impl State {
         for (rank, slot) in promise.slots.iter().enumerate() {
             let group = spec.group_of_slot(rank as u32, promise.slots.len());
             let group = group.expect("a promised place has a group");
-            self.change_node(slot.node, false, |row| row.promised.remove(&group.request, slot.devices, &row.spec));
+            self.change_node(slot.node, false, |row| {
+                row.promised.remove(&group.request, slot.devices, &row.spec)
+            });
         }
         self.change_job(job, |row| row.promise = None);
     }
@@ -545,7 +549,8 @@ impl State {
         if self.specs.get(&job).is_none_or(|spec| spec.readiness_ms.is_none()) {
             return;
         }
-        let ranks = updates.iter().filter(|(_, update)| *update != RankUpdate::Running).map(|(rank, _)| *rank);
+        let ranks =
+            updates.iter().filter(|(_, update)| *update != RankUpdate::Running).map(|(rank, _)| *rank);
         let ranks: Vec<u32> = ranks.collect();
         if ranks.is_empty() {
             return;

@@ -67,7 +67,9 @@ impl Forecast {
         for (rank, slot) in promise.slots.iter().enumerate() {
             let group = spec.group_of_slot(rank as u32, promise.slots.len());
             let group = group.expect("a promised place has a group");
-            self.0.change_node(slot.node, false, |row| row.promised.remove(&group.request, slot.devices, &row.spec));
+            self.0.change_node(slot.node, false, |row| {
+                row.promised.remove(&group.request, slot.devices, &row.spec)
+            });
         }
         if let Some((region, charge)) = row_charge(&self.0, job) {
             self.0.change_charge(&spec, Some((region, charge)), None);

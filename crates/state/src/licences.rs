@@ -83,7 +83,10 @@ impl State {
     }
 
     /// Jobs that begin to hold what they ask for find enough of it. Those that hold it already take no more.
-    pub(crate) fn check_licences(&self, gangs: &[(JobId, &JobSpec, &[WorkerSlot])]) -> Result<(), GuardError> {
+    pub(crate) fn check_licences(
+        &self,
+        gangs: &[(JobId, &JobSpec, &[WorkerSlot])],
+    ) -> Result<(), GuardError> {
         let mut taken: BTreeMap<&Name, u64> = BTreeMap::new();
         for (job, spec, workers) in gangs {
             if spec.licences.is_empty() {
@@ -104,7 +107,8 @@ impl State {
 
     /// The workers lie in the region of each counted resource that has one.
     fn check_licence_regions(&self, spec: &JobSpec, workers: &[WorkerSlot]) -> Result<(), GuardError> {
-        let named = spec.licences.keys().filter_map(|name| self.policy.policy.resource(name)?.region.as_ref());
+        let named =
+            spec.licences.keys().filter_map(|name| self.policy.policy.resource(name)?.region.as_ref());
         for region in named {
             for slot in workers {
                 let row = self.nodes.get(&slot.node).ok_or(GuardError::NodeUnknown)?;

@@ -22,8 +22,8 @@ use serde::{Deserialize, Serialize};
 use crate::demand::{DemandSums, WorkerDemand};
 use crate::rows::{
     ArrayFacts, ArrayRow, BurstRow, CapacityKey, CapacityRow, ControlRow, DoorKey, DoorRow, FleetHoldRow,
-    HealthPolicyRow, HistoryKey, HistoryRow, JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow, PolicyRow, QuotaKey, QuotaRow,
-    RecoveryRow, RequestRow, RestrictionRow, ScheduleRow, SpecFacts,
+    HealthPolicyRow, HistoryKey, HistoryRow, JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow, PolicyRow,
+    QuotaKey, QuotaRow, RecoveryRow, RequestRow, RestrictionRow, ScheduleRow, SpecFacts,
 };
 use crate::state::{Meta, State};
 use crate::table::{Derived, Table, TableBuilder};

@@ -189,7 +189,9 @@ impl State {
         for (rank, slot) in slots.iter().enumerate() {
             let group = spec.group_of_slot(rank as u32, slots.len());
             let group = group.expect("the guard has counted the workers");
-            self.change_node(slot.node, false, |row| row.promised.add(&group.request, slot.devices, &row.spec));
+            self.change_node(slot.node, false, |row| {
+                row.promised.add(&group.request, slot.devices, &row.spec)
+            });
         }
         let promise = PromiseRow {
             since: self.meta.log_index,

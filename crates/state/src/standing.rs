@@ -212,7 +212,8 @@ impl<'a> NominalCover<'a> {
             return Some(PreemptionReason::Reclaim);
         }
         // Before overruns: those are stopped by owners of reservations alone.
-        let may_even_out = choice == QueuePreemption::FairShare && spec.preemptible && spec.tier <= claimant.tier;
+        let may_even_out =
+            choice == QueuePreemption::FairShare && spec.preemptible && spec.tier <= claimant.tier;
         if may_even_out && !by_tier && self.evens_out(usage, (&our, claimant), (&their, charge, counted)) {
             return Some(PreemptionReason::FairShare);
         }

@@ -17,8 +17,9 @@ use crate::index::{ApartKind, Described, Indexes, LinePlace, Pool, PoolKey, Queu
 use crate::quota::QuotaUsage;
 use crate::rows::{
     ArrayFacts, ArrayRow, BurstRow, CapacityKey, CapacityRow, ClusterMeta, ControlRow, DoorKey, DoorRow,
-    FleetHoldRow, GangClass, HealthPolicyRow, HistoryKey, HistoryRow, JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow,
-    PolicyRow, QuotaKey, QuotaRow, RecoveryRow, RequestRow, RestrictionRow, ScheduleRow, SpecFacts,
+    FleetHoldRow, GangClass, HealthPolicyRow, HistoryKey, HistoryRow, JobRow, JobTimes, MemberEnds,
+    NodeFacts, NodeRow, PolicyRow, QuotaKey, QuotaRow, RecoveryRow, RequestRow, RestrictionRow, ScheduleRow,
+    SpecFacts,
 };
 use crate::table::Table;
 use crate::tables::tables;

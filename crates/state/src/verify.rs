@@ -95,8 +95,7 @@ impl State {
             let spec = self.specs.get(id).ok_or_else(|| broken(format!("{id} has no spec")))?;
             let ranks = placement.ranks.len();
             // One that waits again may have been given another size since.
-            let is_size =
-                placement.live == 0 || u32::try_from(ranks).is_ok_and(|ranks| spec.may_have(ranks));
+            let is_size = placement.live == 0 || u32::try_from(ranks).is_ok_and(|ranks| spec.may_have(ranks));
             if ranks != placement.slots.len() || !is_size {
                 return Err(broken(format!("{id} has {} workers, placed {ranks}", spec.worker_count())));
             }
@@ -196,7 +195,8 @@ impl State {
                     return Err(broken(format!("{id} rank {rank}: a device is promised twice")));
                 }
                 let node = self.nodes.get(&slot.node);
-                let node = node.ok_or_else(|| broken(format!("{id} is promised a node that is not there")))?;
+                let node =
+                    node.ok_or_else(|| broken(format!("{id} is promised a node that is not there")))?;
                 sum.add(&group.request, slot.devices, &node.spec);
             }
         }

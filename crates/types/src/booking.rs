@@ -357,7 +357,8 @@ impl BookingSpec {
         let mut found = Vec::new();
         if !self.is_maintenance() {
             if matches!(self.shape, BookingShape::Part(_)) {
-                let text = "must have hosts, devices or nodes: all nodes of a place are for maintenance alone";
+                let text =
+                    "must have hosts, devices or nodes: all nodes of a place are for maintenance alone";
                 found.push(Violation::new("shape", text));
             }
             return found;
@@ -691,9 +692,8 @@ mod tests {
             assert!(!bad.violations().is_empty(), "{bad:?}");
         }
         assert_eq!(shape(chosen(BookingAmount::Devices(8), Some(name("h100")))).violations(), vec![]);
-        let part = |region: Option<&str>| {
-            BookingShape::Part(FleetPart { region: region.map(name), cluster: None })
-        };
+        let part =
+            |region: Option<&str>| BookingShape::Part(FleetPart { region: region.map(name), cluster: None });
         let maintenance = BookingSpec { tenant: None, ..good.clone() };
         assert_eq!(maintenance.violations(), vec![]);
         assert_eq!(BookingSpec { shape: part(Some("eu")), ..maintenance.clone() }.violations(), vec![]);

@@ -44,7 +44,8 @@ impl BucketName {
         let prefix = prefix.trim_matches('/');
         let is_end = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
         let bytes = bucket.as_bytes();
-        let plain = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(*byte, b'-' | b'.');
+        let plain =
+            |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(*byte, b'-' | b'.');
         let is_bucket = (BUCKET_BYTES.0..=BUCKET_BYTES.1).contains(&bytes.len())
             && bytes.iter().all(plain)
             && is_end(bytes.first())
@@ -104,7 +105,8 @@ impl BucketConfig {
                 (Some(host), _) => host,
                 (None, Some(host)) if self.allow_http => host,
                 (None, Some(_)) => {
-                    let rule = "must be https://, unless `allow_http = true` says that the network is trusted";
+                    let rule =
+                        "must be https://, unless `allow_http = true` says that the network is trusted";
                     return Some(("endpoint", rule.to_owned()));
                 }
                 (None, None) => return Some(("endpoint", "must be https://HOST[:PORT]".to_owned())),
@@ -143,9 +145,18 @@ mod tests {
         assert_eq!(read("s3://muster-files"), named("muster-files", ""));
         assert_eq!(read("s3://muster-files/"), named("muster-files", ""));
         assert_eq!(read("s3://a.b/eu/Prod_1/"), named("a.b", "eu/Prod_1"));
-        for bad in
-            ["", "/mnt/shared", "s3://", "s3://ab", "s3://Upper", "s3://-abc", "s3://a..b", "s3://abc/../x", "s3://abc/a b", "s3://abc/a//b"]
-        {
+        for bad in [
+            "",
+            "/mnt/shared",
+            "s3://",
+            "s3://ab",
+            "s3://Upper",
+            "s3://-abc",
+            "s3://a..b",
+            "s3://abc/../x",
+            "s3://abc/a b",
+            "s3://abc/a//b",
+        ] {
             assert_eq!(read(bad), Err(BUCKET_RULE), "{bad}");
         }
         assert!(BucketName::is_meant("s3://x") && !BucketName::is_meant("/s3://x"));
@@ -163,12 +174,22 @@ mod tests {
         let key = |config: BucketConfig| config.violation().map(|(key, _)| key);
         assert_eq!(key(with("https://minio.example:9000", false)), None);
         assert_eq!(key(with("http://127.0.0.1:9000", true)), None);
-        for bad in ["http://127.0.0.1:9000", "minio.example", "https://", "https://a/b", "https://key:secret@a", "https://a b"] {
+        for bad in [
+            "http://127.0.0.1:9000",
+            "minio.example",
+            "https://",
+            "https://a/b",
+            "https://key:secret@a",
+            "https://a b",
+        ] {
             assert_eq!(key(with(bad, false)), Some("endpoint"), "{bad}");
         }
         assert_eq!(key(BucketConfig { region: String::new(), ..usual.clone() }), Some("region"));
         let relative = Some("keys".to_owned());
-        assert_eq!(key(BucketConfig { credentials_file: relative.clone(), ..usual.clone() }), Some("credentials_file"));
+        assert_eq!(
+            key(BucketConfig { credentials_file: relative.clone(), ..usual.clone() }),
+            Some("credentials_file")
+        );
         assert_eq!(key(BucketConfig { ca_file: relative, ..usual }), Some("ca_file"));
     }
 }

@@ -301,7 +301,9 @@ impl fmt::Display for FieldChange {
 /// Gives groups other numbers of workers. A size that was asked for while the job ran is for the numbers that it had then.
 fn change_groups(draft: &mut JobDraft, sizes: &[GroupSize]) {
     for size in sizes {
-        let Some(group) = size.place_in(draft).and_then(|place| draft.groups.get_mut(place)) else { continue };
+        let Some(group) = size.place_in(draft).and_then(|place| draft.groups.get_mut(place)) else {
+            continue;
+        };
         let is_elastic = group.workers_min < group.workers;
         let least = if is_elastic { group.workers_min.min(size.workers) } else { size.workers };
         group.workers = size.workers;

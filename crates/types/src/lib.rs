@@ -84,8 +84,8 @@ pub use cron::CronExpression;
 pub use demand::{AcceleratorChoice, AcceleratorRequest, DeviceAmount};
 pub use feature::{Feature, Features};
 pub use fleet::{Accelerators, DeviceSet, ForeignLoad, HolderId, NodeDraft, NodeSpec};
-pub use ids::{ArrayId, ClusterId, JobId, Leadership, LogIndex, NodeId, ParseIdError, ReplicaId, RequestId};
 pub use host_rules::{CommandShell, CpuBinding, HostRules};
+pub use ids::{ArrayId, ClusterId, JobId, Leadership, LogIndex, NodeId, ParseIdError, ReplicaId, RequestId};
 pub use job::{
     Dependency, DependencyRule, DependencyScope, JobDraft, JobSpec, NamedDependency, PriorityTier,
     SIZES_VARIABLE, TaskGroup, WorkerRequest,

@@ -110,8 +110,7 @@ impl FleetHold {
         let mut found = Vec::new();
         let is_text = !self.reason.is_empty() && self.reason.len() <= limits::DETAIL_BYTES_MAX;
         if !is_text || self.reason.chars().any(char::is_control) {
-            let text =
-                format!("must be 1 to {} bytes without control characters", limits::DETAIL_BYTES_MAX);
+            let text = format!("must be 1 to {} bytes without control characters", limits::DETAIL_BYTES_MAX);
             found.push(Violation::new("reason", text));
         }
         found
@@ -138,11 +137,7 @@ mod tests {
             assert_eq!(target.violations(), Vec::new());
         }
         assert_eq!(part(None, None).violations().len(), 1);
-        let good = FleetHold {
-            reason: "a flood".into(),
-            until: Some(LogTime(2)),
-            stops_work: false,
-        };
+        let good = FleetHold { reason: "a flood".into(), until: Some(LogTime(2)), stops_work: false };
         assert_eq!(good.violations(), Vec::new());
         for reason in ["", "a\nb"] {
             assert_eq!(FleetHold { reason: reason.into(), ..good.clone() }.violations().len(), 1);

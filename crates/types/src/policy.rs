@@ -52,8 +52,8 @@ pub use queue::{
 pub use resources::{COUNTED_RESOURCES_MAX, CountedResource};
 pub use roles::{OWN_ROLES_MAX, OwnRole, ROLE_REGIONS_MAX, Verb};
 pub use rules::{
-    AcceleratorBudget, JobLimits, LIMITED_MEMORY_BYTES_MAX, NonPreemptible, Rights, TenantLimits, TenantRights, UNLISTED_TENANT,
-    UserLimits,
+    AcceleratorBudget, JobLimits, LIMITED_MEMORY_BYTES_MAX, NonPreemptible, Rights, TenantLimits,
+    TenantRights, UNLISTED_TENANT, UserLimits,
 };
 pub use spend::{OnLimit, SpendBudget};
 

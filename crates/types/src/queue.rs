@@ -96,7 +96,9 @@ mod tests {
     fn who_was_moved_to_the_front_last_goes_first_and_nice_values_follow() {
         let moved = |index| QueueRank::new(100, Some(LogIndex(index)));
         assert!(moved(8) < moved(7) && moved(0) < QueueRank::new(-100, None));
-        assert!(QueueRank::new(-1, None) < QueueRank::default() && QueueRank::default() < QueueRank::new(1, None));
+        assert!(
+            QueueRank::new(-1, None) < QueueRank::default() && QueueRank::default() < QueueRank::new(1, None)
+        );
         assert!(QueueRank::FIRST < moved(u64::MAX) && QueueRank::new(100, None) < QueueRank::LAST);
         assert_eq!(QueueRank::new(0, None), QueueRank::default());
     }

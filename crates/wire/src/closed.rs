@@ -10,8 +10,7 @@ use muster_types::policy::{
 };
 use muster_types::{
     AdmissionMode, AffinityLevel, AffinityRule, BookingClearing, CommandShell, CpuBinding, DependencyRule,
-    FailureClass, LaunchForm,
-    Level, Preflight, PriorityTier, PullRule, TokenRole, Violation,
+    FailureClass, LaunchForm, Level, Preflight, PriorityTier, PullRule, TokenRole, Violation,
 };
 
 use crate::v1;

@@ -17,7 +17,8 @@ use muster_types::policy::{
 };
 use muster_types::{
     AdmissionMode, AdmissionRule, Approval, CertificateSerial, DeviceSet, FleetHold, FleetPart, HoldTarget,
-    LogIndex, Name, NodeAdmission, NodeBounds, NodeId, NodeOverridesChange, RefusalCode, RequestId, Requester, Revocation,
+    LogIndex, Name, NodeAdmission, NodeBounds, NodeId, NodeOverridesChange, RefusalCode, RequestId,
+    Requester, Revocation,
 };
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};

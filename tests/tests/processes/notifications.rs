@@ -251,7 +251,7 @@ async fn a_receiver_that_is_silent_or_refused_delays_no_other() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_names_who_is_told_of_it_and_the_delivery_is_shown() {
     let receiver = Receiver::start(false).await;
-    let cluster = start(&["chat"]).await;
+    let mut cluster = start(&["chat"]).await;
     let mut text = policy(&[]);
     text.push_str(&format!(
         "    - {{name: chat, url: \"http://127.0.0.1:{}/hook\", forJobs: true}}\n",
@@ -280,7 +280,7 @@ async fn a_job_names_who_is_told_of_it_and_the_delivery_is_shown() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_schedule_that_is_suspended_is_told_once() {
     let receiver = Receiver::start(false).await;
-    let cluster = start(&["ops"]).await;
+    let mut cluster = start(&["ops"]).await;
     set_policy(&cluster, &policy(&[("ops", receiver.port, "schedule_suspended")])).await;
     let schedule = v1::Schedule {
         name: "nightly".to_owned(),

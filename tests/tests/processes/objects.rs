@@ -75,9 +75,11 @@ async fn files_and_artifacts_travel_through_a_bucket() {
 
     let directory = scratch.join("project");
     std::fs::create_dir(&directory).expect("a directory");
-    let large: Vec<u8> = (0..LARGE_BYTES as u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let large: Vec<u8> =
+        (0..LARGE_BYTES as u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     std::fs::write(directory.join("large"), large).expect("a file");
-    std::fs::write(directory.join("train.sh"), "wc -c < large; mkdir out; echo 0.9 > out/score").expect("a file");
+    std::fs::write(directory.join("train.sh"), "wc -c < large; mkdir out; echo 0.9 > out/score")
+        .expect("a file");
     let job = directory.join("job.yaml");
     let file = "apiVersion: muster.dev/v1\nkind: Job\nmetadata: {name: shipped, tenant: research}\nspec:\n  command: [sh, train.sh]\n  \
                 cpu: 100m\n  memory: 16Mi\n  artifacts: {paths: [out], required: true}\n";

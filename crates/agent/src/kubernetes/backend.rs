@@ -189,7 +189,11 @@ impl Backend {
             let found = self.unhealthy(&place);
             if found != unhealthy {
                 unhealthy = found;
-                tracing::warn!(node = place, unhealthy, "the number of devices has changed that their plugin does not offer, and that get no work");
+                tracing::warn!(
+                    node = place,
+                    unhealthy,
+                    "the number of devices has changed that their plugin does not offer, and that get no work"
+                );
             }
             let now = self.foreign(&place);
             said.send_if_modified(|before| {

@@ -300,7 +300,8 @@ mod tests {
         let kind = |config: &super::super::config::KubernetesConfig, node: &NodeObject| {
             offered(&config.check().unwrap(), node).map(|own| (own.resource, own.kind, own.count))
         };
-        let all = |resource: &str, kind: &str, count: u16| Some((resource.to_owned(), kind.to_owned(), count));
+        let all =
+            |resource: &str, kind: &str, count: u16| Some((resource.to_owned(), kind.to_owned(), count));
         let mut node = gpu_node();
         // Every instance of the node is alike, and called as whole devices are.
         node.labels.insert(NVIDIA_PRODUCT.into(), "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb".into());
@@ -308,11 +309,15 @@ mod tests {
         assert_eq!(kind(&config, &node), all(NVIDIA_GPU, "a100-mig-1g.5gb", 56));
         // Several profiles, of which there is most of one.
         node.labels.insert(NVIDIA_PRODUCT.into(), "NVIDIA-H100-80GB-HBM3".into());
-        let profiles = [("nvidia.com/mig-1g.10gb", 14), ("nvidia.com/mig-3g.40gb", 4), ("nvidia.com/mig-1g.10gb.me", 2)];
+        let profiles =
+            [("nvidia.com/mig-1g.10gb", 14), ("nvidia.com/mig-3g.40gb", 4), ("nvidia.com/mig-1g.10gb.me", 2)];
         node.allocatable.extended = profiles.map(|(resource, count)| (resource.to_owned(), count)).into();
         assert_eq!(kind(&config, &node), all("nvidia.com/mig-1g.10gb", "h100-mig-1g.10gb", 14));
         let spec = describe(&config.check().unwrap(), &node, None).unwrap();
-        assert_eq!(spec.accelerators.as_ref().map(ToString::to_string).as_deref(), Some("h100-mig-1g.10gb:14"));
+        assert_eq!(
+            spec.accelerators.as_ref().map(ToString::to_string).as_deref(),
+            Some("h100-mig-1g.10gb:14")
+        );
         // One whose instance has failed.
         node.capacity = node.allocatable.clone();
         node.allocatable.extended.insert("nvidia.com/mig-1g.10gb".into(), 13);
@@ -332,13 +337,17 @@ mod tests {
     fn a_host_of_a_slice_has_its_place() {
         let settings = good().check().unwrap();
         let mut node = gpu_node();
-        node.labels = [(GKE_TPU, "tpu-v5p-slice"), (TOPOLOGY, "2x2x4"), ("cloud.google.com/gke-nodepool", "a")]
-            .map(|(key, value)| (key.to_owned(), value.to_owned()))
-            .into();
+        node.labels =
+            [(GKE_TPU, "tpu-v5p-slice"), (TOPOLOGY, "2x2x4"), ("cloud.google.com/gke-nodepool", "a")]
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .into();
         node.allocatable.extended = [(TPU_RESOURCE.to_owned(), 4)].into();
         let place = PodPosition { pod: Name::new("k8s-a.a").unwrap(), cube: 0, at: [0, 0, 2] };
         let spec = describe(&settings, &node, Some(place.clone())).unwrap();
-        assert_eq!((spec.pod.clone(), spec.accelerators.as_ref().map(ToString::to_string)), (Some(place.clone()), Some("v5p:4".to_owned())));
+        assert_eq!(
+            (spec.pod.clone(), spec.accelerators.as_ref().map(ToString::to_string)),
+            (Some(place.clone()), Some("v5p:4".to_owned()))
+        );
         let own = offered(&settings, &node).unwrap();
         assert_eq!(own.slice.map(|slice| slice.shape.to_string()).as_deref(), Some("2x2x4"));
         let selected: Vec<&str> = own.selector.keys().map(String::as_str).collect();

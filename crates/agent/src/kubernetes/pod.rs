@@ -82,7 +82,8 @@ pub(super) fn check(settings: &Settings, placement: &Placement) -> Result<(), St
 /// A slice of several hosts is used as a whole: which of its hosts are neighbours is not known here.
 fn check_slice(placement: &Placement, offered: Option<&NodeAccelerators>) -> Result<(), String> {
     let Some(own) = offered.and_then(|offered| offered.slice) else { return Ok(()) };
-    let is_here = |slices: &&Slices| placement.workers.iter().any(|worker| slices.ranks().contains(&worker.rank));
+    let is_here =
+        |slices: &&Slices| placement.workers.iter().any(|worker| slices.ranks().contains(&worker.rank));
     match placement.slices.iter().find(is_here) {
         Some(asked) if asked.shape != own.shape => Err(format!(
             "the node is a host of a {} slice of GKE, which a job uses as a whole, and the job asks for {}; select nodes by \
@@ -280,7 +281,9 @@ pub(super) fn pod(
     }
     // GKE refuses pods with chips that do not select these.
     let selector = offered.map(|own| &own.selector).filter(|selector| !selector.is_empty());
-    if let Some(selector) = selector.filter(|_| placement.workers.iter().any(|worker| !worker.devices.is_empty())) {
+    if let Some(selector) =
+        selector.filter(|_| placement.workers.iter().any(|worker| !worker.devices.is_empty()))
+    {
         spec["nodeSelector"] = json!(selector);
     }
     if let Some(class) = &written.priority_class {
@@ -571,12 +574,19 @@ mod tests {
     #[test]
     fn a_host_of_a_slice_takes_the_whole_slice_and_its_pod_selects_it() {
         let shape = |text: &str| SliceShape::parse(text).unwrap();
-        let selected = [("cloud.google.com/gke-tpu-topology", "2x2x4"), ("cloud.google.com/gke-tpu-accelerator", "tpu-v5p-slice")];
+        let selected = [
+            ("cloud.google.com/gke-tpu-topology", "2x2x4"),
+            ("cloud.google.com/gke-tpu-accelerator", "tpu-v5p-slice"),
+        ];
         let offered = NodeAccelerators {
             resource: "google.com/tpu".into(),
             kind: "v5p".into(),
             count: 4,
-            slice: Some(SliceLabels { generation: Generation::V5p, shape: shape("2x2x4"), chips_per_host: 4 }),
+            slice: Some(SliceLabels {
+                generation: Generation::V5p,
+                shape: shape("2x2x4"),
+                chips_per_host: 4,
+            }),
             selector: selected.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
         };
         let asked = |text: &str| {

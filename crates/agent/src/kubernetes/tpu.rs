@@ -129,7 +129,9 @@ mod tests {
 
     fn pool(name: &str, of: (&str, &str), chips: u16, hosts: usize) -> Vec<NodeObject> {
         // Names say nothing of the order.
-        (0..hosts).map(|n| tpu_node(&format!("gke-{name}-{:04x}", (n * 7_919) % 65_521), name, of, chips)).collect()
+        (0..hosts)
+            .map(|n| tpu_node(&format!("gke-{name}-{:04x}", (n * 7_919) % 65_521), name, of, chips))
+            .collect()
     }
 
     fn found(nodes: &[NodeObject]) -> BTreeMap<String, PodPosition> {
@@ -165,9 +167,12 @@ mod tests {
 
     #[test]
     fn a_host_that_is_a_whole_slice_is_alone_in_its_pod() {
-        for (accelerator, topology, chips) in
-            [("tpu-v5-lite-podslice", "2x4", 8), ("tpu-v6e-slice", "2x2", 4), ("tpu-v6e-slice", "1x1", 1), ("tpu-v5p-slice", "2x2x1", 4)]
-        {
+        for (accelerator, topology, chips) in [
+            ("tpu-v5-lite-podslice", "2x4", 8),
+            ("tpu-v6e-slice", "2x2", 4),
+            ("tpu-v6e-slice", "1x1", 1),
+            ("tpu-v5p-slice", "2x2x1", 4),
+        ] {
             let found = found(&pool("singles", (accelerator, topology), chips, 3));
             let pods: BTreeSet<&str> = found.values().map(|position| position.pod.as_str()).collect();
             assert_eq!(pods.len(), 3, "{accelerator} {topology}: {found:?}");
@@ -187,7 +192,12 @@ mod tests {
         let lost = nodes.remove(0);
         let part = found(&nodes);
         assert_eq!(part.len(), 4, "those of the other pool stay: {part:?}");
-        assert!(nodes.iter().filter(|node| node.name.starts_with("gke-b")).all(|node| part[&node.name] == whole[&node.name]));
+        assert!(
+            nodes
+                .iter()
+                .filter(|node| node.name.starts_with("gke-b"))
+                .all(|node| part[&node.name] == whole[&node.name])
+        );
         nodes.push(lost);
         assert_eq!(found(&nodes), whole, "as before, once it is back");
         // More hosts than a slice has are none that this can put in order.

@@ -99,7 +99,9 @@ impl DeviceSpecification {
                         found.get_or_insert_default().take_over(specification);
                     }
                     Ok(None) => {}
-                    Err(why) => tracing::warn!(path = %path.display(), why, "a CDI specification is not used"),
+                    Err(why) => {
+                        tracing::warn!(path = %path.display(), why, "a CDI specification is not used")
+                    }
                 }
             }
         }
@@ -138,12 +140,17 @@ impl Edits {
     fn of(said: FileEdits) -> Result<Edits, String> {
         let (mounts, variables) = (said.mounts.unwrap_or_default(), said.env.unwrap_or_default());
         if mounts.len() > MOUNTS_MAX || variables.len() > VARIABLES_MAX {
-            return Err(format!("it has more than {MOUNTS_MAX} mounts, or more than {VARIABLES_MAX} variables"));
+            return Err(format!(
+                "it has more than {MOUNTS_MAX} mounts, or more than {VARIABLES_MAX} variables"
+            ));
         }
         let mut edits = Edits::default();
         for mount in mounts {
             if !is_plain(&mount.host_path) || !is_plain(&mount.container_path) {
-                return Err(format!("it shows {} in a place that is no plain path", mount.host_path.display()));
+                return Err(format!(
+                    "it shows {} in a place that is no plain path",
+                    mount.host_path.display()
+                ));
             }
             // What the kernel shows a worker has as every other.
             if ["/proc", "/sys", "/dev"].iter().any(|system| mount.container_path.starts_with(system)) {
@@ -163,7 +170,8 @@ impl Edits {
     /// Shows a file, and a library by its other names as well.
     fn show(&mut self, mount: FileMount) {
         let FileMount { host_path, container_path } = mount;
-        let directory = container_path.parent().and_then(Path::to_str).filter(|_| is_library(&container_path));
+        let directory =
+            container_path.parent().and_then(Path::to_str).filter(|_| is_library(&container_path));
         // Several of them would be several directories of one variable.
         if let Some(directory) = directory.filter(|directory| !directory.contains(':'))
             && !self.libraries.iter().any(|known| known == directory)
@@ -193,7 +201,9 @@ fn files(directory: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
     let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
     let is_specification = |path: &PathBuf| {
-        path.extension().and_then(|end| end.to_str()).is_some_and(|end| matches!(end, "json" | "yaml" | "yml"))
+        path.extension()
+            .and_then(|end| end.to_str())
+            .is_some_and(|end| matches!(end, "json" | "yaml" | "yml"))
     };
     let mut found: Vec<PathBuf> = paths.filter(is_specification).take(FILES_MAX).collect();
     found.sort();
@@ -212,8 +222,10 @@ fn read(path: &Path, kind: &str) -> Result<Option<DeviceSpecification>, String> 
     if file.kind != kind {
         return Ok(None);
     }
-    let mut specification =
-        DeviceSpecification { common: Edits::of(file.container_edits.unwrap_or_default())?, ..Default::default() };
+    let mut specification = DeviceSpecification {
+        common: Edits::of(file.container_edits.unwrap_or_default())?,
+        ..Default::default()
+    };
     for device in file.devices {
         // Others are names for the same devices: by their identity, or all of them.
         let Ok(number) = device.name.parse::<u16>() else { continue };
@@ -225,10 +237,13 @@ fn read(path: &Path, kind: &str) -> Result<Option<DeviceSpecification>, String> 
 
 /// Whether a path is absolute, not `/`, and without `.` and `..`.
 fn is_plain(path: &Path) -> bool {
-    let plain = path.components().all(|part| {
-        matches!(part, std::path::Component::RootDir | std::path::Component::Normal(_))
-    });
-    path.is_absolute() && path.parent().is_some() && plain && path.to_str().is_some_and(|text| !text.contains('\0'))
+    let plain = path
+        .components()
+        .all(|part| matches!(part, std::path::Component::RootDir | std::path::Component::Normal(_)));
+    path.is_absolute()
+        && path.parent().is_some()
+        && plain
+        && path.to_str().is_some_and(|text| !text.contains('\0'))
 }
 
 /// Whether a file is a library that the linker looks for: `libcuda.so.550.54`.

@@ -59,7 +59,8 @@ impl HostCores {
             let mut cores = Vec::new();
             while let Some(first) = left.first().copied() {
                 let siblings = siblings(root, first);
-                let core: Core = left.iter().copied().filter(|cpu| *cpu == first || siblings.contains(cpu)).collect();
+                let core: Core =
+                    left.iter().copied().filter(|cpu| *cpu == first || siblings.contains(cpu)).collect();
                 core.iter().for_each(|cpu| _ = left.remove(cpu));
                 cores.push(core);
             }
@@ -269,7 +270,8 @@ mod tests {
             let path = format!("sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
             write(path, &format!("{first},{second}\n"));
         }
-        for (bus, node) in [("0000:17:00.0", "0"), ("0000:31:00.0", "0"), ("0000:B1:00.0", "1"), ("0000:CA:00.0", "1")]
+        for (bus, node) in
+            [("0000:17:00.0", "0"), ("0000:31:00.0", "0"), ("0000:B1:00.0", "1"), ("0000:CA:00.0", "1")]
         {
             write(format!("proc/driver/nvidia/gpus/{bus}/information"), "");
             write(format!("sys/bus/pci/devices/{}/numa_node", bus.to_ascii_lowercase()), node);
@@ -301,7 +303,8 @@ mod tests {
     fn a_worker_is_bound_near_its_devices() {
         let (_root, cores) = host();
         assert_eq!(cores.numa_nodes(), 2);
-        let numa = |numbers: &[u16]| cpu_list(&cores.bind(CpuBinding::Numa, key(0), (devices(numbers), 1)).unwrap());
+        let numa =
+            |numbers: &[u16]| cpu_list(&cores.bind(CpuBinding::Numa, key(0), (devices(numbers), 1)).unwrap());
         assert_eq!(numa(&[0]), "0-3,8-11");
         assert_eq!(numa(&[2, 3]), "4-7,12-15");
         assert_eq!(numa(&[0, 3]), "0-15");

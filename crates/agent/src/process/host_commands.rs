@@ -691,7 +691,7 @@ mod tests {
 
     #[test]
     fn only_failures_one_after_another_speak_against_the_host() {
-        let command = HostCommand::of("prolog", &shell("true")).unwrap();
+        let command = HostCommand::of(("prolog", &shell("true"), false)).unwrap();
         for _ in 1..FAILURES_MAX {
             command.failed("exit status: 1");
             assert_eq!(command.finding(), None);
@@ -706,7 +706,7 @@ mod tests {
         assert!(found.detail.len() <= muster_types::limits::HEALTH_DETAIL_BYTES_MAX);
         assert!(found.detail.starts_with("3 failures of the prolog, the last: é"));
         let lenient = HostCommandConfig { on_failure: FailureRule::GoOn, ..shell("true") };
-        let command = HostCommand::of("prolog", &lenient).unwrap();
+        let command = HostCommand::of(("prolog", &lenient, false)).unwrap();
         for _ in 0..2 * FAILURES_MAX {
             command.failed("exit status: 1");
         }

@@ -93,7 +93,9 @@ async fn hand_on(mut inputs: mpsc::Receiver<ExecInput>, mut typed: pipe::Sender)
                 bytes.chunks(INPUT_BYTES_MAX).map(|piece| Frame::Input(piece.to_vec()).encode()).collect()
             }
             ExecInput::Resize(size) => vec![Frame::Resize(size).encode()],
-            ExecInput::Signal(number) if number == INTERRUPT.0 => vec![Frame::Input(vec![INTERRUPT.1]).encode()],
+            ExecInput::Signal(number) if number == INTERRUPT.0 => {
+                vec![Frame::Input(vec![INTERRUPT.1]).encode()]
+            }
             // It is the worker's terminal: others may type on.
             ExecInput::Signal(_) | ExecInput::End => Vec::new(),
         };

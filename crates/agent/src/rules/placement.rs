@@ -4,7 +4,8 @@ use super::worker::WorkerKey;
 use muster_types::job::ArrayMember;
 use muster_types::tpu::SliceShape;
 use muster_types::{
-    ArtifactRules, BlobDigest, Container, DeviceSet, FencingToken, HostRules, JobId, LaunchForm, TraceParent, Ulimits,
+    ArtifactRules, BlobDigest, Container, DeviceSet, FencingToken, HostRules, JobId, LaunchForm, TraceParent,
+    Ulimits,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

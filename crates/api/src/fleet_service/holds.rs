@@ -3,9 +3,7 @@
 use muster_decider::{Command, FleetHoldOrder};
 use muster_state::{FleetHoldRow, State};
 use muster_types::{HoldTarget, Violation};
-use muster_wire::convert::{
-    fleet_hold_from_proto, hold_target_from_proto, hold_target_to_proto, request_id,
-};
+use muster_wire::convert::{fleet_hold_from_proto, hold_target_from_proto, hold_target_to_proto, request_id};
 use muster_wire::time::log_time;
 use muster_wire::v1;
 use tonic::Status;

@@ -154,9 +154,13 @@ async fn licences_are_listed_with_who_waits_for_them() {
     submit(3, "mathematica", 1).await.expect_err("nobody counts it");
     let list = served.queues().list_licences(v1::ListLicencesRequest::default()).await;
     let licences = list.expect("it is answered").into_inner().licences;
-    let shown: Vec<_> = licences.iter().map(|of| (of.name.as_str(), of.region.as_str(), of.count, of.used)).collect();
+    let shown: Vec<_> =
+        licences.iter().map(|of| (of.name.as_str(), of.region.as_str(), of.count, of.used)).collect();
     assert_eq!(shown, [("ansys", "nowhere", 2, 0), ("matlab", "", 2, 0)]);
-    assert!(licences[0].next_job_id.starts_with("job-") && licences[1].next_job_id.is_empty(), "{licences:?}");
+    assert!(
+        licences[0].next_job_id.starts_with("job-") && licences[1].next_job_id.is_empty(),
+        "{licences:?}"
+    );
 }
 
 #[tokio::test]

@@ -23,7 +23,12 @@ pub fn job(text: &str) -> JobSpec {
         workers_min: 1,
         command: vec!["true".to_owned()],
         environment: BTreeMap::new(),
-        request: WorkerRequest { accelerators: None, cpu_milli: 100, memory_bytes: 1 << 20, exclusive: false },
+        request: WorkerRequest {
+            accelerators: None,
+            cpu_milli: 100,
+            memory_bytes: 1 << 20,
+            exclusive: false,
+        },
         slice: None,
         container: None,
     };

@@ -89,7 +89,10 @@ fn of_file(path: &Path) -> Result<AwsCredential, String> {
     let opened = File::open(path).map_err(|error| unread(path, &error))?;
     opened.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(|error| unread(path, &error))?;
     in_text(&text).ok_or_else(|| {
-        format!("{} has no lines aws_access_key_id = … and aws_secret_access_key = … of plain characters", path.display())
+        format!(
+            "{} has no lines aws_access_key_id = … and aws_secret_access_key = … of plain characters",
+            path.display()
+        )
     })
 }
 
@@ -126,7 +129,10 @@ mod tests {
         assert!(keys.read().unwrap_err().contains("keys"), "there is no file");
         std::fs::write(&path, "[default]\naws_access_key_id = one\naws_secret_access_key=s=1\n").unwrap();
         let first = keys.read().unwrap();
-        assert_eq!((first.key_id.as_str(), first.secret_key.as_str(), first.token.as_deref()), ("one", "s=1", None));
+        assert_eq!(
+            (first.key_id.as_str(), first.secret_key.as_str(), first.token.as_deref()),
+            ("one", "s=1", None)
+        );
         let text = "AWS_ACCESS_KEY_ID=two\nAWS_SECRET_ACCESS_KEY=hunter2\nAWS_SESSION_TOKEN = three\n";
         std::fs::write(&path, text).unwrap();
         let later = SystemTime::now() + std::time::Duration::from_secs(60);

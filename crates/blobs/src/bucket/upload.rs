@@ -112,8 +112,7 @@ impl<'a> Upload<'a> {
         let named = unfinished.parts.iter().take(self.count);
         let parts: Vec<PartId> = named.map(|part| PartId { content_id: part.tag.clone() }).collect();
         let (store, path, id) = (self.opened.store.clone(), self.path.clone(), unfinished.id);
-        let completed =
-            self.opened.wait(async move { store.complete_multipart(&path, &id, parts).await })?;
+        let completed = self.opened.wait(async move { store.complete_multipart(&path, &id, parts).await })?;
         completed.map(|_| ()).map_err(|error| self.refused(&error))
     }
 

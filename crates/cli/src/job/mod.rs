@@ -391,7 +391,8 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
         say("ulimits", files.into_iter().chain(sizes).collect::<Vec<_>>().join(", "));
     }
     if let Some(rules) = &spec.host {
-        let words = [("binding", word::<CpuBinding>(rules.binding)), ("shell", word::<CommandShell>(rules.shell))];
+        let words =
+            [("binding", word::<CpuBinding>(rules.binding)), ("shell", word::<CommandShell>(rules.shell))];
         for (field, text) in words.into_iter().filter(|(_, text)| !text.is_empty()) {
             say(field, text.to_owned());
         }

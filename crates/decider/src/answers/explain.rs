@@ -14,7 +14,8 @@ use muster_planner::{Budget, Checkpoints, Holds, Plan, Terms, Verdict, WaitReaso
 use muster_policy::{Line, blocked_by, estimate, headroom};
 use muster_state::quota::QuotaBlock;
 use muster_state::{
-    DependencyState, Forecast, HoldRow, HostLimit, HostResource, JobRow, Phase, QueuePosition, SpentBudget, State,
+    DependencyState, Forecast, HoldRow, HostLimit, HostResource, JobRow, Phase, QueuePosition, SpentBudget,
+    State,
 };
 use muster_types::policy::NonPreemptible;
 use muster_types::quantity::ByteCount;
@@ -23,11 +24,11 @@ use muster_types::{ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, L
 use crate::answers::borrowers::{Borrower, borrowers, clause};
 use crate::answers::licences;
 use crate::future::{Future, KeptReservations, Pace};
-use crate::rules::{affinity, at_limit};
 use crate::rules::bookings::why_it_waits;
 use crate::rules::counted::{fewest, lacks};
 use crate::rules::planned::{licensed, narrowed, planned_spec};
 use crate::rules::terms::with_terms;
+use crate::rules::{affinity, at_limit};
 
 /// Jobs ahead of the explained one that are given their capacity first.
 const AHEAD_MAX: usize = 256;
@@ -456,9 +457,10 @@ fn known_reason(
         return Some((WaitReason::NotBefore, format!("it is not to start before {time}")));
     }
     if let Some((target, row)) = state.tenant_hold(&spec.tenant) {
-        let until = row.hold.until.map_or("until an operator releases it".to_string(), |until| {
-            format!("until {until}")
-        });
+        let until = row
+            .hold
+            .until
+            .map_or("until an operator releases it".to_string(), |until| format!("until {until}"));
         let text = format!("{target} is held ({}): none of its jobs starts {until}", row.hold.reason);
         return Some((WaitReason::Held, text));
     }
@@ -479,7 +481,9 @@ fn known_reason(
         .or_else(|| host_limit(state, spec))
         .map(|text| (WaitReason::TenantLimit, text))
         .or_else(|| licences::why_it_waits(state, now, job, spec).map(|text| (WaitReason::Licence, text)))
-        .or_else(|| Some((WaitReason::InLine, strict_order(state, job.filter(|_| row.is_in_line())?, spec, now)?)))
+        .or_else(|| {
+            Some((WaitReason::InLine, strict_order(state, job.filter(|_| row.is_in_line())?, spec, now)?))
+        })
 }
 
 /// Which job keeps another from its turn where those of a tenant do not go past one another.

@@ -28,7 +28,9 @@ pub fn first_for_licences<'a>(
     let mut found = BTreeMap::new();
     let mut line = Line::form(state, now);
     for _ in 0..LOOKED_AT_MAX {
-        let Some(candidate) = line.take_within(state, STEPS_MAX).filter(|_| !wanted.is_empty()) else { break };
+        let Some(candidate) = line.take_within(state, STEPS_MAX).filter(|_| !wanted.is_empty()) else {
+            break;
+        };
         let job = candidate.turn.job;
         for name in state.spec(job).into_iter().flat_map(|spec| spec.licences.keys()) {
             if wanted.remove(name) {
@@ -58,12 +60,7 @@ pub(super) fn why_it_waits(
 }
 
 /// What there is of one resource where that is too little.
-fn lacks(
-    state: &State,
-    now: LogTime,
-    job: Option<JobId>,
-    (name, asked): (&Name, u32),
-) -> Option<String> {
+fn lacks(state: &State, now: LogTime, job: Option<JobId>, (name, asked): (&Name, u32)) -> Option<String> {
     let most = state.policy().policy.resource_count(name);
     let (held, free) = (state.licences_held(name), state.licences_free(name));
     if u64::from(asked) > most {
@@ -74,7 +71,8 @@ fn lacks(
     }
     let first = first_for_licences(state, now, [name]).get(name).copied();
     let other = first.filter(|first| Some(*first) != job);
-    let of_other = other.and_then(|other| state.spec(other)?.licences.get(name).copied()).map_or(0, u64::from);
+    let of_other =
+        other.and_then(|other| state.spec(other)?.licences.get(name).copied()).map_or(0, u64::from);
     // The first in the queue keeps what is free once that is too little for it.
     let kept = if of_other > free { free } else { 0 };
     if u64::from(asked) <= free - kept {
@@ -82,7 +80,9 @@ fn lacks(
     }
     let next = match (first, other) {
         (_, Some(other)) => format!("{other} is the first in the queue that asks for it"),
-        (Some(_), None) => String::from("it is the first in the queue that asks for it, and keeps what is freed"),
+        (Some(_), None) => {
+            String::from("it is the first in the queue that asks for it, and keeps what is freed")
+        }
         (None, None) => String::from("it starts once enough of it is given back"),
     };
     let mut by_tenant: Vec<(&Name, u64)> = state.licences_by_tenant(name).collect();

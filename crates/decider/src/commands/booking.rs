@@ -78,7 +78,8 @@ pub(super) fn delete(
     let policy = &state.policy().policy;
     let is_reached = state.booking(name).is_some_and(|booking| {
         let owner = booking.spec.tenant.as_ref();
-        let is_below = |own: &Name| owner.is_some_and(|owner| policy.ancestry(owner).any(|above| above == own));
+        let is_below =
+            |own: &Name| owner.is_some_and(|owner| policy.ancestry(owner).any(|above| above == own));
         acts_for.is_none_or(is_below)
     });
     let decision = Decision::BookingDeleted { request: key, by: by.clone(), name: name.clone() };

@@ -6,8 +6,8 @@ use muster_types::{Refusal, RefusalCode};
 use crate::commands::answer::Answer;
 use crate::commands::command::Command;
 use crate::commands::{
-    admission, booking, cluster, controls, fleet_holds, health, jobs, modify, network, node, notifications, overrides,
-    policy, quota, restrictions, schedules, submit, throttle, token,
+    admission, booking, cluster, controls, fleet_holds, health, jobs, modify, network, node, notifications,
+    overrides, policy, quota, restrictions, schedules, submit, throttle, token,
 };
 use crate::speculation::Speculation;
 

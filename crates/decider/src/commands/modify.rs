@@ -253,7 +253,8 @@ fn recorded<'a>(state: &State, order: &'a ModifyOrder) -> Cow<'a, [FieldChange]>
         FieldChange::Front(_) => Some(FieldChange::Front(Some(state.log_index().next()))),
         FieldChange::Groups(sizes) => match (only, sizes.as_slice()) {
             (Some(only), [size])
-                if size.workers_min.is_none() && size.group.as_ref().is_none_or(|name| *name == only.name) =>
+                if size.workers_min.is_none()
+                    && size.group.as_ref().is_none_or(|name| *name == only.name) =>
             {
                 Some(FieldChange::Size((size.workers != only.workers).then_some(size.workers)))
             }
@@ -292,7 +293,8 @@ fn stop_to_shrink(speculation: &mut Speculation, key: RequestKey, order: &Modify
 fn check_tenant(state: &State, order: &ModifyOrder, changed: &JobSpec) -> Result<(), Refusal> {
     let tenant = &changed.tenant;
     let policy = &state.policy().policy;
-    if let Some(own) = order.acts_for.as_ref().filter(|own| !policy.ancestry(tenant).any(|above| above == *own))
+    if let Some(own) =
+        order.acts_for.as_ref().filter(|own| !policy.ancestry(tenant).any(|above| above == *own))
     {
         let text = format!("acts for tenant {own} and those below it, not for {tenant}");
         return Err(Refusal::new(RefusalCode::PermissionDenied, text).with("tenant", tenant));

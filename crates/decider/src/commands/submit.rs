@@ -12,8 +12,8 @@ use muster_policy::{estimates, estimates_of_parts};
 use muster_state::{ExceededLimit, GangClass, JobAboveLimit, JobEnd, MissingRight, RequestAnswer, State};
 use muster_types::metadata::ANONYMOUS;
 use muster_types::{
-    ArrayId, ArraySpec, Control, Dependency, JobContract, JobId, JobSpec, LogIndex, LogTime, Name, PriorityTier,
-    Refusal, RefusalCode, RequestId, Requester, Span, Submission, Violation, limits,
+    ArrayId, ArraySpec, Control, Dependency, JobContract, JobId, JobSpec, LogIndex, LogTime, Name,
+    PriorityTier, Refusal, RefusalCode, RequestId, Requester, Span, Submission, Violation, limits,
 };
 
 use crate::commands::answer::{Answer, VIOLATIONS_MAX, repeated};
@@ -623,7 +623,12 @@ fn hold_from_the_beginning(
 }
 
 /// One record can hold all of what is to be held from the beginning.
-fn check_held(state: &State, key: RequestKey, by: &Requester, submitted: &[Submission]) -> Result<(), Refusal> {
+fn check_held(
+    state: &State,
+    key: RequestKey,
+    by: &Requester,
+    submitted: &[Submission],
+) -> Result<(), Refusal> {
     if !submitted.iter().any(|job| job.held) {
         return Ok(());
     }

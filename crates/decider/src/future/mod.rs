@@ -900,9 +900,9 @@ fn opens_at(
         return (Some(LogTime(0)), others.looked_at);
     }
     let (openings, more) = affinity::openings(state, job, spec, now);
-    let opens = rows.iter().try_fold(LogTime(0), |latest, row| {
-        others.opens_at(&row.spec, &openings).map(|at| latest.max(at))
-    });
+    let opens = rows
+        .iter()
+        .try_fold(LogTime(0), |latest, row| others.opens_at(&row.spec, &openings).map(|at| latest.max(at)));
     (opens, others.looked_at + more)
 }
 

@@ -134,7 +134,9 @@ mod tests {
         }
         assert!(waiters.place_of(first, PriorityTier::Batch) < waiters.place_of(second, PriorityTier::Batch));
         assert!(waiters.place_of(third, PriorityTier::Batch) > waiters.place_of(second, PriorityTier::Batch));
-        assert!(waiters.place_of(third, PriorityTier::Critical) < waiters.place_of(first, PriorityTier::Batch));
+        assert!(
+            waiters.place_of(third, PriorityTier::Critical) < waiters.place_of(first, PriorityTier::Batch)
+        );
         waiters.forget(first);
         assert_eq!(waiters.waiting.values().map(BTreeMap::len).sum::<usize>(), 1);
         waiters.forget(second);

@@ -85,7 +85,8 @@ fn larger(
         return None;
     }
     // All that it asks for next to what its user holds, itself included.
-    let held = row.charge().map(|(_, charge)| charge.devices_milli.iter().map(|(_, milli)| *milli).sum::<u64>());
+    let held =
+        row.charge().map(|(_, charge)| charge.devices_milli.iter().map(|(_, milli)| *milli).sum::<u64>());
     let held_milli = held.unwrap_or(0);
     let more_milli = spec.device_milli().saturating_sub(held_milli);
     if state.user_devices_exceeded(&spec.tenant, state.creator(job), more_milli).is_some() {

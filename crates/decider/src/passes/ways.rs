@@ -120,8 +120,7 @@ impl Ways<'_, '_> {
     fn few_hosts(&self) -> Option<BTreeSet<NodeId>> {
         let Claimant { state, spec, .. } = *self.claimant;
         let rules = &state.policy().policy.preemption;
-        let evens_out =
-            state.policy().policy.queue_preemption(&spec.tenant) == QueuePreemption::FairShare;
+        let evens_out = state.policy().policy.queue_preemption(&spec.tenant) == QueuePreemption::FairShare;
         let takes_back = (rules.reclaim_borrowed || evens_out) && state.has_quotas();
         let tier = match self.means {
             Means::Move => Some(spec.tier),

@@ -694,8 +694,12 @@ mod tests {
     }
 
     fn submit(speculation: &mut Speculation, request: u128, app: &str, affinity: Vec<Affinity>) -> JobId {
-        let asks =
-            WorkerRequest { accelerators: Some(h100(1).into()), cpu_milli: 1_000, memory_bytes: 1 << 30, exclusive: false };
+        let asks = WorkerRequest {
+            accelerators: Some(h100(1).into()),
+            cpu_milli: 1_000,
+            memory_bytes: 1 << 30,
+            exclusive: false,
+        };
         let group = TaskGroup::new(name("main"), 1, vec!["run".to_string()], asks);
         let mut draft = JobDraft::new(name("job"), name("team"), vec![group]);
         draft.affinity = affinity;

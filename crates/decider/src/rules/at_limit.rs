@@ -182,7 +182,8 @@ const REFUSED: &str = "such work is refused (`limits.onLimit` is refuse)";
 
 fn refused_as_spent(tenant: &Name, spent: &SpentBudget) -> Refusal {
     let renews_at = spent.renews_at;
-    let text = format!("{}; {REFUSED}: submit it once the next window begins, at {renews_at}", spent_clause(spent));
+    let text =
+        format!("{}; {REFUSED}: submit it once the next window begins, at {renews_at}", spent_clause(spent));
     let most = match &spent.of {
         BudgetUse::Hours { budget, .. } => budget.hours,
         BudgetUse::Dollars { budget, .. } => budget.dollars,

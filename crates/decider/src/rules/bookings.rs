@@ -12,8 +12,8 @@ use muster_state::{FleetHoldRow, Phase, Side, State};
 use muster_types::policy::QuotaGrant;
 use muster_types::token::user_of;
 use muster_types::{
-    Booking, BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, HoldTarget, JobId, JobSpec,
-    LogTime, Name, NodeSpec, Refusal, RefusalCode, Violation, limits,
+    Booking, BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, HoldTarget, JobId,
+    JobSpec, LogTime, Name, NodeSpec, Refusal, RefusalCode, Violation, limits,
 };
 
 /// Behind every time.
@@ -554,8 +554,9 @@ impl BookingExcesses {
         let usage = state.quota_usage();
         let mut found = BTreeMap::new();
         for tenant in tenants {
-            let is_by_itself =
-                state.bookings().any(|(_, one)| one.spec.tenant.as_ref() == Some(tenant) && !one.by.is_operator);
+            let is_by_itself = state
+                .bookings()
+                .any(|(_, one)| one.spec.tenant.as_ref() == Some(tenant) && !one.by.is_operator);
             let mut excesses = Vec::new();
             for ((kind, region), booked_milli) in booked_milli(state, tenant, &[]) {
                 let stated = usage.nominal_of(&Side::Subtree(tenant.clone()), kind, region);

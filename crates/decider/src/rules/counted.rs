@@ -40,7 +40,9 @@ impl Counted {
 /// What a job needs at least of everything that is counted.
 pub(crate) fn needed(state: &State, spec: &JobSpec) -> Vec<(Counted, u64)> {
     let mut needed: Vec<(Counted, u64)> = Vec::new();
-    needed.extend(spec.licences.iter().map(|(name, count)| (Counted::Licence(name.clone()), u64::from(*count))));
+    needed.extend(
+        spec.licences.iter().map(|(name, count)| (Counted::Licence(name.clone()), u64::from(*count))),
+    );
     for limit in state.host_limits(&spec.tenant) {
         let least = state.host_asked(spec, limit.resource, fewest(spec));
         needed.push((Counted::Host(limit.tenant.clone(), limit.resource), least));

@@ -205,7 +205,12 @@ mod tests {
     /// One-worker jobs that take no device, as many on every host, and an open window of maintenance over all.
     fn full_fleet_under_maintenance(per_host: u64) -> Speculation {
         let mut speculation = fleet();
-        let request = WorkerRequest { accelerators: None, cpu_milli: 1_000 / per_host, memory_bytes: 1, exclusive: false };
+        let request = WorkerRequest {
+            accelerators: None,
+            cpu_milli: 1_000 / per_host,
+            memory_bytes: 1,
+            exclusive: false,
+        };
         let group = TaskGroup::new(name("main"), 1, alloc::vec!["run".to_string()], request);
         let job = JobDraft::new(name("job"), name("team"), alloc::vec![group]).check().expect("a job");
         let jobs = Submission::plain(alloc::vec![job; 30 * per_host as usize]);

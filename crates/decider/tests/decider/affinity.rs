@@ -547,7 +547,11 @@ fn a_gang_that_keeps_another_away_stops_for_it_where_it_could_stop_anyway() {
         pass(&mut speculation);
         let state = speculation.state();
         let is_stopping = |job: JobId| matches!(state.job(job).unwrap().phase, Phase::Stopping(_));
-        assert_eq!((is_stopping(keeper), is_stopping(beside)), (stops, false), "{tier:?}, {minimum_run_ms} ms");
+        assert_eq!(
+            (is_stopping(keeper), is_stopping(beside)),
+            (stops, false),
+            "{tier:?}, {minimum_run_ms} ms"
+        );
         assert_eq!(state.job(web).unwrap().promise.is_some(), stops);
         if stops {
             let on = *nodes_of(state, keeper).first().unwrap();

@@ -116,7 +116,8 @@ fn what_breaks_a_rule_is_refused_and_changes_nothing() {
         let target = HoldTarget::Part(region(&format!("r{number}")));
         set(&mut speculation, 100 + number as u128, target, Some(hold("a", None, false))).expect("it fits");
     }
-    let refused = set(&mut speculation, 99, eu, Some(hold("a", None, false))).expect_err("there are too many");
+    let refused =
+        set(&mut speculation, 99, eu, Some(hold("a", None, false))).expect_err("there are too many");
     assert_eq!(refused.code, RefusalCode::StateFull);
     commit(&mut speculation, &mut replica);
     // One that lasts until it is released ends in no other way.
@@ -134,7 +135,8 @@ fn maintenance_is_over_bookings_of_tenants_and_each_names_the_other() {
         shape: BookingShape::Nodes(vec![name("n1")]),
         ..upgrade(1, region("eu"), start).spec
     };
-    let order = BookingOrder { name: name("demo"), spec: of_tenant.clone(), ..upgrade(1, region("eu"), start) };
+    let order =
+        BookingOrder { name: name("demo"), spec: of_tenant.clone(), ..upgrade(1, region("eu"), start) };
     handle(&mut speculation, &Command::CreateBooking(Box::new(order))).expect("it fits");
     let met = |speculation: &Speculation, text: &str, spec: &BookingSpec| {
         let (state, kept) = (speculation.state(), speculation.kept_reservations());
@@ -224,8 +226,10 @@ impl World {
     fn check_cleared(&self) {
         let state = &self.replica;
         let drained = state.fleet_holds().filter(|(_, row)| row.hold.stops_work);
-        let empty: Vec<&FleetPart> =
-            drained.map(|(target, _)| target.part()).chain(state.open_parts().map(|(.., part)| part)).collect();
+        let empty: Vec<&FleetPart> = drained
+            .map(|(target, _)| target.part())
+            .chain(state.open_parts().map(|(.., part)| part))
+            .collect();
         for (node, row) in state.nodes().iter() {
             for job in state.gangs_on(*node).filter(|_| empty.iter().any(|part| part.covers(&row.spec))) {
                 let phase = &state.job(job).expect("it is known").phase;
@@ -343,7 +347,8 @@ fn nothing_starts_where_it_is_held_in_any_world() {
             }
         }
     }
-    for kind in ["fleet_hold_set", "fleet_hold_ended", "booking_opened", "gang_placed", "gang_stop_requested"] {
+    for kind in ["fleet_hold_set", "fleet_hold_ended", "booking_opened", "gang_placed", "gang_stop_requested"]
+    {
         assert!(made.contains_key(kind), "{kind} never came about: {made:?}");
     }
 }

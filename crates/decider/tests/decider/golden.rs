@@ -25,11 +25,11 @@ use muster_types::{
     AdmissionMode, AdmissionRule, Approval, ArrayId, ArraySpec, BookingAmount, BookingClearing, BookingEnd,
     BookingShape, BookingSpec, BookingTimes, CapacityFallback, CapacityRules, CertificateSerial,
     CheckpointRules, Control, Dependency, DependencyRule, DependencyScope, DeviceSet, ExitStatus,
-    FailureClass, FieldChange, FleetHold, FleetPart, GroupSize, HoldTarget, JobContract, JobId, JobMetadata, LabelTest, LaunchForm,
-    LogIndex, LogTime,
-    NodeAdmission, NodeBounds, NodeExpression, NodeId, NodeOverridesChange, NodeRequirements, NodeSpec,
-    NoticeRules, OverlapRule, Preflight, PriorityTier, Requester, RetryRules, Revocation, Schedule,
-    ScheduleKey, ScheduleTemplate, Submission, TokenGrant, TokenId, TokenRole,
+    FailureClass, FieldChange, FleetHold, FleetPart, GroupSize, HoldTarget, JobContract, JobId, JobMetadata,
+    LabelTest, LaunchForm, LogIndex, LogTime, NodeAdmission, NodeBounds, NodeExpression, NodeId,
+    NodeOverridesChange, NodeRequirements, NodeSpec, NoticeRules, OverlapRule, Preflight, PriorityTier,
+    Requester, RetryRules, Revocation, Schedule, ScheduleKey, ScheduleTemplate, Submission, TokenGrant,
+    TokenId, TokenRole,
 };
 
 use crate::support::{

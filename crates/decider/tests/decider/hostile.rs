@@ -13,8 +13,7 @@ use muster_types::policy::{PolicyDraft, PurchaseKind, TenantPolicy, TenantRights
 use muster_types::{
     ArrayId, ArraySpec, CapacityFallback, CapacityRules, ClusterId, Control, Dependency, DependencyRule,
     DependencyScope, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, GroupSize,
-    IndexRange,
-    JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeId, NodeOverrides,
+    IndexRange, JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeId, NodeOverrides,
     NodeRequirements, Parameters, PriorityTier, QueueKey, ReplicaId, Requester, limits,
 };
 
@@ -400,7 +399,9 @@ fn controlled(random: &mut Random, state: &State, job: JobId, request: RequestKe
             let soon = random.once_in(2).then(|| now.plus_ms(random.below(5_000)));
             let mut changes = vec![match random.below(11) {
                 6 => FieldChange::Nice(random.below(256) as u8 as i8),
-                7 => FieldChange::Front(random.once_in(8).then(|| LogIndex(state.log_index().0 + random.below(3)))),
+                7 => FieldChange::Front(
+                    random.once_in(8).then(|| LogIndex(state.log_index().0 + random.below(3))),
+                ),
                 8 => FieldChange::Groups(vec![GroupSize {
                     group: random.once_in(4).then(|| Name::literal("g1")),
                     workers: random.below(4) as u32,

@@ -70,7 +70,8 @@ fn a_job_goes_to_the_host_that_holds_its_image_and_an_explanation_shows_why() {
         assert_eq!(part.value_milli, 1_000);
         speculation.set_images(held_by(&[node]));
         schedule(&mut speculation, &mut Budget::new(1_000_000));
-        let placement = speculation.state().job(job).and_then(|row| row.placement.clone()).expect("it starts");
+        let placement =
+            speculation.state().job(job).and_then(|row| row.placement.clone()).expect("it starts");
         assert_eq!(placement.slots[0].node, NodeId(node));
         assert_eq!(plan.workers[0].node, NodeId(node), "the explanation says what is done");
     }

@@ -29,7 +29,8 @@ fn set_counts(speculation: &mut Speculation, n: u128, counts: Counts<'_>) {
         count: *count,
         region: region.map(name),
     };
-    let mut draft = PolicyDraft { resources: counts.iter().map(resource).collect(), ..PolicyDraft::default() };
+    let mut draft =
+        PolicyDraft { resources: counts.iter().map(resource).collect(), ..PolicyDraft::default() };
     draft.preemption.minimum_run_ms = 0;
     let command = Command::SetPolicy {
         request: request(n),
@@ -144,12 +145,17 @@ fn no_more_is_held_than_there_is() {
             }
             commit(&mut speculation, &mut state);
             for (licence, sum) in held(&state) {
-                let most = policy.resource_count(&licence).max(state.policy().policy.resource_count(&licence));
+                let most =
+                    policy.resource_count(&licence).max(state.policy().policy.resource_count(&licence));
                 let had = before.get(&licence).copied().unwrap_or(0);
-                assert!(sum <= most.max(had), "seed {seed}, step {step}: {sum} of {most} {licence}, {had} before");
+                assert!(
+                    sum <= most.max(had),
+                    "seed {seed}, step {step}: {sum} of {most} {licence}, {had} before"
+                );
                 assert_eq!(sum, state.licences_held(&licence), "seed {seed}, step {step}");
                 let waits = |(id, row): (&JobId, &muster_state::JobRow)| {
-                    row.is_in_line() && state.spec(*id).is_some_and(|spec| state.lacking_licence(spec).is_some())
+                    row.is_in_line()
+                        && state.spec(*id).is_some_and(|spec| state.lacking_licence(spec).is_some())
                 };
                 contested += u64::from(sum == most && state.jobs().iter().any(waits));
             }
@@ -305,7 +311,8 @@ fn a_tenant_and_those_below_it_have_no_more_cpus_and_memory_than_their_limit() {
         pass(&mut speculation, &mut state);
         assert!(!holds(&state, third));
         // The guard counts for itself.
-        let slots = state.job(other).and_then(|row| row.placement.clone()).expect("it is placed").slots.clone();
+        let slots =
+            state.job(other).and_then(|row| row.placement.clone()).expect("it is placed").slots.clone();
         let placed = Decision::GangPlaced { job: second, workers: slots[..2].to_vec() };
         assert_eq!(state.check(&placed), Err(GuardError::HostLimitExceeded));
         let placed = Decision::GangPlaced { job: third, workers: slots[..1].to_vec() };
@@ -374,14 +381,16 @@ fn limits_on_cpus_hold_whatever_is_asked() {
             match random.below(10) {
                 0..4 => {
                     let workers = 1 + random.below(6) as u32;
-                    let fewest = if random.once_in(2) { workers } else { 1 + random.below(workers.into()) as u32 };
+                    let fewest =
+                        if random.once_in(2) { workers } else { 1 + random.below(workers.into()) as u32 };
                     let mut group = group("main", workers, None);
                     group.workers_min = fewest;
                     let mut draft = job_draft("job", vec![group]);
                     draft.tenant = name(["lab", "team", "other"][random.below(3) as usize]);
                     draft.tier = PriorityTier::ALL[random.below(4) as usize];
                     draft.checkpoint_directory = random.once_in(2).then(|| "/checkpoints".to_owned());
-                    submit(&mut speculation, u128::from(step) + 10, draft.check().unwrap()).expect("it is taken");
+                    submit(&mut speculation, u128::from(step) + 10, draft.check().unwrap())
+                        .expect("it is taken");
                 }
                 4..7 => {
                     let active: Vec<JobId> = state.active().collect();

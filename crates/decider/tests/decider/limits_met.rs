@@ -320,7 +320,10 @@ fn submissions_with_jobs_of_a_tier_have_a_rate_of_their_tenant() {
     }
     let refused = world.submit(("lab", "bob"), 1, batch).unwrap_err();
     assert_eq!(refused.code, RefusalCode::Overloaded);
-    assert_eq!((fact(&refused, "limit"), fact(&refused, "limit_max")), ("tiers.batch.submissionsPerMinute", "2"));
+    assert_eq!(
+        (fact(&refused, "limit"), fact(&refused, "limit_max")),
+        ("tiers.batch.submissionsPerMinute", "2")
+    );
     world.submit(("lab", "bob"), 1, |draft| draft.tier = PriorityTier::Standard).unwrap();
     world.submit(("other", "bob"), 1, batch).unwrap();
     world.pass_time(30_000);

@@ -13,14 +13,16 @@ use muster_planner::Budget;
 use muster_state::{Phase, State};
 use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
 use muster_types::policy::{
-    CountedResource, Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope, OnLimit, Price, QueueOrder, QueuePreemption, SpendBudget,
+    CountedResource, OnLimit, Order, PolicyDraft, Price, QueueOrder, QueuePreemption, Quota, SpendBudget,
+    TenantPolicy, Window, WindowPurpose, WindowScope,
 };
 use muster_types::{
     AcceleratorChoice, Affinity, AffinityLevel, AffinityRule, AffinityTarget, ArrayId, ArraySpec,
     BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, Control, Dependency,
     DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FieldChange,
-    GroupSize, JobContract, JobDraft, JobId, JobMetadata, JobSpec, Level, LogTime, Name, NodeId, NodeOverridesChange,
-    NodeRequirements, NodeSpec, PriorityTier, RequestId, Requester, Segment, Spread, Submission, TaskGroup,
+    GroupSize, JobContract, JobDraft, JobId, JobMetadata, JobSpec, Level, LogTime, Name, NodeId,
+    NodeOverridesChange, NodeRequirements, NodeSpec, PriorityTier, RequestId, Requester, Segment, Spread,
+    Submission, TaskGroup,
 };
 
 use crate::random::Random;
@@ -469,7 +471,12 @@ impl Model {
             .map(|spec| {
                 let (contract, metadata) = (self.contract(&spec), self.metadata());
                 let array = self.array(&spec);
-                Submission { metadata, array, held: self.random.once_in(12), ..Submission::new(spec, contract) }
+                Submission {
+                    metadata,
+                    array,
+                    held: self.random.once_in(12),
+                    ..Submission::new(spec, contract)
+                }
             })
             .collect();
         let request = self.request();

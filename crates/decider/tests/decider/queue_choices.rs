@@ -6,12 +6,10 @@ use muster_decider::{Answer, Command, Speculation, explain_job, handle, schedule
 use muster_journal::RankUpdate;
 use muster_planner::{Budget, WaitReason};
 use muster_state::{Phase, State};
-use muster_types::policy::{
-    Order, PolicyDraft, QueueChoices, QueueOrder, QueuePreemption, TenantPolicy,
-};
+use muster_types::policy::{Order, PolicyDraft, QueueChoices, QueueOrder, QueuePreemption, TenantPolicy};
 use muster_types::{
-    ExitStatus, JobDraft, JobId, LogTime, NodeExpression, NodeRequirements, PriorityTier, Refusal, RefusalCode,
-    Requester, Submission,
+    ExitStatus, JobDraft, JobId, LogTime, NodeExpression, NodeRequirements, PriorityTier, Refusal,
+    RefusalCode, Requester, Submission,
 };
 
 use crate::random::Random;
@@ -198,7 +196,8 @@ fn strict_order_holds_in_every_world() {
     let mut blocked = 0;
     for seed in 0..60 {
         let mut random = Random::new(seed);
-        let queues = [("lab", strict()), ("below", QueueChoices::default()), ("other", QueueChoices::default())];
+        let queues =
+            [("lab", strict()), ("below", QueueChoices::default()), ("other", QueueChoices::default())];
         let mut policy = draft(&queues);
         policy.tenants.get_mut(&name("below")).unwrap().parent = Some(name("lab"));
         policy.order.fair_share = random.once_in(2);
@@ -233,8 +232,8 @@ fn strict_order_holds_in_every_world() {
                 }
                 blocked += 1;
                 let new = after.difference(&before);
-                let mut of_tenant =
-                    new.filter(|job| world.state.spec(**job).is_some_and(|spec| spec.tenant.as_str() == tenant));
+                let mut of_tenant = new
+                    .filter(|job| world.state.spec(**job).is_some_and(|spec| spec.tenant.as_str() == tenant));
                 assert_eq!(of_tenant.next(), None, "seed {seed}: {head:?} of {tenant} waits");
             }
             world.agents_report();
@@ -249,7 +248,8 @@ fn strict_order_holds_in_every_world() {
 fn nobody_starves_behind_a_job_that_is_never_placed() {
     for seed in 0..20 {
         let mut random = Random::new(seed);
-        let mut world = World::new(draft(&[("lab", strict()), ("other", QueueChoices::default())]), &["a", "a"]);
+        let mut world =
+            World::new(draft(&[("lab", strict()), ("other", QueueChoices::default())]), &["a", "a"]);
         // A whole host is never free.
         let holders = [world.submit("other", 5), world.submit("other", 5)];
         world.schedule();
@@ -288,7 +288,8 @@ fn nodes(pool: &str, isolated: bool) -> QueueChoices {
 fn tenants_run_on_their_nodes_and_keep_others_from_them() {
     for seed in 0..40 {
         let mut random = Random::new(seed);
-        let queues = [("lab", nodes("a", true)), ("shared", nodes("b", false)), ("other", QueueChoices::default())];
+        let queues =
+            [("lab", nodes("a", true)), ("shared", nodes("b", false)), ("other", QueueChoices::default())];
         let mut world = World::new(draft(&queues), &["a", "b", "c"]);
         let mut jobs = Vec::new();
         for _ in 0..50 {
@@ -324,7 +325,8 @@ fn tenants_run_on_their_nodes_and_keep_others_from_them() {
 
 #[test]
 fn a_job_without_a_node_of_its_tenant_is_refused_and_one_that_waits_names_them() {
-    let queues = [("lab", nodes("a", true)), ("none", nodes("nowhere", false)), ("other", QueueChoices::default())];
+    let queues =
+        [("lab", nodes("a", true)), ("none", nodes("nowhere", false)), ("other", QueueChoices::default())];
     let mut world = World::new(draft(&queues), &["a", "b"]);
     let refused = world.submit_as("none", 1, |_| {}).unwrap_err();
     assert_eq!(refused.code, RefusalCode::NeverFits, "{refused}");
@@ -334,7 +336,11 @@ fn a_job_without_a_node_of_its_tenant_is_refused_and_one_that_waits_names_them()
     assert!(world.is_placed(full) && !world.is_placed(waits), "the other host is not its tenant's");
     let now = world.speculation.now();
     let why = explain_job(&world.state, now, waits, &Default::default()).unwrap();
-    assert!(why.sentence.contains("jobs of tenant lab run on nodes of lab only (pool in (a)"), "{}", why.sentence);
+    assert!(
+        why.sentence.contains("jobs of tenant lab run on nodes of lab only (pool in (a)"),
+        "{}",
+        why.sentence
+    );
     // Without the choice it goes anywhere, and what runs stays.
     world.set_policy(draft(&[("lab", nodes("b", true)), ("other", QueueChoices::default())]));
     world.schedule();
@@ -394,7 +400,10 @@ fn shares_converge_and_nothing_goes_back_and_forth() {
         let held = world.held();
         for (tenant, part) in [("a", 4), ("b", 4), ("c", 8)] {
             let has = held.get(tenant).copied().unwrap_or(0);
-            assert!(has.abs_diff(part) <= 1, "seed {seed}: {tenant} holds {has} of its part of {part}: {held:?}");
+            assert!(
+                has.abs_diff(part) <= 1,
+                "seed {seed}: {tenant} holds {has} of its part of {part}: {held:?}"
+            );
         }
         let stopped = world.preemptions();
         assert!(stopped <= 16, "seed {seed}: {stopped} stops");
@@ -409,7 +418,8 @@ fn shares_converge_and_nothing_goes_back_and_forth() {
 
 #[test]
 fn without_the_choice_a_tenant_above_its_part_keeps_what_it_has() {
-    let mut world = World::new(draft(&[("a", QueueChoices::default()), ("b", QueueChoices::default())]), &["a"]);
+    let mut world =
+        World::new(draft(&[("a", QueueChoices::default()), ("b", QueueChoices::default())]), &["a"]);
     for _ in 0..10 {
         world.submit("a", 1);
     }

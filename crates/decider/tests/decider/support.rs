@@ -56,7 +56,12 @@ pub fn node_spec(node: &str, region: &str, cluster: &str, has: Option<Accelerato
 }
 
 pub fn group(group: &str, workers: u32, wants: Option<Accelerators>) -> TaskGroup {
-    let request = WorkerRequest { accelerators: wants.map(Into::into), cpu_milli: 1_000, memory_bytes: GIB, exclusive: false };
+    let request = WorkerRequest {
+        accelerators: wants.map(Into::into),
+        cpu_milli: 1_000,
+        memory_bytes: GIB,
+        exclusive: false,
+    };
     TaskGroup::new(name(group), workers, vec!["train".into()], request)
 }
 

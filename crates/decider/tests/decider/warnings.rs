@@ -5,7 +5,8 @@ use muster_decider::{
 };
 use muster_planner::Budget;
 use muster_types::policy::{
-    BackfillPolicy, Guarantee, NonPreemptible, PolicyDraft, Price, Quota, TenantPolicy, TenantRights, Window, WindowPurpose, WindowScope, QueueChoices, SpendBudget,
+    BackfillPolicy, Guarantee, NonPreemptible, PolicyDraft, Price, QueueChoices, Quota, SpendBudget,
+    TenantPolicy, TenantRights, Window, WindowPurpose, WindowScope,
 };
 use muster_types::{JobDraft, LogTime, NodeRequirements, PriorityTier, Submission};
 

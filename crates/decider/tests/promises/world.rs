@@ -110,8 +110,12 @@ impl JobPlan {
             choices: vec![AcceleratorChoice { kind: name(self.kind), throughput_milli: 1_000 }],
             amount: DeviceAmount::Whole(self.devices),
         };
-        let request =
-            WorkerRequest { accelerators: Some(wants), cpu_milli: self.cpu_milli, memory_bytes: GIB, exclusive: false };
+        let request = WorkerRequest {
+            accelerators: Some(wants),
+            cpu_milli: self.cpu_milli,
+            memory_bytes: GIB,
+            exclusive: false,
+        };
         let mut group = TaskGroup::new(name("main"), self.workers, vec!["train".into()], request);
         group.workers_min = self.workers_min;
         group.slice = self

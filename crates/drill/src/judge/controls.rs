@@ -11,8 +11,8 @@ use muster_journal::{Decision, WorkerSlot};
 use muster_types::policy::{Policy, QuotaGrant};
 use muster_types::token::token_of;
 use muster_types::{
-    ArrayId, BookingEnd, BookingSpec, Control, HoldTarget, JobId, JobSpec, LogTime, Name, NodeSpec, Requester,
-    ScheduleKey, ScheduleRun, TokenId,
+    ArrayId, BookingEnd, BookingSpec, Control, HoldTarget, JobId, JobSpec, LogTime, Name, NodeSpec,
+    Requester, ScheduleKey, ScheduleRun, TokenId,
 };
 
 use super::Rule;
@@ -338,7 +338,9 @@ impl Controls {
                 }
             }
             Decision::BookingEnded { name, cause } => self.end_window(name, *cause, now),
-            Decision::FleetHoldSet { target, hold: Some(_), .. } => _ = self.fleet_holds.insert(target.clone()),
+            Decision::FleetHoldSet { target, hold: Some(_), .. } => {
+                _ = self.fleet_holds.insert(target.clone())
+            }
             Decision::FleetHoldSet { target, hold: None, .. } | Decision::FleetHoldEnded { target } => {
                 self.fleet_holds.remove(target);
             }

@@ -338,7 +338,8 @@ impl Leases {
                 continue;
             }
             for place in 0..slots.len() {
-                let group = u32::try_from(place).ok().and_then(|place| spec.group_of_slot(place, slots.len()));
+                let group =
+                    u32::try_from(place).ok().and_then(|place| spec.group_of_slot(place, slots.len()));
                 let Some(group) = group else { continue };
                 sums.0 += group.request.cpu_milli;
                 sums.1 += group.request.memory_bytes;

@@ -7,9 +7,10 @@ use muster_drill::judge::{LogRound, Rule};
 use muster_journal::{Decision, Estimate, NodeLostCause, RequestKey, Round, WorkerSlot, encode_round};
 use muster_types::policy::{PolicyDraft, PurchaseKind, Quota, QuotaGrant, TenantPolicy};
 use muster_types::{
-    BookingClearing, BookingShape, BookingSpec, BookingTimes, CapacityFallback, CapacityRules, DeviceSet, FleetHold, FleetPart,
-    HoldTarget, HolderId, JobDraft, JobId, LogIndex, LogTime, Name, NodeId, OverlapRule, PurchaseSet, RequestId, Requester,
-    Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate, TokenGrant, TokenId, TokenRole,
+    BookingClearing, BookingShape, BookingSpec, BookingTimes, CapacityFallback, CapacityRules, DeviceSet,
+    FleetHold, FleetPart, HoldTarget, HolderId, JobDraft, JobId, LogIndex, LogTime, Name, NodeId,
+    OverlapRule, PurchaseSet, RequestId, Requester, Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate,
+    TokenGrant, TokenId, TokenRole,
 };
 
 use std::collections::BTreeSet;

@@ -63,8 +63,12 @@ pub fn h100(count: u16) -> Accelerators {
 }
 
 pub fn job(text: &str, tenant: &str, wants: Option<Accelerators>) -> JobSpec {
-    let request =
-        WorkerRequest { accelerators: wants.map(Into::into), cpu_milli: 100, memory_bytes: 1 << 20, exclusive: false };
+    let request = WorkerRequest {
+        accelerators: wants.map(Into::into),
+        cpu_milli: 100,
+        memory_bytes: 1 << 20,
+        exclusive: false,
+    };
     let group = TaskGroup::new(name("main"), 1, vec!["true".into()], request);
     JobDraft::new(name(text), name(tenant), vec![group]).check().expect("a job")
 }

@@ -13,16 +13,20 @@ use muster_types::health::{
 };
 use muster_types::job::ArrayMember;
 use muster_types::policy::{
-    AcceleratorBudget, CountedResource, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent, NotificationProgress, OwnRole, OwnedCost, Policy, PolicyDraft, Price, PurchaseKind, QuotaGrant, Receiver, TenantLimits, TenantPolicy, TenantRights, UserLimits, Verb, OnLimit, QueueChoices, QueueOrder, QueuePreemption, SpendBudget,
+    AcceleratorBudget, CountedResource, Guarantee, JobLimits, NonPreemptible, NotificationBody,
+    NotificationEvent, NotificationProgress, OnLimit, OwnRole, OwnedCost, Policy, PolicyDraft, Price,
+    PurchaseKind, QueueChoices, QueueOrder, QueuePreemption, QuotaGrant, Receiver, SpendBudget, TenantLimits,
+    TenantPolicy, TenantRights, UserLimits, Verb,
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Affinity,
     AffinityLevel, AffinityRule, AffinityTarget, Approval, ArrayId, ArraySpec, ArtifactFault, ArtifactRules,
     Artifacts, BlobDigest, BookingAmount, BookingClearing, BookingEnd, BookingRule, BookingShape,
     BookingSpec, BookingTimes, CapacityFallback, CapacityRules, CertificateSerial, CheckpointRules,
-    ClusterId, CommandShell, Container, Control, CpuBinding, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet,
-    ExitStatus, FailureClass, FencingToken, FieldChange, FleetHold, FleetPart, ForeignLoad, GroupSize, HoldTarget,
-    HolderId, HostRules, IndexRange, JobContract, JobDraft, JobId, JobMetadata, JobNotification, JobSpec, LabelTest, LaunchForm, Level, ListedWindows, LogIndex, LogTime,
+    ClusterId, CommandShell, Container, Control, CpuBinding, Dependency, DependencyRule, DependencyScope,
+    DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange, FleetHold, FleetPart,
+    ForeignLoad, GroupSize, HoldTarget, HolderId, HostRules, IndexRange, JobContract, JobDraft, JobId,
+    JobMetadata, JobNotification, JobSpec, LabelTest, LaunchForm, Level, ListedWindows, LogIndex, LogTime,
     Mount, Name, NodeAdmission, NodeBounds, NodeDraft, NodeExpression, NodeId, NodeOverrides,
     NodeRequirements, NodeSpec, NoticeRules, OverlapRule, Parameters, Preflight, PriorityTier, PullRule,
     PurchaseSet, QueueKey, ReplicaId, RequestId, Requester, RetryRules, Revocation, Schedule, ScheduleKey,
@@ -867,7 +871,8 @@ fn policy() -> impl Strategy<Value = Policy> {
                 let window_ms = 86_400_000;
                 hours.map(|hours| AcceleratorBudget { hours: hours.max(1), window_ms })
             };
-            let spend = |dollars: Option<u32>| dollars.map(|dollars| SpendBudget { dollars, window_ms: 3_600_000 });
+            let spend =
+                |dollars: Option<u32>| dollars.map(|dollars| SpendBudget { dollars, window_ms: 3_600_000 });
             let on_limit = placed.map(|jobs| if jobs % 2 == 0 { OnLimit::Hold } else { OnLimit::Refuse });
             let user = UserLimits {
                 pending_jobs: waiting,
@@ -918,7 +923,8 @@ fn policy() -> impl Strategy<Value = Policy> {
                 roles,
                 ..PolicyDraft::default()
             };
-            let resource = |name: &Name| CountedResource { name: name.clone(), count: 7, region: Some(name.clone()) };
+            let resource =
+                |name: &Name| CountedResource { name: name.clone(), count: 7, region: Some(name.clone()) };
             draft.resources = draft.tenants.keys().map(resource).collect();
             draft.backfill.end_overrunners = end_overrunners;
             draft.preemption.backoff_ms = backoff_ms;

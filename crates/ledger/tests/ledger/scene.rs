@@ -117,8 +117,7 @@ impl Scene {
 
     pub fn submit_all(&mut self, draft: JobDraft, contract: JobContract, array: Option<ArraySpec>) -> JobId {
         let spec = draft.check().unwrap();
-        let jobs =
-            vec![Submission { array, ..Submission::new(spec, contract) }].into();
+        let jobs = vec![Submission { array, ..Submission::new(spec, contract) }].into();
         let request = self.request();
         match self.run(&Command::submit(request, jobs)) {
             Answer::Submitted { jobs, .. } if !jobs.is_empty() => jobs[0],

@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 
 use muster_wire::closed::{ClosedSet, word};
 use muster_wire::time::{Duration, Timestamp};
+use muster_wire::v1;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_saphyr::Spanned;

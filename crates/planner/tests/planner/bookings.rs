@@ -61,8 +61,7 @@ fn the_first_start_is_when_nodes_are_open_to_a_gang() {
     let (fleet, _, spec) = fleet();
     let (booking, all) = (name("demo"), ["n1", "n2", "n3"].map(name));
     let cause = ClosureCause::Booking(&booking);
-    let closed =
-        |from, until| Closure { cause, from, until, nodes: &all, part: None, is_outside: false };
+    let closed = |from, until| Closure { cause, from, until, nodes: &all, part: None, is_outside: false };
     let hour = |hours: u64| fleet.time.plus_ms(hours * HOUR_MS);
     assert_eq!(starts(&fleet, &spec, &[]), Some(hour(0)));
     assert_eq!(starts(&fleet, &spec, &[closed(hour(0), hour(3))]), Some(hour(3)));

@@ -45,7 +45,13 @@ fn holding<'a>(fleet: &'a Fleet, nodes: &[NodeId]) -> AffinityTerm<'a> {
     let level = AffinityLevel::Host;
     let specs = nodes.iter().map(|node| &fleet.state.node(*node).expect("it is there").spec);
     let domains: BTreeSet<_> = specs.map(|spec| level.domain(spec)).collect();
-    AffinityTerm { text: "its image".to_owned(), level, rule: AffinityRule::Together, weight: Some(40), domains }
+    AffinityTerm {
+        text: "its image".to_owned(),
+        level,
+        rule: AffinityRule::Together,
+        weight: Some(40),
+        domains,
+    }
 }
 
 fn planned(fleet: &Fleet, spec: &JobSpec, on: &[NodeId]) -> Plan {

@@ -14,8 +14,8 @@ use core::ops::{Bound, Deref};
 use muster_types::policy::Policy;
 use muster_types::tpu::PodPosition;
 use muster_types::{
-    ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name,
-    NextRun, NodeId, NodeSpec, PriorityTier, QueueKey, QueueRank, RequestId, ScheduleKey,
+    ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NextRun, NodeId, NodeSpec,
+    PriorityTier, QueueKey, QueueRank, RequestId, ScheduleKey,
 };
 
 use crate::free::FreeKey;
@@ -560,7 +560,11 @@ impl Indexes {
         let first = self.first_with_class(group);
         self.waiting.insert((group, id), spec.facts.class);
         if first.is_none_or(|(first, _)| id < first) {
-            self.change_lane(spec, first.map(|(job, class)| (QueuePosition { rank, turn, job }, class)), Some(own));
+            self.change_lane(
+                spec,
+                first.map(|(job, class)| (QueuePosition { rank, turn, job }, class)),
+                Some(own),
+            );
         }
     }
 
@@ -574,7 +578,8 @@ impl Indexes {
         let first = self.first_waiting(group);
         assert!(self.waiting.remove(&(group, id)), "a pending job is known to its submission group");
         if first == Some(id) {
-            let next = self.first_with_class(group).map(|(job, class)| (QueuePosition { rank, turn, job }, class));
+            let next =
+                self.first_with_class(group).map(|(job, class)| (QueuePosition { rank, turn, job }, class));
             self.change_lane(spec, Some(own), next);
         }
     }

@@ -187,7 +187,11 @@ mod tests {
         row.start(part("h100", Some(PurchaseKind::Spot), 2_000));
         row.start(part("a100", None, 8_000));
         let spot = 100 * 2_000 * 500_000;
-        assert_eq!(row.used_at(LogTime(10_300), &prices), 100 * 1_000 * 2_000_000 + spot, "a100 has no price");
+        assert_eq!(
+            row.used_at(LogTime(10_300), &prices),
+            100 * 1_000 * 2_000_000 + spot,
+            "a100 has no price"
+        );
         assert!(row.is_sound());
     }
 
@@ -211,7 +215,10 @@ mod tests {
     fn a_charge_is_split_by_how_its_nodes_were_bought() {
         let charge = Charge {
             devices_milli: vec![(name("a100"), 2_000), (name("h100"), 8_000)],
-            bought_milli: vec![(name("h100"), PurchaseKind::Owned, 3_000), (name("h100"), PurchaseKind::Spot, 1_000)],
+            bought_milli: vec![
+                (name("h100"), PurchaseKind::Owned, 3_000),
+                (name("h100"), PurchaseKind::Spot, 1_000),
+            ],
             ..Charge::default()
         };
         let parts = SpendPart::of(&name("eu"), &charge);

@@ -5,7 +5,8 @@ use muster_state::{BURST_GAP_MS, BurstKey, GuardError, State};
 use muster_types::policy::{PolicyDraft, TenantRights, UNLISTED_TENANT};
 use muster_types::{
     Accelerators, Affinity, AffinityLevel, AffinityRule, AffinityTarget, ClusterId, JobDraft, JobId, JobSpec,
-    Leadership, LogTime, Name, Parameters, QueueKey, ReplicaId, RequestId, Requester, TaskGroup, WorkerRequest,
+    Leadership, LogTime, Name, Parameters, QueueKey, ReplicaId, RequestId, Requester, TaskGroup,
+    WorkerRequest,
 };
 
 const NOW: u64 = 1_790_000_000_000;
@@ -151,7 +152,11 @@ fn jobs_that_take_turns_in_what_they_have_to_be_with_join_their_like() {
     let a = submit(&mut state, NOW, &[(with("s1", "a"), None, 1)]).unwrap()[0];
     assert_eq!((open(&state, "a"), open(&state, "b")), (Some(a), None));
     let b = submit(&mut state, NOW, &[(with("s2", "b"), None, 1)]).unwrap()[0];
-    assert_eq!((open(&state, "a"), open(&state, "b")), (Some(a), Some(b)), "the last group is not the only one");
+    assert_eq!(
+        (open(&state, "a"), open(&state, "b")),
+        (Some(a), Some(b)),
+        "the last group is not the only one"
+    );
 }
 
 #[test]

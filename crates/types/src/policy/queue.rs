@@ -314,21 +314,19 @@ mod tests {
         draft.tenants.insert(name("same"), tenant(None, partition(false)));
         draft.tenants.insert(name("other"), tenant(None, QueueChoices::default()));
         let policy = draft.check().expect("it breaks no rule");
-        let node = |pool: &str| {
-            NodeDraft {
-                name: name("n1"),
-                region: name("eu"),
-                cluster: name("c1"),
-                block: name("b1"),
-                rack: name("r1"),
-                address: String::from("n1"),
-                accelerators: None,
-                cpu_milli: 1_000,
-                memory_bytes: 1 << 30,
-                labels: [(name("pool"), String::from(pool))].into(),
-                taints: BTreeSet::new(),
-                pod: None,
-            }
+        let node = |pool: &str| NodeDraft {
+            name: name("n1"),
+            region: name("eu"),
+            cluster: name("c1"),
+            block: name("b1"),
+            rack: name("r1"),
+            address: String::from("n1"),
+            accelerators: None,
+            cpu_milli: 1_000,
+            memory_bytes: 1 << 30,
+            labels: [(name("pool"), String::from(pool))].into(),
+            taints: BTreeSet::new(),
+            pod: None,
         };
         let open = |pool: &str| -> Vec<&str> {
             let node = node(pool);

@@ -20,8 +20,12 @@ fn group_workers() -> u32 {
 }
 
 fn group(text: &str) -> TaskGroup {
-    let request =
-        WorkerRequest { accelerators: accelerators(8).map(Into::into), cpu_milli: 1, memory_bytes: 1, exclusive: false };
+    let request = WorkerRequest {
+        accelerators: accelerators(8).map(Into::into),
+        cpu_milli: 1,
+        memory_bytes: 1,
+        exclusive: false,
+    };
     TaskGroup::new(name(text), group_workers(), vec!["train".into()], request)
 }
 

@@ -77,11 +77,7 @@ fn rule(message: v1::BookingRule, found: &mut Found) -> Option<ListedWindows> {
     Some(ListedWindows::new(BookingRule { weekdays: weekdays?, minute: minute?, zone: message.zone }))
 }
 
-fn shape(
-    message: Option<v1::BookingShape>,
-    is_maintenance: bool,
-    found: &mut Found,
-) -> Option<BookingShape> {
+fn shape(message: Option<v1::BookingShape>, is_maintenance: bool, found: &mut Found) -> Option<BookingShape> {
     let at = |field: &str| below("spec.shape", field);
     let message = message.unwrap_or_default();
     let given = [!message.nodes.is_empty(), message.hosts > 0, message.devices > 0];

@@ -72,8 +72,11 @@ pub fn changes_from_proto(
         nice: if has("spec.nice") { given.nice } else { 0 },
         ..v1::JobSpec::default()
     };
-    let sizes =
-        if has("spec.groups") { group_sizes("job.spec.groups", &given.groups, &mut found) } else { Vec::new() };
+    let sizes = if has("spec.groups") {
+        group_sizes("job.spec.groups", &given.groups, &mut found)
+    } else {
+        Vec::new()
+    };
     let tenant = if has("tenant") { std::mem::take(&mut job.tenant) } else { String::new() };
     if has("tenant") && tenant.is_empty() {
         found.push(Violation::new("job.tenant", "must be given"));

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use muster_types::policy::NotificationEvent;
 use muster_types::{
-    ArtifactRules, BlobDigest, CheckpointRules, CommandShell, CpuBinding, FailureClass, HostRules, JobContract,
-    JobNotification, NoticeRules, RetryRules, TraceParent, Ulimits, Violation, fleet::checked_name,
+    ArtifactRules, BlobDigest, CheckpointRules, CommandShell, CpuBinding, FailureClass, HostRules,
+    JobContract, JobNotification, NoticeRules, RetryRules, TraceParent, Ulimits, Violation,
+    fleet::checked_name,
 };
 
 use super::{Found, below, bound, one_of, span};

@@ -78,12 +78,15 @@ mod tests {
 
     #[test]
     fn what_is_held_goes_there_and_back() {
-        for message in [target("eu", "", ""), target("", "c1", ""), target("eu", "c1", ""), target("", "", "lab")]
+        for message in
+            [target("eu", "", ""), target("", "c1", ""), target("eu", "c1", ""), target("", "", "lab")]
         {
             let read = hold_target_from_proto(Some(message.clone())).expect("it is whole");
             assert_eq!(hold_target_to_proto(&read), message);
         }
-        for wrong in [None, Some(target("", "", "")), Some(target("eu", "", "lab")), Some(target("E U", "", ""))] {
+        for wrong in
+            [None, Some(target("", "", "")), Some(target("eu", "", "lab")), Some(target("E U", "", ""))]
+        {
             assert!(hold_target_from_proto(wrong.clone()).is_err(), "{wrong:?}");
         }
     }

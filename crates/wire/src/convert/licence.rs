@@ -87,11 +87,8 @@ mod tests {
 
     #[test]
     fn a_resource_has_a_name_and_a_count() {
-        let message = v1::CountedResource {
-            name: "matlab".to_owned(),
-            count: Some(40),
-            region: "eu".to_owned(),
-        };
+        let message =
+            v1::CountedResource { name: "matlab".to_owned(), count: Some(40), region: "eu".to_owned() };
         let mut found = Found::default();
         let read = resources("resources", vec![message.clone()], &mut found);
         assert_eq!(read.iter().map(resource_to_proto).collect::<Vec<_>>(), [message]);

@@ -50,8 +50,8 @@ pub use booking::{booking_spec_from_proto, booking_spec_to_proto, booking_to_pro
 pub use change::{changes_from_proto, throttle_from_proto};
 pub use container::{container_to_proto, launched_container};
 pub use contract::{
-    artifacts_from_proto, artifacts_to_proto, host_rules_from_proto, host_rules_to_proto, notice_to_proto, ulimits_from_proto, ulimits_to_proto,
-    workdir_from_proto, workdir_to_proto,
+    artifacts_from_proto, artifacts_to_proto, host_rules_from_proto, host_rules_to_proto, notice_to_proto,
+    ulimits_from_proto, ulimits_to_proto, workdir_from_proto, workdir_to_proto,
 };
 pub use demand::{accelerator_request_from_proto, accelerator_request_to_proto};
 pub use feature::{features_from_proto, features_to_proto};

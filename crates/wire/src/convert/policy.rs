@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use muster_types::policy::{
-    self, AcceleratorBudget, BackfillPolicy, Dataset, Guarantee, JobLimits, NotificationBody,
-    OrderPolicy, OwnRole, OwnedCost, POLICY_PARTS_MAX, PlacementWeights, Policy,
-    PolicyDraft, PolicyPart, PolicyUpdate, PreemptionPolicy, Price, PurchaseKind, QueueChoices, Quota,
-    Receiver, SpendBudget, TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Verb, Window, WindowPurpose, WindowScope,
+    self, AcceleratorBudget, BackfillPolicy, Dataset, Guarantee, JobLimits, NotificationBody, OrderPolicy,
+    OwnRole, OwnedCost, POLICY_PARTS_MAX, PlacementWeights, Policy, PolicyDraft, PolicyPart, PolicyUpdate,
+    PreemptionPolicy, Price, PurchaseKind, QueueChoices, Quota, Receiver, SpendBudget, TenantLimits,
+    TenantPolicy, TenantRights, Transfer, UserLimits, Verb, Window, WindowPurpose, WindowScope,
 };
 use muster_types::{Name, PriorityTier, TokenRole, Violation, fleet::checked_name, limits};
 
@@ -270,27 +270,17 @@ fn tenant_limits(at: &str, message: Option<v1::TenantLimits>, found: &mut Found)
             pending_jobs: user.pending_jobs,
             unfinished_jobs: user.unfinished_jobs,
             running_jobs: user.running_jobs,
-            accelerator_hours: budget(
-                &below(at, "user.accelerator_hours"),
-                user.accelerator_hours,
-                found,
-            ),
+            accelerator_hours: budget(&below(at, "user.accelerator_hours"), user.accelerator_hours, found),
             submissions_per_minute: user.submissions_per_minute,
             spend: spend(&below(at, "user.spend"), user.spend, found),
             devices: user.devices,
         }),
         job: job_limits(&below(at, "job"), limits.job, found),
-        accelerator_hours: budget(
-            &below(at, "accelerator_hours"),
-            limits.accelerator_hours,
-            found,
-        ),
+        accelerator_hours: budget(&below(at, "accelerator_hours"), limits.accelerator_hours, found),
         cpu_milli: limits.cpu_milli,
         memory_bytes: limits.memory_bytes,
         spend: spend(&below(at, "spend"), limits.spend, found),
-        on_limit: found
-            .take(value_from_proto(&below(at, "on_limit"), limits.on_limit))
-            .flatten(),
+        on_limit: found.take(value_from_proto(&below(at, "on_limit"), limits.on_limit)).flatten(),
     }
 }
 

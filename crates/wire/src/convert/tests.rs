@@ -6,10 +6,11 @@ mod policy;
 use std::collections::{BTreeMap, HashMap};
 
 use muster_types::policy::{
-    AcceleratorBudget, BackfillPolicy, CountedResource, Dataset, Guarantee, InterruptionRate, JobLimits, NonPreemptible, OnLimit, QueueChoices, QueueOrder, QueuePreemption, SpendBudget,
-    NotificationBody, NotificationEvent, Order, OrderPolicy, OwnRole, OwnedCost, PlacementWeights, Policy,
-    PolicyDraft, PreemptionPolicy, Price, PurchaseKind, Quota, Receiver, TenantLimits, TenantPolicy,
-    TenantRights, Transfer, UserLimits, Verb, Window, WindowPurpose, WindowScope,
+    AcceleratorBudget, BackfillPolicy, CountedResource, Dataset, Guarantee, InterruptionRate, JobLimits,
+    NonPreemptible, NotificationBody, NotificationEvent, OnLimit, Order, OrderPolicy, OwnRole, OwnedCost,
+    PlacementWeights, Policy, PolicyDraft, PreemptionPolicy, Price, PurchaseKind, QueueChoices, QueueOrder,
+    QueuePreemption, Quota, Receiver, SpendBudget, TenantLimits, TenantPolicy, TenantRights, Transfer,
+    UserLimits, Verb, Window, WindowPurpose, WindowScope,
 };
 use muster_types::tpu::{Generation, PodPosition, SliceRequest, SliceShape, legal_shapes};
 use muster_types::{

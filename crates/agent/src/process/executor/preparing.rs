@@ -81,7 +81,11 @@ impl ProcessExecutor {
     }
 
     /// Has the files of a worker fetched, where its job has some.
-    pub(super) async fn files_of(&self, placement: &Placement, spec: &TaskSpec) -> Result<Option<Staged>, String> {
+    pub(super) async fn files_of(
+        &self,
+        placement: &Placement,
+        spec: &TaskSpec,
+    ) -> Result<Option<Staged>, String> {
         let Some(digest) = placement.workdir else { return Ok(None) };
         let settings = &self.shared.settings;
         let bounds = (spec.isolation.user, spec.disk_bytes_max);

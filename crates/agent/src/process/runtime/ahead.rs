@@ -148,8 +148,7 @@ pub(crate) async fn serve(images: Option<(Arc<Images>, ImageReports)>, lines: Im
     let ImageLines { mut lines, mut wanted } = lines;
     let (held, stages, fetching) = (None, BTreeMap::new(), BTreeMap::new());
     let changed = Arc::new(Notify::new());
-    let mut speaker =
-        Speaker { images, line: None, held, stages, fetching, changed: Arc::clone(&changed) };
+    let mut speaker = Speaker { images, line: None, held, stages, fetching, changed: Arc::clone(&changed) };
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {

@@ -196,7 +196,8 @@ impl Runtime for Apptainer {
             }
         };
         let larger = || {
-            let said = format!("its files are more than the {bytes_max} bytes of images.size_max of this host");
+            let said =
+                format!("its files are more than the {bytes_max} bytes of images.size_max of this host");
             Err(ImageError::unusable(said))
         };
         tokio::select! {
@@ -261,7 +262,8 @@ fn json_objects(list: &str) -> Vec<String> {
 /// The configuration of an image, where an object is one: it has at least one of its fields.
 fn config_in(object: &[u8]) -> Option<ImageConfig> {
     let fields: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(object).ok()?;
-    let is_config = ["Entrypoint", "Cmd", "Env", "WorkingDir"].iter().any(|field| fields.contains_key(*field));
+    let is_config =
+        ["Entrypoint", "Cmd", "Env", "WorkingDir"].iter().any(|field| fields.contains_key(*field));
     is_config.then(|| serde_json::from_slice(object).ok()).flatten()
 }
 

@@ -621,7 +621,8 @@ mod tests {
     }
 
     fn store(registry: &Registry, directory: &Path, max: u64) -> ImageStore<Registry> {
-        ImageStore::open(registry.clone(), none(), directory.join("images"), max, Duration::from_secs(60)).unwrap()
+        ImageStore::open(registry.clone(), none(), directory.join("images"), max, Duration::from_secs(60))
+            .unwrap()
     }
 
     #[tokio::test]
@@ -631,24 +632,32 @@ mod tests {
         *registry.unreachable.lock() = 2;
         let mut store = store(&registry, directory.path(), 1 << 30);
         store.pull_again = Duration::from_millis(1);
-        let never =
-            store.prepare("research", &container("localhost/a:1", PullRule::Never), &|_| ()).await.unwrap_err();
+        let never = store
+            .prepare("research", &container("localhost/a:1", PullRule::Never), &|_| ())
+            .await
+            .unwrap_err();
         assert_eq!(never.fault(), ImageFault::NotHere);
-        let first = store.prepare("research", &container("localhost/a:1", PullRule::Missing), &|_| ()).await.unwrap();
-        let second = store.prepare("research", &container("localhost/a:1", PullRule::Never), &|_| ()).await.unwrap();
+        let first =
+            store.prepare("research", &container("localhost/a:1", PullRule::Missing), &|_| ()).await.unwrap();
+        let second =
+            store.prepare("research", &container("localhost/a:1", PullRule::Never), &|_| ()).await.unwrap();
         assert_eq!(first.directory, second.directory);
         assert!(first.directory.join(ROOT).is_dir());
         let pull = "pull localhost/a:1";
         assert_eq!(*registry.log.lock(), [pull, pull, pull, "unpack"]);
         store.prepare("research", &container("localhost/a:1", PullRule::Always), &|_| ()).await.unwrap();
         assert_eq!(registry.log.lock().len(), 5);
-        let unknown =
-            store.prepare("research", &container("localhost/b:1", PullRule::Missing), &|_| ()).await.unwrap_err();
+        let unknown = store
+            .prepare("research", &container("localhost/b:1", PullRule::Missing), &|_| ())
+            .await
+            .unwrap_err();
         assert_eq!(unknown.fault(), ImageFault::NotFound);
         *registry.unreachable.lock() = u32::MAX;
         store.time = Duration::from_millis(50);
-        let late =
-            store.prepare("research", &container("localhost/b:1", PullRule::Missing), &|_| ()).await.unwrap_err();
+        let late = store
+            .prepare("research", &container("localhost/b:1", PullRule::Missing), &|_| ())
+            .await
+            .unwrap_err();
         assert_eq!(late.fault(), ImageFault::TimedOut);
         assert!(late.to_string().starts_with("IMAGE_TIMED_OUT: localhost/b:1"), "{late}");
     }
@@ -701,8 +710,10 @@ mod tests {
         registry.silent.lock().push("localhost/a:1".to_owned());
         let store = store(&registry, directory.path(), 1 << 30);
         let image = container("localhost/a:1", PullRule::Missing);
-        let (mut one, mut two) =
-            (Box::pin(store.prepare("one", &image, &|_| ())), Box::pin(store.prepare("two", &image, &|_| ())));
+        let (mut one, mut two) = (
+            Box::pin(store.prepare("one", &image, &|_| ())),
+            Box::pin(store.prepare("two", &image, &|_| ())),
+        );
         let both = async { tokio::join!(&mut one, &mut two) };
         let begun = async {
             while registry.log.lock().len() < 2 {
@@ -728,8 +739,10 @@ mod tests {
         let (registry, directory) = (Registry::default(), tempfile::tempdir().unwrap());
         registry.has.lock().push("localhost/a:1".to_owned());
         let store = store(&registry, directory.path(), 1_000);
-        let large =
-            store.prepare("research", &container("localhost/a:1", PullRule::Missing), &|_| ()).await.unwrap_err();
+        let large = store
+            .prepare("research", &container("localhost/a:1", PullRule::Missing), &|_| ())
+            .await
+            .unwrap_err();
         assert_eq!(large.fault(), ImageFault::Unusable);
         assert_eq!(fs::read_dir(directory.path().join("images")).unwrap().count(), 0);
         assert!(registry.local.lock().is_empty());
@@ -749,12 +762,15 @@ mod tests {
         }
         // For one of them.
         let store = store(&registry, directory.path(), 6_000);
-        let first = store.prepare("research", &container("localhost/a:1", PullRule::Missing), &|_| ()).await.unwrap();
-        let second = store.prepare("research", &container("localhost/b:1", PullRule::Missing), &|_| ()).await.unwrap();
+        let first =
+            store.prepare("research", &container("localhost/a:1", PullRule::Missing), &|_| ()).await.unwrap();
+        let second =
+            store.prepare("research", &container("localhost/b:1", PullRule::Missing), &|_| ()).await.unwrap();
         assert!(first.directory.is_dir() && second.directory.is_dir());
         let gone = second.directory.clone();
         drop(second);
-        let third = store.prepare("research", &container("localhost/c:1", PullRule::Missing), &|_| ()).await.unwrap();
+        let third =
+            store.prepare("research", &container("localhost/c:1", PullRule::Missing), &|_| ()).await.unwrap();
         assert!(first.directory.is_dir() && !gone.exists() && third.directory.is_dir());
         assert_eq!(registry.local.lock().len(), 2);
         let left = directory.path().join("images").join(format!("{UNFINISHED}x"));

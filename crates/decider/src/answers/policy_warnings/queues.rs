@@ -14,7 +14,9 @@ pub(super) fn look_at(look: &mut Look<'_>) {
         let field = format!("tenants.{tenant}.queue.nodes");
         let mut matching = state.nodes().iter().filter(|(_, row)| nodes.allows(&row.spec)).peekable();
         if matching.peek().is_none() {
-            let text = format!("no node is one that jobs of tenant {tenant} run on ({nodes}): none of them is placed");
+            let text = format!(
+                "no node is one that jobs of tenant {tenant} run on ({nodes}): none of them is placed"
+            );
             look.warn(PolicyWarningCode::TenantWithoutNodes, field, text);
             continue;
         }
@@ -42,6 +44,7 @@ pub(super) fn spends(look: &mut Look<'_>) {
         Some(format!("tenants.{name}.limits.{field}"))
     };
     let Some(field) = look.policy.tenants.iter().find_map(stated) else { return };
-    let text = "the policy states no prices, so that nothing is spent and the budget in dollars never used up";
+    let text =
+        "the policy states no prices, so that nothing is spent and the budget in dollars never used up";
     look.warn(PolicyWarningCode::SpendWithoutPrices, field, text);
 }

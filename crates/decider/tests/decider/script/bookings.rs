@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 
 use muster_decider::{BookingOrder, Command, FleetHoldOrder, plan_booking};
 use muster_types::{
-    BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, FleetHold, FleetPart, HoldTarget,
-    LogTime, Name, Requester,
+    BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, FleetHold, FleetPart,
+    HoldTarget, LogTime, Name, Requester,
 };
 
 use super::{World, duration_ms};
@@ -34,10 +34,9 @@ impl World {
             None if words.iter().any(|word| word.starts_with("nodes=")) => {
                 BookingShape::Nodes(list("nodes="))
             }
-            None => BookingShape::Part(FleetPart {
-                region: of_place("region="),
-                cluster: of_place("cluster="),
-            }),
+            None => {
+                BookingShape::Part(FleetPart { region: of_place("region="), cluster: of_place("cluster=") })
+            }
             Some(amount) => BookingShape::Chosen {
                 amount,
                 kind: of_place("type="),
@@ -106,10 +105,9 @@ impl World {
         let of_place = |prefix: &str| self.number(words, prefix).map(name);
         let target = match of_place("tenant=") {
             Some(tenant) => HoldTarget::Tenant(tenant),
-            None => HoldTarget::Part(FleetPart {
-                region: of_place("region="),
-                cluster: of_place("cluster="),
-            }),
+            None => {
+                HoldTarget::Part(FleetPart { region: of_place("region="), cluster: of_place("cluster=") })
+            }
         };
         let hold = (verb == "hold-place").then(|| FleetHold {
             reason: self.number(words, "reason=").unwrap_or_default().to_owned(),

@@ -1,10 +1,12 @@
 //! Policies, in words.
 
 use muster_decider::Command;
-use muster_types::{NodeRequirements, PriorityTier};
 use muster_types::policy::{
-    AcceleratorBudget, CountedResource, Dataset, Guarantee, NonPreemptible, NotificationBody, NotificationEvent, Order, PolicyDraft, Price, Quota, Receiver, TenantPolicy, Window, WindowPurpose, WindowScope, OnLimit, QueueOrder, QueuePreemption, SpendBudget,
+    AcceleratorBudget, CountedResource, Dataset, Guarantee, NonPreemptible, NotificationBody,
+    NotificationEvent, OnLimit, Order, PolicyDraft, Price, QueueOrder, QueuePreemption, Quota, Receiver,
+    SpendBudget, TenantPolicy, Window, WindowPurpose, WindowScope,
 };
+use muster_types::{NodeRequirements, PriorityTier};
 
 use super::{World, duration_ms};
 use crate::support::{self, name};

@@ -53,9 +53,7 @@ pub(super) fn bookings() -> impl Strategy<Value = Decision> {
     );
     let place = || (option::of(name()), option::of(name()));
     let part = || place().prop_map(|(region, cluster)| FleetPart { region, cluster });
-    let target = || {
-        prop_oneof![part().prop_map(HoldTarget::Part), name().prop_map(HoldTarget::Tenant)]
-    };
+    let target = || prop_oneof![part().prop_map(HoldTarget::Part), name().prop_map(HoldTarget::Tenant)];
     let until = option::of(any::<u64>().prop_map(LogTime));
     let hold = ("[ -~]{0,20}", until, any::<bool>())
         .prop_map(|(reason, until, stops_work)| Box::new(FleetHold { reason, until, stops_work }));
@@ -64,9 +62,8 @@ pub(super) fn bookings() -> impl Strategy<Value = Decision> {
         (request(), asked(), name(), spec, names()).prop_map(|(request, by, name, spec, nodes)| {
             Decision::BookingCreated { request, by, name, spec: Box::new(spec), nodes }
         }),
-        (request(), asked(), target(), option::of(hold)).prop_map(|(request, by, target, hold)| {
-            Decision::FleetHoldSet { request, by, target, hold }
-        }),
+        (request(), asked(), target(), option::of(hold))
+            .prop_map(|(request, by, target, hold)| { Decision::FleetHoldSet { request, by, target, hold } }),
         target().prop_map(|target| Decision::FleetHoldEnded { target }),
         (request(), asked(), name()).prop_map(|(request, by, name)| Decision::BookingDeleted {
             request,

@@ -97,7 +97,12 @@ pub(super) fn dependencies() -> impl Strategy<Value = Vec<Dependency>> {
 
 pub(super) fn request() -> impl Strategy<Value = WorkerRequest> {
     (option::of(accelerator_request()), 1..=limits::CPU_MILLI_MAX, 1..=limits::MEMORY_BYTES_MAX).prop_map(
-        |(accelerators, cpu_milli, memory_bytes)| WorkerRequest { accelerators, cpu_milli, memory_bytes, exclusive: false },
+        |(accelerators, cpu_milli, memory_bytes)| WorkerRequest {
+            accelerators,
+            cpu_milli,
+            memory_bytes,
+            exclusive: false,
+        },
     )
 }
 
