@@ -8,7 +8,7 @@
 //! the file and what the image says of its programs.
 
 use super::podman::{Answer, FIND_MAX, fault_of, is_id, of_registry, run};
-use super::{FoundImage, ImageConfig, ImageError, ImageFault, Runtime};
+use super::{FoundImage, ImageConfig, ImageError, Runtime};
 use crate::disk::{durable, tree};
 use crate::offload::blocking;
 use serde::{Deserialize, Serialize};
