@@ -9,6 +9,7 @@ use muster_types::{
     Consistency, JobId, LogIndex, Name, OwnerRole, Refusal, RefusalCode, ReplicaId, TraceParent,
 };
 use muster_wire::status::to_status;
+use muster_wire::v1::job_service_client::JobServiceClient;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -38,6 +39,12 @@ const PAUSE_LONGEST: Duration = Duration::from_millis(200);
 /// Bytes of one message from the leader that is passed on: a rank map of the largest gang, or a job
 /// with all its workers, has some MiB.
 pub(crate) const ONWARD_BYTES_MAX: usize = 16 << 20;
+
+/// Calls about jobs at another replica.
+pub(crate) fn jobs_onward(channel: Onward) -> JobServiceClient<Onward> {
+    JobServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX)
+}
+
 /// Replicas whose channels are kept: more than a cluster ever has.
 const CHANNELS_MAX: usize = 64;
 

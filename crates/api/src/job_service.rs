@@ -15,7 +15,6 @@ use muster_wire::shared::encoded_len;
 use muster_wire::status::to_status;
 use muster_wire::token::{List, PageToken, TokenError};
 use muster_wire::v1;
-use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::job_service_server::JobService;
 use std::sync::Arc;
 use tonic::{Request, Response, Status, Streaming};
@@ -24,7 +23,7 @@ use crate::arrays;
 use crate::controls;
 use crate::exec::{self, Execs};
 use crate::explanation;
-use crate::forward::{Caller, ONWARD_BYTES_MAX, Router};
+use crate::forward::{Caller, Router, jobs_onward};
 use crate::job_filter::JobFilter;
 use crate::original::Onward;
 use crate::outputs::Outputs;
@@ -152,7 +151,7 @@ impl Jobs {
             let message = v1::SubmitJobRequest { request_id: text.clone(), job, validate_only };
             let request = Router::onward(message, caller);
             let call: BoxFuture<'static, Result<Submitted, Status>> = Box::pin(async move {
-                let answer = onward_client(channel).submit_job(request).await?.into_inner();
+                let answer = jobs_onward(channel).submit_job(request).await?.into_inner();
                 Ok((answer.job_ids, answer.freshness))
             });
             call
@@ -193,10 +192,6 @@ impl Checked {
 /// The messages that become these jobs and arrays at another replica: defaults are filled in already.
 fn messages(jobs: &[Submission]) -> impl Iterator<Item = v1::Job> {
     jobs.iter().map(submission_to_proto)
-}
-
-pub(crate) fn onward_client(channel: Onward) -> JobServiceClient<Onward> {
-    JobServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX)
 }
 
 type Submitted = (Vec<String>, Option<v1::Freshness>);
@@ -294,7 +289,7 @@ impl JobService for Jobs {
             let message = v1::SubmitJobsRequest { request_id, jobs, validate_only };
             let call: BoxFuture<'static, Result<Submitted, Status>> = Box::pin(async move {
                 let request = Router::onward(message, caller);
-                let answer = onward_client(channel).submit_jobs(request).await?.into_inner();
+                let answer = jobs_onward(channel).submit_jobs(request).await?.into_inner();
                 Ok((answer.job_ids, answer.freshness))
             });
             call
@@ -328,7 +323,7 @@ impl JobService for Jobs {
         let local = || controls::cancel_one(&self.router, caller, (id, job));
         let onward = |channel| {
             let request = Router::onward(message.clone(), caller);
-            async move { Ok(onward_client(channel).cancel_job(request).await?.into_inner()) }
+            async move { Ok(jobs_onward(channel).cancel_job(request).await?.into_inner()) }
         };
         self.router.write(caller, local, onward).await.map(Response::new)
     }
@@ -351,7 +346,7 @@ impl JobService for Jobs {
         let mut job = job.ok_or_else(|| to_status(&no_such_job(id)))?;
         if starting::waits_for_images(&view, id) && caller.visibility().sees_job(&view, id) {
             let onward = |channel| async move {
-                Ok(onward_client(channel).get_job(Router::onward(message, caller)).await?.into_inner())
+                Ok(jobs_onward(channel).get_job(Router::onward(message, caller)).await?.into_inner())
             };
             if let Some(answer) = self.router.ask_leader(caller, onward).await {
                 return Ok(Response::new(answer));
@@ -418,10 +413,7 @@ impl JobService for Jobs {
             Some(explained) => explanation::waiting(&view, &explained),
             None if starting::waits_for_images(&view, id) && visibility.sees_job(&view, id) => {
                 let onward = |channel| async move {
-                    Ok(onward_client(channel)
-                        .explain_job(Router::onward(message, caller))
-                        .await?
-                        .into_inner())
+                    Ok(jobs_onward(channel).explain_job(Router::onward(message, caller)).await?.into_inner())
                 };
                 if let Some(answer) = self.router.ask_leader(caller, onward).await {
                     return Ok(Response::new(answer));
@@ -461,7 +453,7 @@ impl JobService for Jobs {
         };
         let onward = |channel| {
             let request = Router::onward(message.clone(), caller);
-            async move { Ok(onward_client(channel).commit_checkpoint(request).await?.into_inner()) }
+            async move { Ok(jobs_onward(channel).commit_checkpoint(request).await?.into_inner()) }
         };
         self.router.write(caller, local, onward).await.map(Response::new)
     }

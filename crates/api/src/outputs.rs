@@ -14,8 +14,7 @@ use muster_wire::v1;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
-use crate::forward::{Caller, Route, Router, of_leader};
-use crate::job_service::onward_client;
+use crate::forward::{Caller, Route, Router, jobs_onward, of_leader};
 use crate::read::invalid;
 use crate::render;
 use crate::shares::{Account, Pool, Tallies, Tally};
@@ -64,7 +63,7 @@ impl Outputs {
                 // Following may take as long as the job: no deadline on the way.
                 let mut onward = Router::onward(message, caller);
                 onward.metadata_mut().remove("grpc-timeout");
-                let opened = onward_client(leader.channel).read_logs(onward).await;
+                let opened = jobs_onward(leader.channel).read_logs(onward).await;
                 let stream = opened.map_err(of_leader)?.into_inner();
                 stream.map_err(of_leader).boxed()
             }

@@ -8,52 +8,14 @@ use muster_journal::WorkerSlot;
 use muster_types::{JobId, JobSpec, Name};
 
 use crate::guard_error::{GuardError, require};
-use crate::index::Indexes;
-use crate::rows::{JobRow, holds_devices};
+use crate::index::holds_licences;
 use crate::state::State;
-use crate::tree::Map;
-
-/// Whether a job holds what it asks for of counted resources.
-pub(crate) fn holds_licences(row: &JobRow) -> bool {
-    row.promise.is_some() || holds_devices(row)
-}
-
-/// What is held of counted resources. Cloning is constant-time.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LicenceUse {
-    /// By resource; one of which nothing is held is not there.
-    held: Map<Name, u64>,
-    /// The same by resource and tenant.
-    by_tenant: Map<(Name, Name), u64>,
-}
-
-impl Indexes {
-    /// A job begins or ceases to hold what it asks for.
-    pub(crate) fn shift_licences(&mut self, spec: &JobSpec, holds: bool) {
-        for (name, count) in &spec.licences {
-            let licences = &mut self.licences;
-            change(&mut licences.held, name.clone(), (*count).into(), holds);
-            change(&mut licences.by_tenant, (name.clone(), spec.tenant.clone()), (*count).into(), holds);
-        }
-    }
-}
-
-/// A sum over jobs of at most `LICENCE_COUNT_MAX` each: far below 2^64. What goes was added before.
-fn change<K: Ord + Clone>(sums: &mut Map<K, u64>, key: K, count: u64, is_more: bool) {
-    let before = sums.get(&key).copied().unwrap_or(0);
-    let after = if is_more { before + count } else { before - count };
-    if after == 0 {
-        sums.remove(&key);
-    } else {
-        sums.insert(key, after);
-    }
-}
 
 impl State {
     /// How many of a counted resource jobs hold, also where that is more than the policy has by now.
     #[must_use]
     pub fn licences_held(&self, name: &Name) -> u64 {
-        self.indexes.licences.held.get(name).copied().unwrap_or(0)
+        self.indexes.licences.held(name)
     }
 
     /// How many of a counted resource nobody holds.
@@ -64,15 +26,12 @@ impl State {
 
     /// Counted resources of which something is held, in the order of their names.
     pub fn licences_in_use(&self) -> impl Iterator<Item = (&Name, u64)> {
-        self.indexes.licences.held.iter().map(|(name, held)| (name, *held))
+        self.indexes.licences.in_use()
     }
 
     /// What each tenant holds of a counted resource, in the order of their names; those that hold nothing are left out.
     pub fn licences_by_tenant<'a>(&'a self, name: &'a Name) -> impl Iterator<Item = (&'a Name, u64)> + 'a {
-        // No name is before this one.
-        let first = (name.clone(), Name::literal("0"));
-        let held = self.indexes.licences.by_tenant.range(first..).take_while(move |((of, _), _)| of == name);
-        held.map(|((_, tenant), count)| (tenant, *count))
+        self.indexes.licences.by_tenant(name)
     }
 
     /// The first counted resource of which fewer are free than a job asks for.

@@ -80,8 +80,9 @@ impl QueueRank {
     pub fn new(nice: i8, front: Option<LogIndex>) -> QueueRank {
         match front {
             Some(index) => {
-                let index = i64::try_from(index.0).unwrap_or(i64::MAX);
-                QueueRank(RANK_OF_FRONT.saturating_sub(index))
+                // No such rank is that of `FIRST`.
+                let index = i64::try_from(index.0).unwrap_or(i64::MAX).min(i64::MAX + RANK_OF_FRONT);
+                QueueRank(RANK_OF_FRONT - index)
             }
             None => QueueRank(nice.into()),
         }

@@ -257,7 +257,7 @@ async fn written_up_to(exec: &mut Exec, text: &str) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn people_type_to_a_worker_that_has_a_terminal() {
     let _heavy = heavy().await;
-    let mut cluster = Cluster::start(3).await;
+    let cluster = Cluster::start(3).await;
     let _agents = Agents::start(&cluster, &["h1"]).await;
     let client = cluster.client_from(cluster.follower().await);
     let program = "tty -s && echo begins; while read line; do echo \"read: $line\"; stty size; done";

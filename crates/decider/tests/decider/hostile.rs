@@ -25,7 +25,7 @@ use crate::support::{
     accelerators, carried, check, group, holder, job_draft, name, node_draft, request, rows, submitted,
 };
 
-const SEEDS: u64 = 36;
+const SEEDS: u64 = 42;
 const STEPS: u64 = 900;
 /// Decisions that are tried here.
 const VARIANTS: usize = 40;

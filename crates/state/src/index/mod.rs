@@ -4,6 +4,7 @@
 mod apart;
 mod arrays;
 mod booked;
+mod licences;
 mod loads;
 mod pending_reasons;
 
@@ -19,7 +20,6 @@ use muster_types::{
 };
 
 use crate::free::FreeKey;
-use crate::licences::{LicenceUse, holds_licences};
 use crate::quota::QuotaUsage;
 use crate::rows::{
     ArrayLoad, BurstKey, BurstTurn, GangClass, HistoryKey, JobRow, NodeRow, NodeStatus, Phase, PromiseRow,
@@ -31,6 +31,8 @@ pub use apart::ApartKind;
 use apart::keeps_away;
 pub(crate) use arrays::ArrayIndexKeys;
 pub(crate) use booked::waits_for;
+use licences::LicenceUse;
+pub(crate) use licences::holds_licences;
 pub(crate) use loads::{ClusterPlace, UserKey};
 pub use loads::{QueueLoad, UserLoad, Work};
 use pending_reasons::{PendingCounts, PendingReason};
@@ -473,7 +475,7 @@ impl Indexes {
             self.set_apart(id, spec, after.apart);
         }
         if before.licensed != after.licensed {
-            self.shift_licences(spec, after.licensed);
+            self.licences.shift(spec, after.licensed);
         }
         if before.stopping != after.stopping {
             toggle(&mut self.stopping, id, after.stopping);

@@ -269,6 +269,7 @@ fn config_in(object: &[u8]) -> Option<ImageConfig> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ImageFault;
     use super::*;
     use std::os::unix::fs::PermissionsExt as _;
 

@@ -616,13 +616,19 @@ mod tests {
     }
 
     /// No credentials.
-    fn none() -> Credentials {
-        Credentials::new(None, std::env::temp_dir().join("none"))
+    fn none(directory: &Path) -> Credentials {
+        Credentials::new(None, directory.to_owned())
     }
 
     fn store(registry: &Registry, directory: &Path, max: u64) -> ImageStore<Registry> {
-        ImageStore::open(registry.clone(), none(), directory.join("images"), max, Duration::from_secs(60))
-            .unwrap()
+        ImageStore::open(
+            registry.clone(),
+            none(directory),
+            directory.join("images"),
+            max,
+            Duration::from_secs(60),
+        )
+        .unwrap()
     }
 
     #[tokio::test]
@@ -776,8 +782,14 @@ mod tests {
         let left = directory.path().join("images").join(format!("{UNFINISHED}x"));
         fs::create_dir(&left).unwrap();
         drop(
-            ImageStore::open(registry, none(), directory.path().join("images"), 0, Duration::from_secs(1))
-                .unwrap(),
+            ImageStore::open(
+                registry,
+                none(directory.path()),
+                directory.path().join("images"),
+                0,
+                Duration::from_secs(1),
+            )
+            .unwrap(),
         );
         assert!(!left.exists());
     }
