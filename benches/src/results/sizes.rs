@@ -79,7 +79,7 @@ const ROWS: [SizeRow; 14] = [
     after_help = "EXAMPLES:\n  muster-bench sizes --write ops/guide/production.md\n  muster-bench sizes"
 )]
 pub(crate) struct SizesArgs {
-    /// The guide whose table is written anew; the terminal when not given
+    /// The guide whose table is written again; the terminal when not given
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
 }

@@ -49,7 +49,7 @@ struct Account {
     /// What the counters of calls of this process said when they were last looked at.
     seen: [Spent; LEADER],
     /// Whether what was there could not be read.
-    began_anew: bool,
+    is_restarted: bool,
 }
 
 impl Account {
@@ -71,8 +71,8 @@ pub struct ObjectiveAccount(Arc<Mutex<Account>>);
 impl ObjectiveAccount {
     /// An empty one in the place of one that could not be read; the first page says it.
     #[must_use]
-    pub fn anew() -> ObjectiveAccount {
-        ObjectiveAccount(Arc::new(Mutex::new(Account { began_anew: true, ..Account::default() })))
+    pub fn restarted() -> ObjectiveAccount {
+        ObjectiveAccount(Arc::new(Mutex::new(Account { is_restarted: true, ..Account::default() })))
     }
 
     /// An account by its text; none for a text that is damaged.
@@ -165,7 +165,7 @@ impl ObjectiveAccount {
             failed: bad / 1_000,
             is_time: true,
         });
-        ErrorBudgets { rows, days: account.days.len() as u64, began_anew: account.began_anew }
+        ErrorBudgets { rows, days: account.days.len() as u64, is_restarted: account.is_restarted }
     }
 }
 
@@ -232,7 +232,7 @@ mod tests {
             assert!(ObjectiveAccount::read(&bytes).is_none(), "{at}");
             assert!(ObjectiveAccount::read(&text.as_bytes()[..at]).is_none() || at + 1 == text.len(), "{at}");
         }
-        assert!(ObjectiveAccount::anew().budgets(&ReplicaMetrics::default()).began_anew);
+        assert!(ObjectiveAccount::restarted().budgets(&ReplicaMetrics::default()).is_restarted);
     }
 
     #[test]

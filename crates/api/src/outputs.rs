@@ -34,7 +34,7 @@ pub(crate) struct Outputs {
 }
 
 impl Outputs {
-    /// So many in all, and so many for each account.
+    /// At most this many in all, and at most that many for each account.
     pub(crate) fn new(total: u64, each_max: u64) -> Outputs {
         Outputs { places: Pool::new(total, each_max), of_nodes: Tallies::default() }
     }

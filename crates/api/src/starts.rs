@@ -8,7 +8,8 @@ use muster_wire::v1;
 use std::collections::BTreeMap;
 
 /// What an estimate of a list is derived from.
-const BASIS: &str = "one forecast of the whole queue, in which each waiting job gets its capacity in turn";
+const BASIS: &str =
+    "one forecast of the whole queue, in which each waiting job gets its capacity in the order of the queue";
 
 /// Gives the waiting jobs of a page when they are expected to start, by one forecast of the queue. Jobs beyond its bound have nothing.
 pub(crate) fn add(engine: &Engine, view: &Reading, listed: &mut v1::ListJobsResponse) {

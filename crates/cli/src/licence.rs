@@ -59,7 +59,7 @@ impl From<v1::Licence> for LicenceView {
 }
 
 impl LicenceView {
-    /// Who holds how many, as far as a table has room for it.
+    /// Who holds how many, as far as it fits a table.
     fn holders(&self) -> String {
         const SHOWN: usize = 4;
         let shown = self.uses.iter().take(SHOWN).map(|of| format!("{} {}", of.tenant, of.used));

@@ -38,7 +38,7 @@ Examples:
   muster queue starts
   muster queue starts --tenant vision -o json | jq '.items[0].status.expectedStart'
 
-One forecast of the whole queue gives each waiting job its capacity in turn, as what runs is expected to end. It ends at a
+One forecast of the whole queue gives each waiting job its capacity in the order of the queue, as what runs is expected to end. It ends at a
 bound on its work, and says for how many jobs it was made; `muster explain JOB` looks at one job more closely.")]
     Starts(StartsArgs),
     /// Print each change of queues, with its log index, until Ctrl-C

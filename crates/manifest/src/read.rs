@@ -178,7 +178,7 @@ impl Reader<'_> {
         (message, shorthand, parallel)
     }
 
-    /// How workers are run on their hosts; none where nothing is said.
+    /// How workers are run on their hosts; none where the file has nothing.
     fn host_rules(
         &mut self,
         binding: Option<Text>,

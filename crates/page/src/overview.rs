@@ -98,8 +98,8 @@ pub struct ErrorBudgets {
     pub rows: Vec<ErrorBudget>,
     /// Days that the account has.
     pub days: u64,
-    /// Whether the account was damaged, so that it has begun anew.
-    pub began_anew: bool,
+    /// Whether the account was damaged, so that it has begun again.
+    pub is_restarted: bool,
 }
 
 impl ErrorBudget {
@@ -226,7 +226,7 @@ fn budgets(budgets: &ErrorBudgets) -> Markup {
         (text::table("Error budgets", html! { "By this replica, of the last 30 days as far as its account goes" }, &columns, rows))
         p.note {
             "The account has " (text::count(budgets.days, "day", "days")) ". "
-            @if budgets.began_anew { "What was in it before was damaged, so it has begun anew. " }
+            @if budgets.is_restarted { "What was in it before was damaged, so it has begun again. " }
             "A refusal with a reason is an answer. The objectives are promised over 30 days and all replicas: alerts watch that, from "
             code { "ops/slo" } "."
         }
@@ -449,9 +449,9 @@ mod tests {
         assert_eq!(spent(u64::MAX, u64::MAX), Some(2_000_000));
         let time = ErrorBudget { calls: 86_400, failed: 0, is_time: true, ..budget };
         let rows = vec![budget, ErrorBudget { calls: 0, failed: 0, ..budget }, time];
-        let shown = budgets(&ErrorBudgets { rows, days: 3, began_anew: true }).into_string();
+        let shown = budgets(&ErrorBudgets { rows, days: 3, is_restarted: true }).into_string();
         for text in
-            ["It answers.", "99.95 %", ">10000<", ">20 %<", ">–<", ">86400 s<", "3 days", "begun anew"]
+            ["It answers.", "99.95 %", ">10000<", ">20 %<", ">–<", ">86400 s<", "3 days", "begun again"]
         {
             assert!(shown.contains(text), "{text}: {shown}");
         }

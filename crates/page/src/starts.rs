@@ -82,7 +82,7 @@ pub(crate) fn all_starts(shown: &StartsShown) -> Markup {
         }
         p.note {
             "Computed for " (shown.computed) " of " (shown.waiting) " jobs that wait, by one forecast in which each gets its "
-            "capacity in turn. "
+            "capacity in the order of the queue. "
             @if shown.unknown > 0 {
                 (shown.unknown) " of them are not known to start: their tenant is at a limit, or nothing that they may use comes free. "
             }

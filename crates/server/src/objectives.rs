@@ -32,8 +32,8 @@ pub(crate) fn open(directory: &Path) -> ObjectiveAccount {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return ObjectiveAccount::default(),
         Err(error) => error.to_string(),
     };
-    tracing::warn!(path = %path.display(), %why, "the account of error budgets begins anew");
-    ObjectiveAccount::anew()
+    tracing::warn!(path = %path.display(), %why, "the account of error budgets begins again from nothing");
+    ObjectiveAccount::restarted()
 }
 
 /// Counts and writes the account as long as the replica runs.
@@ -88,8 +88,8 @@ mod tests {
         std::fs::write(directory.path().join(FILE), first.text()).expect("it is written");
         assert_eq!(open(directory.path()).text(), first.text());
         std::fs::write(directory.path().join(FILE), "muster objectives 1\nnothing\n").expect("it is written");
-        assert_eq!(open(directory.path()).text(), ObjectiveAccount::anew().text());
+        assert_eq!(open(directory.path()).text(), ObjectiveAccount::restarted().text());
         std::fs::write(directory.path().join(FILE), vec![b'x'; 100_000]).expect("it is written");
-        assert_eq!(open(directory.path()).text(), ObjectiveAccount::anew().text());
+        assert_eq!(open(directory.path()).text(), ObjectiveAccount::restarted().text());
     }
 }

@@ -127,7 +127,7 @@ impl HostCores {
             cores.flatten().filter(|cpu| !used.contains(*cpu)).count()
         };
         let mut order: Vec<u16> = self.nodes.keys().copied().collect();
-        // Of those that are far, the one with the least that is enough: others keep room together.
+        // Of those that are far, the one with the least that is enough: the others stay together.
         order.sort_by_key(|node| {
             let free = free_of(node);
             (!near.contains(node), free < wanted, if free < wanted { usize::MAX - free } else { free })
@@ -166,7 +166,7 @@ impl HostCores {
     }
 }
 
-/// Cores of several nodes, one of each in turn: a worker with devices at two nodes has as many at each.
+/// Cores of several nodes, one of each by rotation: a worker with devices at two nodes has as many at each.
 fn interleaved<'a>(nodes: &'a BTreeMap<u16, Vec<Core>>, of: &[u16]) -> Vec<&'a Core> {
     let longest = of.iter().filter_map(|node| nodes.get(node)).map(Vec::len).max().unwrap_or(0);
     let turn = move |place: usize| of.iter().filter_map(move |node| nodes.get(node)?.get(place));

@@ -434,7 +434,7 @@ impl ShareFiles {
     ///
     /// # Errors
     /// When there may be none.
-    fn room(&self, digest: &BlobDigest) -> Result<u64, BlobError> {
+    fn bytes_left(&self, digest: &BlobDigest) -> Result<u64, BlobError> {
         let state = self.state.lock();
         let left = self.sent_bytes_max.unwrap_or(0).saturating_sub(state.sent_bytes);
         if left == 0 || state.sent.len() >= OBJECTS_MAX {
@@ -451,14 +451,14 @@ impl ShareFiles {
         digest: &BlobDigest,
         coming: &mut dyn Read,
     ) -> Result<(), BlobError> {
-        let room = self.room(digest)?;
+        let bytes_left = self.bytes_left(digest)?;
         let most = self.sent_bytes_max.unwrap_or(0);
         let mut counted = 0u64;
-        let taken = take_in(store, digest, room, coming, &mut |bytes| {
+        let taken = take_in(store, digest, bytes_left, coming, &mut |bytes| {
             let mut state = self.state.lock();
             let all = state.sent_bytes.saturating_add(bytes);
             if all > most {
-                return Err(BlobError::TooLarge { digest: *digest, max: room });
+                return Err(BlobError::TooLarge { digest: *digest, max: bytes_left });
             }
             (state.sent_bytes, counted) = (all, counted.saturating_add(bytes));
             Ok(())
@@ -759,7 +759,7 @@ mod tests {
         let checked = again.checked(Some(&bench.store), said).await;
         assert_eq!(checked.digest, None, "another share has not sent it");
         // One that wants nothing kept may send nothing.
-        assert!(matches!(again.room(&digest), Err(BlobError::TooLarge { .. })));
+        assert!(matches!(again.bytes_left(&digest), Err(BlobError::TooLarge { .. })));
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

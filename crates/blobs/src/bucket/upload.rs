@@ -45,7 +45,7 @@ struct Part {
 }
 
 /// A part on its way.
-struct Sent {
+struct SentPart {
     digest: BlobDigest,
     answer: Receiver<object_store::Result<PartId>>,
 }
@@ -61,7 +61,7 @@ pub(super) struct Upload<'a> {
     unfinished: Option<Unfinished>,
     /// How many parts are complete, the one on its way among them.
     count: usize,
-    on_its_way: Option<Sent>,
+    on_its_way: Option<SentPart>,
     /// Whether a part of this attempt has arrived.
     has_added: bool,
     /// A part is missing, so no later one may follow: what is written to this may be written to once more when it is dropped.
@@ -156,7 +156,7 @@ impl<'a> Upload<'a> {
 
     /// Waits for the part that is on its way.
     fn arrived(&mut self) -> Result<(), BlobError> {
-        let Some(Sent { digest, answer }) = self.on_its_way.take() else { return Ok(()) };
+        let Some(SentPart { digest, answer }) = self.on_its_way.take() else { return Ok(()) };
         self.is_broken = true;
         let answered = answer.recv().map_err(|_| Opened::gone())?;
         let tag = answered.map_err(|error| self.refused(&error))?.content_id;
@@ -193,7 +193,7 @@ impl<'a> Upload<'a> {
         unfinished.parts.truncate(number);
         let (store, path, id) = (self.opened.store.clone(), self.path.clone(), unfinished.id.clone());
         let put = async move { store.put_part(&path, &id, number, PutPayload::from(bytes)).await };
-        self.on_its_way = Some(Sent { digest, answer: self.opened.begin(put) });
+        self.on_its_way = Some(SentPart { digest, answer: self.opened.begin(put) });
         Ok(())
     }
 

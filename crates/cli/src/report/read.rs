@@ -59,17 +59,17 @@ struct Charger<'a> {
     error: Option<LedgerError>,
     /// The time of the first record.
     first: Option<LogTime>,
-    told: Option<Told<'a>>,
+    told: Option<ReadProgress<'a>>,
 }
 
-/// Who is told each second how far the reading is, and when that was last done.
-struct Told<'a> {
+/// How far the reading is, for the console, and when it was last told.
+struct ReadProgress<'a> {
     console: &'a Console,
     at: Instant,
     last: LogIndex,
 }
 
-impl Told<'_> {
+impl ReadProgress<'_> {
     fn tell(&mut self, index: LogIndex) {
         if self.at.elapsed() >= TOLD_EVERY {
             self.at = Instant::now();
@@ -286,7 +286,7 @@ impl Reading {
             if let Some(predictions) = &mut predictions {
                 predictions.begin();
             }
-            let told = watchers.console.map(|console| Told { console, at: Instant::now(), last });
+            let told = watchers.console.map(|console| ReadProgress { console, at: Instant::now(), last });
             let (ended, error, first) = (detail.jobs.then(Vec::new), None, None);
             let mut charger =
                 Charger { ledger, fairness, reasons, turns, steps, predictions, ended, error, first, told };

@@ -9,9 +9,9 @@ use muster_types::policy::Policy;
 use muster_types::{JobSpec, LogTime, Name};
 
 use crate::future::{Future, KeptReservations, is_at_limit};
+use crate::memory::counted_waiters::CountedWaiters;
 use crate::memory::rotation::{PassMemory, WantedPools};
 use crate::memory::searches::{Claim, Searches, Tries, TryKind};
-use crate::memory::waiters::CountedWaiters;
 
 /// Jobs of a tenant that ask for the same and have the same labels, and whether they are offered nominal quota alone.
 type AlikeKey = (Claim, Name, bool);

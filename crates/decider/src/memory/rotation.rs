@@ -10,7 +10,7 @@ use muster_policy::{Marks, places_wanted};
 use muster_state::{PoolKey, State};
 use muster_types::{JobId, Name, TaskGroup};
 
-use crate::memory::waiters::CountedWaiters;
+use crate::memory::counted_waiters::CountedWaiters;
 use crate::rules::planned::planned_spec;
 
 /// What passes leave for each other.

@@ -61,7 +61,7 @@ pub(super) fn move_drained(speculation: &mut Speculation, future: &Future, budge
     }
 }
 
-/// A gang, and those among others that have to be with it or with which it has to be, in turn with theirs.
+/// A gang, and those among others that have to be with it or with which it has to be, and so on with theirs.
 fn who_goes_along(
     state: &State,
     first: (JobId, NodeId),

@@ -168,7 +168,7 @@ impl World {
                 metadata: metadata.clone(),
                 array: array.clone(),
                 named_dependencies: Vec::new(),
-                held: words.contains(&"held"),
+                held: words[1..].contains(&"held"),
             })
             .collect();
         let before = self.state().log_index();

@@ -17,12 +17,12 @@ use crate::rules::counted::{Counted, are_there, needed};
 const NOTED_MAX: usize = 512;
 
 /// The order of those who wait; the smaller goes first.
-type Place = (Reverse<PriorityTier>, u64);
+type OrderKey = (Reverse<PriorityTier>, u64);
 
 /// A job that is noted.
 #[derive(Clone, Debug)]
 struct Noted {
-    place: Place,
+    order: OrderKey,
     needed: Vec<(Counted, u64)>,
 }
 
@@ -31,7 +31,7 @@ struct Noted {
 pub(crate) struct CountedWaiters {
     noted: BTreeMap<JobId, Noted>,
     /// How much each of them needs, by what it is.
-    waiting: BTreeMap<Counted, BTreeMap<Place, (JobId, u64)>>,
+    waiting: BTreeMap<Counted, BTreeMap<OrderKey, (JobId, u64)>>,
     last: u64,
 }
 
@@ -56,7 +56,7 @@ impl CountedWaiters {
         let Some(noted) = self.noted.remove(&job) else { return };
         for (what, _) in &noted.needed {
             if let Some(waiting) = self.waiting.get_mut(what) {
-                waiting.remove(&noted.place);
+                waiting.remove(&noted.order);
                 if waiting.is_empty() {
                     self.waiting.remove(what);
                 }
@@ -70,14 +70,14 @@ impl CountedWaiters {
         if needed.is_empty() {
             return true;
         }
-        let place = self.place_of(job, spec.tier);
+        let order = self.place_of(job, spec.tier);
         let finds = |(what, count): &(Counted, u64)| {
-            *count <= what.free(state).saturating_sub(self.kept_before(state, what, place))
+            *count <= what.free(state).saturating_sub(self.kept_before(state, what, order))
         };
         let finds_all = needed.iter().all(finds);
         let is_new = !self.noted.contains_key(&job) && self.noted.len() < NOTED_MAX;
         if !finds_all && is_new && are_there(state, &needed) {
-            self.note(job, Noted { place, needed });
+            self.note(job, Noted { order, needed });
         }
         finds_all
     }
@@ -88,9 +88,9 @@ impl CountedWaiters {
         if self.noted.is_empty() || !spec.is_elastic() {
             return false;
         }
-        let place = self.place_of(job, spec.tier);
+        let order = self.place_of(job, spec.tier);
         let is_kept = |(what, _): &(Counted, u64)| {
-            matches!(what, Counted::Host(..)) && self.kept_before(state, what, place) > 0
+            matches!(what, Counted::Host(..)) && self.kept_before(state, what, order) > 0
         };
         needed(state, spec).iter().any(is_kept)
     }
@@ -98,21 +98,21 @@ impl CountedWaiters {
     fn note(&mut self, job: JobId, noted: Noted) {
         self.last += 1;
         for (what, count) in &noted.needed {
-            self.waiting.entry(what.clone()).or_default().insert(noted.place, (job, *count));
+            self.waiting.entry(what.clone()).or_default().insert(noted.order, (job, *count));
         }
         self.noted.insert(job, noted);
     }
 
     /// Where a job stands, or would stand if it was noted now.
-    fn place_of(&self, job: JobId, tier: PriorityTier) -> Place {
-        self.noted.get(&job).map_or((Reverse(tier), self.last + 1), |noted| noted.place)
+    fn place_of(&self, job: JobId, tier: PriorityTier) -> OrderKey {
+        self.noted.get(&job).map_or((Reverse(tier), self.last + 1), |noted| noted.order)
     }
 
-    /// What the first of those before a place keeps of something.
-    fn kept_before(&self, state: &State, what: &Counted, place: Place) -> u64 {
+    /// What the first of those before a order keeps of something.
+    fn kept_before(&self, state: &State, what: &Counted, order: OrderKey) -> u64 {
         let Some(waiting) = self.waiting.get(what) else { return 0 };
         let waits = |job: JobId| state.job(job).is_some_and(|row| row.is_in_line());
-        let mut before = waiting.range(..place).map(|(_, needs)| *needs);
+        let mut before = waiting.range(..order).map(|(_, needs)| *needs);
         before.find(|(job, _)| waits(*job)).map_or(0, |(_, count)| count)
     }
 }
@@ -129,8 +129,8 @@ mod tests {
         let (first, second, third) = (JobId(1), JobId(2), JobId(3));
         let needed = alloc::vec![(Counted::Licence(Name::literal("matlab")), 2)];
         for job in [first, second] {
-            let place = waiters.place_of(job, PriorityTier::Batch);
-            waiters.note(job, Noted { place, needed: needed.clone() });
+            let order = waiters.place_of(job, PriorityTier::Batch);
+            waiters.note(job, Noted { order, needed: needed.clone() });
         }
         assert!(waiters.place_of(first, PriorityTier::Batch) < waiters.place_of(second, PriorityTier::Batch));
         assert!(waiters.place_of(third, PriorityTier::Batch) > waiters.place_of(second, PriorityTier::Batch));
