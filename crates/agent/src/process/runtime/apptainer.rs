@@ -266,9 +266,8 @@ impl Runtime for Apptainer {
         let left = blocking(move || -> io::Result<()> {
             let Ok(entries) = fs::read_dir(&directory) else { return Ok(()) };
             for name in entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()) {
-                let Some(number) = name.strip_prefix(WORK).and_then(|number| number.parse::<u64>().ok()) else {
-                    continue;
-                };
+                let number = name.strip_prefix(WORK).and_then(|number| number.parse::<u64>().ok());
+                let Some(number) = number else { continue };
                 // No command begins in a directory that is being removed.
                 if working.lock().insert(number) {
                     let left = Work { number, path: directory.join(&name), working: Arc::clone(&working) };
