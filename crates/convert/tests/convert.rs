@@ -271,6 +271,7 @@ fn every_directive_is_honoured_or_named_in_a_finding() {
 fn functions_stand_in_for_the_programs_of_slurm() {
     let script = "#!/bin/bash\n#SBATCH -n 2\nset -eu\nsrun -n 2 --mem 1G --cpu-bind=none -N1 printf '%s|' \"$1\" b\n\
         scontrol show hostnames\nscontrol show hostnames x,y\necho \"line $LINENO\"\nsrun -l -- false\n";
+    let script = &script.replace("-N1 printf", "-N1 --container-image x/y:1 --licenses ansys:2 printf");
     let options = Options { arguments: vec!["a a".to_owned()], ..Options::default() };
     let conversion = convert_with(script, &options).unwrap();
     assert!(!conversion.has(FindingKind::Refused), "{:?}", conversion.findings);
@@ -482,6 +483,28 @@ fn unusual_ways_of_writing_lose_nothing() {
     assert_eq!(spec(&numbers)["cpu"], json!("2000m"));
     let label = job.replace("metadata: {name: x}", "metadata: {name: x, labels: {a: null}}");
     has(&label, "metadata.labels.a: not honoured: it has no value (null)");
+}
+
+#[test]
+fn whole_hosts_are_asked_for_where_a_worker_has_one() {
+    let spec = |lines: &str| {
+        let conversion = convert(&format!("#!/bin/sh\n{lines}\ntrue\n")).unwrap();
+        let named: Vec<String> = conversion.findings.iter().map(ToString::to_string).collect();
+        (conversion.documents[0]["spec"].clone(), named)
+    };
+    let (one, _) = spec("#SBATCH --exclusive --nodes=2 --ntasks-per-node=1");
+    assert_eq!((one["exclusive"].clone(), one["workers"].clone()), (json!(true), json!(2)));
+    // As MPI jobs ask for it: these would be 128 hosts.
+    let (many, named) = spec("#SBATCH --exclusive --nodes=2 --ntasks-per-node=64");
+    assert_eq!((many["exclusive"].clone(), many["workers"].clone()), (Value::Null, json!(128)));
+    let part = "line 2: --exclusive: not honoured: a task is a worker";
+    assert!(named.iter().any(|text| text.starts_with(part)), "{named:?}");
+}
+
+#[test]
+fn the_environment_of_a_user_comes_from_a_login_shell() {
+    let conversion = convert("#!/bin/sh\n#SBATCH --get-user-env\ntrue\n").unwrap();
+    assert_eq!(conversion.documents[0]["spec"]["shell"], json!("login"));
 }
 
 #[test]
