@@ -485,6 +485,28 @@ fn unusual_ways_of_writing_lose_nothing() {
     has(&label, "metadata.labels.a: not honoured: it has no value (null)");
 }
 
+/// As JobSet documents it: the annotation of exclusive placement is of each of the jobs.
+#[test]
+fn jobs_of_a_set_are_kept_together_each_and_not_all_of_them() {
+    let spec = |replicas: u32, parallelism: u32, node_selector: &str, resource: &str| {
+        let text = format!(
+            "apiVersion: jobset.x-k8s.io/v1alpha2\nkind: JobSet\nmetadata:\n  name: x\n  annotations:\n    \
+             alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.example.com/rack\nspec:\n  replicatedJobs:\n    - name: w\n      \
+             replicas: {replicas}\n      template:\n        spec:\n          parallelism: {parallelism}\n          \
+             completions: {parallelism}\n          backoffLimit: 0\n          template:\n            spec:\n              \
+             restartPolicy: Never\n              nodeSelector: {{{node_selector}}}\n              containers:\n                \
+             - {{name: c, command: [a], resources: {{limits: {{{resource}}}}}}}\n"
+        );
+        convert(&text).unwrap().documents[0]["spec"]["topology"].clone()
+    };
+    let gpus = "nvidia.com/gpu: 8";
+    assert_eq!(spec(4, 8, "", gpus), json!({"segments": [{"level": "rack", "workers": 8}]}));
+    assert_eq!(spec(1, 8, "", gpus), json!({"required": "rack"}), "it is one job");
+    assert_eq!(spec(4, 1, "", gpus), Value::Null, "one worker is in one rack");
+    let tpus = "cloud.google.com/gke-tpu-accelerator: tpu-v5p-slice, cloud.google.com/gke-tpu-topology: 4x4x4";
+    assert_eq!(spec(2, 16, tpus, "google.com/tpu: 4"), Value::Null, "a slice is in one pod");
+}
+
 #[test]
 fn whole_hosts_are_asked_for_where_a_worker_has_one() {
     let spec = |lines: &str| {
