@@ -119,7 +119,7 @@ impl Apptainer {
     async fn work(&self) -> Result<Work, ImageError> {
         let number = {
             let mut working = self.working.lock();
-            let number = (0..).find(|number| !working.contains(number)).unwrap_or(u64::MAX);
+            let number = (0u64..).find(|number| !working.contains(number)).unwrap_or(u64::MAX);
             working.insert(number);
             number
         };
@@ -334,6 +334,7 @@ fn config_in(object: &[u8]) -> Option<ImageConfig> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ImageFault;
     use super::*;
     use std::os::unix::fs::PermissionsExt as _;
 
