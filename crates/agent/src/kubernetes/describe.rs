@@ -337,6 +337,7 @@ mod tests {
         node.labels.remove(GKE_PARTITION);
         assert_eq!(kind(&config, &node), all(NVIDIA_GPU, "a100-shared", 56));
         node.labels.remove(GKE_SHARING);
+        node.labels.remove(GKE_ACCELERATOR);
         // Several profiles, of which there is most of one.
         node.labels.insert(NVIDIA_PRODUCT.into(), "NVIDIA-H100-80GB-HBM3".into());
         let profiles =
