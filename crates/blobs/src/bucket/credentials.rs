@@ -149,7 +149,11 @@ mod tests {
         let profiles = "[default]\naws_access_key_id = one\naws_secret_access_key = s\n\n[session]\n\
                         aws_access_key_id = two\naws_secret_access_key = t\naws_session_token = u\n";
         let first = in_text(profiles).unwrap();
-        assert_eq!((first.key_id.as_str(), first.token), ("one", None), "the token is that of other keys");
+        assert_eq!(
+            (first.key_id.as_str(), first.token.as_deref()),
+            ("one", None),
+            "the token is that of other keys"
+        );
         let later = in_text(&format!("[empty]\nregion = x\n{}", &profiles["[default]".len()..])).unwrap();
         assert_eq!(later.key_id, "one");
         let odd = "aws_access_key_id = a\naws_secret_access_key = b\naws_session_token = c\u{1}d\n";
