@@ -82,6 +82,8 @@ pub struct Rules {
     pub nice: Option<i32>,
     /// Whether each worker has a host to itself.
     pub exclusive: Option<bool>,
+    /// The shell that runs the command; none where it is executed as it is.
+    pub shell: Option<&'static str>,
 }
 
 /// One group of workers.
@@ -211,6 +213,7 @@ impl Draft {
         put(&mut spec, "licences", json!(rules.licences));
         put(&mut spec, "nice", json!(rules.nice));
         put(&mut spec, "exclusive", json!(rules.exclusive));
+        put(&mut spec, "shell", json!(rules.shell));
         put(&mut spec, "tolerations", json!(rules.tolerations));
         put(&mut spec, "after", json!(self.after));
         put(&mut spec, "notBefore", json!(self.not_before));

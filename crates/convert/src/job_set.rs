@@ -10,6 +10,7 @@ use super::gang::{Part, assemble};
 use super::job::{self, Shape};
 use super::metadata;
 use super::pod::{self, Program};
+use super::topology;
 use super::variables::Export;
 
 /// Converts a JobSet: one gang, or jobs that wait for each other.
@@ -44,10 +45,44 @@ pub fn convert(object: &Field<'_>, options: &Options) -> Vec<Draft> {
         let parts: Vec<Part<'_>> = parts.into_iter().map(|(part, _, _)| part).collect();
         let mut draft = whole;
         assemble(&mut draft, &parts);
+        keep_each_job_together(object, &mut draft, &sizes(&parts));
         draft.rules.run_time_limit_s = limits;
         return vec![draft];
     }
-    parts.into_iter().map(|(part, job, limit)| step(&whole, part, &job, limit)).collect()
+    let step = |(part, job, limit): (Part<'_>, Field<'_>, Option<u64>)| {
+        let sizes = sizes(std::slice::from_ref(&part));
+        let mut draft = step(&whole, part, &job, limit);
+        keep_each_job_together(object, &mut draft, &sizes);
+        draft
+    };
+    parts.into_iter().map(step).collect()
+}
+
+/// How many workers each job of the entries has, and whether the entry has several jobs.
+fn sizes(parts: &[Part<'_>]) -> Vec<(u32, bool)> {
+    let size = |part: &Part<'_>| if part.per_job > 0 { (part.per_job, true) } else { (part.workers, false) };
+    parts.iter().map(size).collect()
+}
+
+/// A JobSet keeps each of its jobs within one domain, and not all of them together: of several of one size, each is a segment. A
+/// slice has its place in one pod anyway.
+fn keep_each_job_together(object: &Field<'_>, draft: &mut Draft, sizes: &[(u32, bool)]) {
+    let is_asked = object.at(["metadata", "annotations", topology::JOB_SET_EXCLUSIVE]).is_given();
+    let Some(level) = draft.rules.required.filter(|_| is_asked) else { return };
+    if draft.groups.iter().any(|group| group.slice.is_some()) {
+        draft.rules.required = None;
+        return;
+    }
+    let has_several = sizes.len() > 1 || sizes.iter().any(|(_, is_several)| *is_several);
+    let Some((size, _)) = sizes.first().copied().filter(|_| has_several) else { return };
+    // With a leader in front, say, the jobs do not begin at multiples of one size: then all are kept together.
+    if sizes.iter().any(|(other, _)| *other != size) || draft.rules.segment_level.is_some() {
+        return;
+    }
+    draft.rules.required = None;
+    if size > 1 {
+        (draft.rules.segment_level, draft.rules.segment_workers) = (Some(level), Some(size));
+    }
 }
 
 /// One job of a pipeline.

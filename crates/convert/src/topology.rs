@@ -8,11 +8,16 @@ use super::finding::shown;
 const SLICE_LEVEL: &str = "kueue.x-k8s.io/podset-slice-required-topology";
 const SLICE_SIZE: &str = "kueue.x-k8s.io/podset-slice-size";
 
+/// The annotation of the JobSet whose jobs each have a domain to themselves.
+pub const JOB_SET_EXCLUSIVE: &str = "alpha.jobset.sigs.k8s.io/exclusive-topology";
+
 /// Whether all workers have to be within a level, or should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strength {
     /// Or the gang does not start.
     Required,
+    /// The same, for the workers of each job of a set.
+    EachJob,
     /// If that can be had.
     Preferred,
 }
@@ -20,9 +25,10 @@ pub enum Strength {
 /// Annotations that ask for one domain, of the LeaderWorkerSet, the JobSet and Kueue.
 pub fn exclusive(annotation: &str) -> Option<Strength> {
     match annotation {
-        "leaderworkerset.sigs.k8s.io/exclusive-topology"
-        | "alpha.jobset.sigs.k8s.io/exclusive-topology"
-        | "kueue.x-k8s.io/podset-required-topology" => Some(Strength::Required),
+        "leaderworkerset.sigs.k8s.io/exclusive-topology" | "kueue.x-k8s.io/podset-required-topology" => {
+            Some(Strength::Required)
+        }
+        JOB_SET_EXCLUSIVE => Some(Strength::EachJob),
         "kueue.x-k8s.io/podset-preferred-topology" => Some(Strength::Preferred),
         _ => None,
     }
@@ -38,10 +44,11 @@ pub fn require(label: &str, field: &Field<'_>, strength: Strength, rules: &mut R
         return;
     };
     match strength {
-        Strength::Required => rules.required = Some(level),
+        Strength::Required | Strength::EachJob => rules.required = Some(level),
         Strength::Preferred => rules.preferred = Some(level),
     }
-    field.approximate(format!("all workers are in one {level}; others may have workers there, too"));
+    let whose = if strength == Strength::EachJob { " of each job" } else { "" };
+    field.approximate(format!("all workers{whose} are in one {level}; others may have workers there, too"));
 }
 
 /// Notes what an annotation of Kueue says of workers that stay together by a number; whether it is one of these.

@@ -271,6 +271,7 @@ fn every_directive_is_honoured_or_named_in_a_finding() {
 fn functions_stand_in_for_the_programs_of_slurm() {
     let script = "#!/bin/bash\n#SBATCH -n 2\nset -eu\nsrun -n 2 --mem 1G --cpu-bind=none -N1 printf '%s|' \"$1\" b\n\
         scontrol show hostnames\nscontrol show hostnames x,y\necho \"line $LINENO\"\nsrun -l -- false\n";
+    let script = &script.replace("-N1 printf", "-N1 --container-image x/y:1 --licenses ansys:2 printf");
     let options = Options { arguments: vec!["a a".to_owned()], ..Options::default() };
     let conversion = convert_with(script, &options).unwrap();
     assert!(!conversion.has(FindingKind::Refused), "{:?}", conversion.findings);
@@ -482,6 +483,50 @@ fn unusual_ways_of_writing_lose_nothing() {
     assert_eq!(spec(&numbers)["cpu"], json!("2000m"));
     let label = job.replace("metadata: {name: x}", "metadata: {name: x, labels: {a: null}}");
     has(&label, "metadata.labels.a: not honoured: it has no value (null)");
+}
+
+/// As JobSet documents it: the annotation of exclusive placement is of each of the jobs.
+#[test]
+fn jobs_of_a_set_are_kept_together_each_and_not_all_of_them() {
+    let spec = |replicas: u32, parallelism: u32, node_selector: &str, resource: &str| {
+        let text = format!(
+            "apiVersion: jobset.x-k8s.io/v1alpha2\nkind: JobSet\nmetadata:\n  name: x\n  annotations:\n    \
+             alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.example.com/rack\nspec:\n  replicatedJobs:\n    - name: w\n      \
+             replicas: {replicas}\n      template:\n        spec:\n          parallelism: {parallelism}\n          \
+             completions: {parallelism}\n          backoffLimit: 0\n          template:\n            spec:\n              \
+             restartPolicy: Never\n              nodeSelector: {{{node_selector}}}\n              containers:\n                \
+             - {{name: c, command: [a], resources: {{limits: {{{resource}}}}}}}\n"
+        );
+        convert(&text).unwrap().documents[0]["spec"]["topology"].clone()
+    };
+    let gpus = "nvidia.com/gpu: 8";
+    assert_eq!(spec(4, 8, "", gpus), json!({"segments": [{"level": "rack", "workers": 8}]}));
+    assert_eq!(spec(1, 8, "", gpus), json!({"required": "rack"}), "it is one job");
+    assert_eq!(spec(4, 1, "", gpus), Value::Null, "one worker is in one rack");
+    let tpus = "cloud.google.com/gke-tpu-accelerator: tpu-v5p-slice, cloud.google.com/gke-tpu-topology: 4x4x4";
+    assert_eq!(spec(2, 16, tpus, "google.com/tpu: 4"), Value::Null, "a slice is in one pod");
+}
+
+#[test]
+fn whole_hosts_are_asked_for_where_a_worker_has_one() {
+    let spec = |lines: &str| {
+        let conversion = convert(&format!("#!/bin/sh\n{lines}\ntrue\n")).unwrap();
+        let named: Vec<String> = conversion.findings.iter().map(ToString::to_string).collect();
+        (conversion.documents[0]["spec"].clone(), named)
+    };
+    let (one, _) = spec("#SBATCH --exclusive --nodes=2 --ntasks-per-node=1");
+    assert_eq!((one["exclusive"].clone(), one["workers"].clone()), (json!(true), json!(2)));
+    // As MPI jobs ask for it: these would be 128 hosts.
+    let (many, named) = spec("#SBATCH --exclusive --nodes=2 --ntasks-per-node=64");
+    assert_eq!((many["exclusive"].clone(), many["workers"].clone()), (Value::Null, json!(128)));
+    let part = "line 2: --exclusive: not honoured: a task is a worker";
+    assert!(named.iter().any(|text| text.starts_with(part)), "{named:?}");
+}
+
+#[test]
+fn the_environment_of_a_user_comes_from_a_login_shell() {
+    let conversion = convert("#!/bin/sh\n#SBATCH --get-user-env\ntrue\n").unwrap();
+    assert_eq!(conversion.documents[0]["spec"]["shell"], json!("login"));
 }
 
 #[test]

@@ -21,6 +21,11 @@ const NVIDIA_GPU: &str = "nvidia.com/gpu";
 const NVIDIA_MIG: &str = "nvidia.com/mig-";
 /// What stands between the type of a device and the profile of an instance of it.
 const MIG: &str = "-mig-";
+/// GKE's labels of nodes whose devices are divided into instances, and of those where several pods share one in time.
+const GKE_PARTITION: &str = "cloud.google.com/gke-gpu-partition-size";
+const GKE_SHARING: &str = "cloud.google.com/gke-gpu-sharing-strategy";
+/// How the type of a device ends that several pods share: the product that NVIDIA's plugin publishes ends so as well.
+const SHARED: &str = "-shared";
 
 /// The accelerators of a node that Muster uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,20 +85,26 @@ fn kind_of(resource: &str, node: &NodeObject) -> String {
         known.or(tpu)
     } else {
         let product = labelled(NVIDIA_PRODUCT).or_else(|| labelled(GKE_ACCELERATOR));
-        product.map(|text| nvidia_kind(&text, resource.strip_prefix(NVIDIA_MIG)))
+        let partition = labelled(GKE_PARTITION).filter(|profile| !profile.is_empty());
+        let profile = resource.strip_prefix(NVIDIA_MIG).or(partition.as_deref());
+        let is_shared = node.labels.get(GKE_SHARING).is_some_and(|strategy| !strategy.is_empty());
+        product.map(|text| nvidia_kind(&text, profile, is_shared))
     };
     let said = said.or_else(|| Some(format!("nvidia{MIG}{}", resource.strip_prefix(NVIDIA_MIG)?)));
     said.unwrap_or_else(|| resource.split('.').next().unwrap_or(resource).to_owned())
 }
 
 /// The type of a device by its product. An instance of a device (MIG) is another type than the whole: its profile is in the resource,
-/// or at the end of the product where all instances of the node are alike.
-fn nvidia_kind(product: &str, profile: Option<&str>) -> String {
+/// or at the end of the product where all instances of the node are alike. A part of a device's time is another type too: there
+/// are several of one device.
+fn nvidia_kind(product: &str, profile: Option<&str>, is_shared: bool) -> String {
+    let (product, is_shared) = product.strip_suffix(SHARED).map_or((product, is_shared), |of| (of, true));
+    let shared = if is_shared { SHARED } else { "" };
     let (product, own) = product.split_once(MIG).map_or((product, None), |(whole, own)| (whole, Some(own)));
     let whole = nvidia_type(product).map_or_else(|| product.to_owned(), |kind| kind.to_string());
     match profile.or(own) {
-        Some(profile) => format!("{whole}{MIG}{}", profile.replace('+', ".")),
-        None => whole,
+        Some(profile) => format!("{whole}{MIG}{}{shared}", profile.replace('+', ".")),
+        None => format!("{whole}{shared}"),
     }
 }
 
@@ -307,6 +318,26 @@ mod tests {
         node.labels.insert(NVIDIA_PRODUCT.into(), "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb".into());
         node.allocatable.extended = [(NVIDIA_GPU.to_owned(), 56)].into();
         assert_eq!(kind(&config, &node), all(NVIDIA_GPU, "a100-mig-1g.5gb", 56));
+        // Parts of the time of devices and of instances: four jobs of "one device" would share one.
+        let products = [
+            ("Tesla-T4-SHARED", "t4-shared"),
+            ("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb-SHARED", "a100-mig-1g.5gb-shared"),
+        ];
+        for (product, expected) in products {
+            node.labels.insert(NVIDIA_PRODUCT.into(), product.into());
+            assert_eq!(kind(&config, &node), all(NVIDIA_GPU, expected, 56));
+        }
+        // As GKE labels them.
+        node.labels.remove(NVIDIA_PRODUCT);
+        node.labels.insert(GKE_ACCELERATOR.into(), "nvidia-tesla-a100".into());
+        node.labels.insert(GKE_PARTITION.into(), "1g.5gb".into());
+        assert_eq!(kind(&config, &node), all(NVIDIA_GPU, "a100-mig-1g.5gb", 56));
+        node.labels.insert(GKE_SHARING.into(), "time-sharing".into());
+        assert_eq!(kind(&config, &node), all(NVIDIA_GPU, "a100-mig-1g.5gb-shared", 56));
+        node.labels.remove(GKE_PARTITION);
+        assert_eq!(kind(&config, &node), all(NVIDIA_GPU, "a100-shared", 56));
+        node.labels.remove(GKE_SHARING);
+        node.labels.remove(GKE_ACCELERATOR);
         // Several profiles, of which there is most of one.
         node.labels.insert(NVIDIA_PRODUCT.into(), "NVIDIA-H100-80GB-HBM3".into());
         let profiles =

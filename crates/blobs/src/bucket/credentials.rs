@@ -96,10 +96,16 @@ fn of_file(path: &Path) -> Result<AwsCredential, String> {
     })
 }
 
-/// The first of each key, as the files of other clients of S3 have them; sections and other lines say nothing.
+/// The keys in a text as the files of other clients of S3 have them: those of the first section that has some, for a token of
+/// another one would be refused with them. The names of sections and other lines say nothing.
 fn in_text(text: &str) -> Option<AwsCredential> {
+    let lines: Vec<&str> = text.lines().collect();
+    lines.split(|line| line.trim_start().starts_with('[')).find_map(in_section)
+}
+
+fn in_section(lines: &[&str]) -> Option<AwsCredential> {
     let value = |name: &str| {
-        let mut lines = text.lines().filter_map(|line| line.split_once('='));
+        let mut lines = lines.iter().filter_map(|line| line.split_once('='));
         let (_, value) = lines.find(|(key, _)| key.trim().eq_ignore_ascii_case(name))?;
         Some(value.trim().to_owned()).filter(|value| !value.is_empty())
     };
@@ -140,6 +146,16 @@ mod tests {
         let second = keys.read().unwrap();
         assert_eq!((second.key_id.as_str(), second.token.as_deref()), ("two", Some("three")));
         assert!(!format!("{keys:?} {second:?}").contains("hunter2"));
+        let profiles = "[default]\naws_access_key_id = one\naws_secret_access_key = s\n\n[session]\n\
+                        aws_access_key_id = two\naws_secret_access_key = t\naws_session_token = u\n";
+        let first = in_text(profiles).unwrap();
+        assert_eq!(
+            (first.key_id.as_str(), first.token.as_deref()),
+            ("one", None),
+            "the token is that of other keys"
+        );
+        let later = in_text(&format!("[empty]\nregion = x\n{}", &profiles["[default]".len()..])).unwrap();
+        assert_eq!(later.key_id, "one");
         let odd = "aws_access_key_id = a\naws_secret_access_key = b\naws_session_token = c\u{1}d\n";
         assert!(in_text(odd).is_none(), "no header can have that");
         std::fs::write(&path, "aws_access_key_id = hunter3\n").unwrap();

@@ -15,7 +15,7 @@ use muster_types::{ArrayId, ArraySpec, JobId, Name};
 use serde_json::{Value, json};
 
 use crate::Options;
-use crate::draft::{Draft, Group, STOP_GRACE_S_MAX, name_of};
+use crate::draft::{Draft, Group, Rules, STOP_GRACE_S_MAX, name_of};
 use crate::finding::{FindingKind, Findings, shown};
 use crate::metadata::{no_tier, tier_of};
 use directives::{Directive, Directives};
@@ -51,7 +51,7 @@ pub fn convert(script: &str, options: &Options, findings: &Findings, honoured: &
     who(&directives, options, &mut draft);
     order(&directives, &mut draft);
     if group.needs.accelerators.is_none() {
-        alone(&directives, &mut draft);
+        alone(&directives, size, &mut draft);
     }
     when(&directives, &mut draft);
     if let Some(directive) = directives.take("array") {
@@ -64,7 +64,7 @@ pub fn convert(script: &str, options: &Options, findings: &Findings, honoured: &
         dependencies(&directives, directive, &mut draft.after);
     }
     ends(&directives, &mut draft);
-    environment(&directives, &mut group);
+    environment(&directives, &mut group, &mut draft.rules);
     places(&directives, &mut draft);
     named_nodes(&directives, size, &mut draft);
     if script.contains(LINE_ENDS) {
@@ -152,9 +152,16 @@ fn order(directives: &Directives<'_>, draft: &mut Draft) {
 }
 
 /// Whole hosts for a job without accelerators.
-fn alone(directives: &Directives<'_>, draft: &mut Draft) {
+fn alone(directives: &Directives<'_>, size: size::Size, draft: &mut Draft) {
     let Some(directive) = directives.take("exclusive") else { return };
-    if directive.value.is_empty() {
+    if directive.value.is_empty() && size.per_node > 1 {
+        // As many hosts as tasks would be many times what the script asks for.
+        directives.drop(
+            directive,
+            "a task is a worker, and each would have a host to itself; ask for one worker a node with `exclusive: true`, which starts \
+             the tasks of its node",
+        );
+    } else if directive.value.is_empty() {
         draft.rules.exclusive = Some(true);
         directives.approximate(directive, "each worker has a host without accelerators to itself");
     } else {
@@ -306,7 +313,12 @@ fn ends(directives: &Directives<'_>, draft: &mut Draft) {
     }
 }
 
-fn environment(directives: &Directives<'_>, group: &mut Group) {
+fn environment(directives: &Directives<'_>, group: &mut Group, rules: &mut Rules) {
+    if let Some(directive) = directives.take("get-user-env") {
+        rules.shell = Some("login");
+        let sentence = "a login shell of the worker's user on its host runs the command";
+        directives.approximate(directive, sentence);
+    }
     let Some(directive) = directives.take("export") else { return };
     for part in directive.value.split(',').filter(|part| !part.is_empty()) {
         match part.split_once('=') {
@@ -427,14 +439,15 @@ fn advice(name: &str) -> &'static str {
         }
         "input" => "workers read nothing from their standard input",
         "mail-type" | "mail-user" => {
-            "nobody is written to; `muster job wait JOB-ID` returns when it has ended"
+            "addresses are not taken over; `notify` of a job document names receivers that the policy allows, and `muster job wait JOB-ID` \
+             returns when it has ended"
         }
         "exclusive" => "of nodes with accelerators, ask for all devices, CPUs and memory",
         "constraint" | "prefer" => CONSTRAINT,
         "nodefile" => "the file is not read; `--nodelist` names the nodes",
         "hold" => "the job starts when there is capacity; `muster submit --hold` submits it held",
         "priority" => "the order is decided by tiers and shares of tenants: `tier`",
-        "export-file" | "get-user-env" => {
+        "export-file" => {
             "the environment of the command that submits does not go with the job; name each variable under --export"
         }
         "container" | "container-id" => {

@@ -270,8 +270,10 @@ fn explain(
     let is_next = found.is_some() && ahead.position.is_first();
     // When quota comes free that may be borrowed is foreseen, and not what others hold that must not be stopped.
     let may_borrow = must_not_borrow(state, spec, reason).is_empty();
-    // Nor is it known when licences are given back.
-    let is_foreseen = may_borrow && reason != WaitReason::Licence;
+    // Nor is it known when licences are given back, or when what a tenant or a user has placed is over.
+    let is_at_limit = reason == WaitReason::TenantLimit
+        && (spent(state, job, own, now).is_none() || at_limit::why_it_is_held(state, job, own).is_some());
+    let is_foreseen = may_borrow && reason != WaitReason::Licence && !is_at_limit;
     let start = is_foreseen.then(|| start(state, now, kept, (job, spec, row), is_next)).flatten();
     JobExplanation {
         reason,

@@ -5,24 +5,30 @@
 //! host, which apptainer would show it by default.
 //!
 //! What it fetches is in the directory of images: `<digest of the reference>.sif`, and next to it a `.json` with the identity of
-//! the file and what the image says of its programs.
+//! the file and what the image says of its programs. Its cache is not used: nothing would ever go from there. Every command that
+//! fetches or unpacks has a directory for what it leaves when it is killed.
 
 use super::podman::{Answer, FIND_MAX, fault_of, is_id, of_registry, run};
 use super::{FoundImage, ImageConfig, ImageError, Runtime};
 use crate::disk::{durable, tree};
 use crate::offload::blocking;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::process::Command;
 
 /// Where files of images are, below the directory of all images.
 const FILES: &str = ".sif";
+/// How the names of directories begin that one command works in; each has a number.
+const WORK: &str = "work_";
 /// Bytes of what is noted of a file.
 const NOTE_BYTES_MAX: u64 = 1 << 20;
 /// Objects of a file that are looked at for the image's configuration.
@@ -38,6 +44,21 @@ pub(crate) struct Apptainer {
     program: String,
     version: String,
     directory: PathBuf,
+    /// Numbers of the directories that commands work in now.
+    working: Arc<Mutex<BTreeSet<u64>>>,
+}
+
+/// A directory that one command works in. It goes with the next look for such ones after this is dropped.
+struct Work {
+    number: u64,
+    path: PathBuf,
+    working: Arc<Mutex<BTreeSet<u64>>>,
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        self.working.lock().remove(&self.number);
+    }
 }
 
 /// What is noted of a file.
@@ -73,7 +94,8 @@ impl Apptainer {
         if answer.code != Some(0) || !is_version {
             return Err(format!("apptainer does not tell its version: {}", answer.complaint));
         }
-        Ok(Apptainer { program: program.to_owned(), version, directory: directory.join(FILES) })
+        let (program, directory) = (program.to_owned(), directory.join(FILES));
+        Ok(Apptainer { program, version, directory, working: Arc::default() })
     }
 
     pub(crate) fn version(&self) -> &str {
@@ -83,10 +105,33 @@ impl Apptainer {
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         command.args(arguments).stdin(Stdio::null());
-        // Neither fills the home directory of the agent's user, nor a small `/tmp`.
-        command.env("APPTAINER_CACHEDIR", self.directory.join("cache"));
-        command.env("APPTAINER_TMPDIR", &self.directory);
         command
+    }
+
+    /// The same for one that fetches or unpacks: it fills neither the home directory of the agent's user, nor a small `/tmp`.
+    fn command_in(&self, work: &Work, arguments: &[&str]) -> Command {
+        let mut command = self.command(arguments);
+        command.env("APPTAINER_CACHEDIR", &work.path).env("APPTAINER_TMPDIR", &work.path);
+        command
+    }
+
+    /// A directory for one command, which is empty: what one of that number has left goes first.
+    async fn work(&self) -> Result<Work, ImageError> {
+        let number = {
+            let mut working = self.working.lock();
+            let number = (0u64..).find(|number| !working.contains(number)).unwrap_or(u64::MAX);
+            working.insert(number);
+            number
+        };
+        let path = self.directory.join(format!("{WORK}{number}"));
+        let work = Work { number, path, working: Arc::clone(&self.working) };
+        let path = work.path.clone();
+        let made = blocking(move || -> io::Result<()> {
+            tree::remove(&path)?;
+            DirBuilder::new().recursive(true).mode(0o700).create(path)
+        });
+        made.await.map_err(|error| ImageError::unusable(format!("make a directory for images: {error}")))?;
+        Ok(work)
     }
 
     /// The file of a reference, and the note on it.
@@ -140,12 +185,11 @@ impl Runtime for Apptainer {
     }
 
     async fn pull(&self, reference: &str, credentials: Option<&Path>) -> Result<(), ImageError> {
-        let directory = self.directory.clone();
-        let made = blocking(move || DirBuilder::new().recursive(true).mode(0o700).create(directory)).await;
-        made.map_err(|error| ImageError::unusable(format!("make a directory for images: {error}")))?;
+        // Two tenants may fetch the same image at the same time.
+        let work = self.work().await?;
         let (file, noted) = self.paths(reference);
-        let part = file.with_extension("part");
-        let mut pulling = self.command(&["pull", "--force"]);
+        let part = work.path.join("image.sif");
+        let mut pulling = self.command_in(&work, &["pull", "--force", "--disable-cache"]);
         if let Some(file) = credentials {
             pulling.arg("--authfile").arg(file);
         }
@@ -163,7 +207,7 @@ impl Runtime for Apptainer {
             // The note goes last: without it the file counts as not there.
             let _ = fs::remove_file(&noted);
             fs::rename(&part, &file)?;
-            let noting = noted.with_extension("new");
+            let noting = part.with_extension("json");
             fs::write(&noting, serde_json::to_vec(&note)?)?;
             fs::rename(&noting, &noted)
         });
@@ -177,8 +221,11 @@ impl Runtime for Apptainer {
             found.map(|(noted, _)| noted.with_extension("sif"))
         });
         let file = file.await.ok_or_else(|| ImageError::unusable("its file is gone"))?;
-        let mut building = self.command(&["build", "--sandbox", "--force"]);
+        let work = self.work().await?;
+        let mut building = self.command_in(&work, &["build", "--sandbox", "--force"]);
         building.arg(into).arg(&file);
+        // It unpacks into a directory next to that, which gets its name at the end.
+        let places = [into.parent().unwrap_or(into).to_owned(), work.path.clone()];
         let built = async {
             let answer = run(building).await.map_err(ImageError::unusable)?;
             match answer.code {
@@ -189,8 +236,9 @@ impl Runtime for Apptainer {
         let is_larger = async {
             loop {
                 tokio::time::sleep(MEASURE).await;
-                let into = into.to_owned();
-                if blocking(move || tree::size(&into)).await.bytes > bytes_max {
+                let places = places.clone();
+                let sizes = move || places.map(|place| tree::size(&place).bytes);
+                if blocking(sizes).await.into_iter().fold(0, u64::saturating_add) > bytes_max {
                     return;
                 }
             }
@@ -213,7 +261,24 @@ impl Runtime for Apptainer {
     }
 
     async fn tidy(&self, _: &Path) {
-        // A file that was not noted is written over by the next pull of it.
+        // A file that was not noted is written over by the next pull of it; what commands have left that were killed goes here.
+        let (directory, working) = (self.directory.clone(), Arc::clone(&self.working));
+        let left = blocking(move || -> io::Result<()> {
+            let Ok(entries) = fs::read_dir(&directory) else { return Ok(()) };
+            for name in entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()) {
+                let number = name.strip_prefix(WORK).and_then(|number| number.parse::<u64>().ok());
+                let Some(number) = number else { continue };
+                // No command begins in a directory that is being removed.
+                if working.lock().insert(number) {
+                    let left = Work { number, path: directory.join(&name), working: Arc::clone(&working) };
+                    tree::remove(&left.path)?;
+                }
+            }
+            Ok(())
+        });
+        if let Err(error) = left.await {
+            tracing::warn!(%error, "what fetching an image has left stays for now");
+        }
     }
 
     async fn remove(&self, image: &str) {
@@ -282,7 +347,8 @@ echo "$@" >> "$here/asked"
 case "$1 $2" in
     "--version ") echo "apptainer version 1.3.4" ;;
     "pull --force")
-        shift 2
+        shift 3
+        echo cached > "$APPTAINER_TMPDIR/bundle"
         if [ "$1" = --authfile ]; then shift 2; fi
         case "$2" in
             *none*) echo "FATAL: manifest unknown" >&2; exit 255 ;;
@@ -321,6 +387,18 @@ esac
         let asked = fs::read_to_string(directory.path().join("asked")).unwrap();
         assert!(asked.contains(&format!("--authfile {}", credentials.display())), "{asked}");
         assert!(asked.contains("docker://registry.example.org/a:1"), "{asked}");
+        assert!(asked.contains("pull --force --disable-cache "), "{asked}");
+        let left = || fs::read_dir(images.join(FILES)).unwrap().flatten().map(|entry| entry.file_name());
+        let works = |name: &std::ffi::OsString| name.to_string_lossy().starts_with(WORK);
+        assert!(left().any(|name| works(&name)), "as after a command that was killed");
+        let at_work = apptainer.work().await.unwrap();
+        fs::create_dir(images.join(FILES).join(format!("{WORK}7"))).unwrap();
+        apptainer.tidy(&images).await;
+        let stays = at_work.path.file_name().unwrap().to_owned();
+        assert_eq!(left().filter(works).collect::<Vec<_>>(), [stays], "only what is in use stays");
+        drop(at_work);
+        apptainer.tidy(&images).await;
+        assert_eq!(left().filter(works).count(), 0);
         assert!(!asked.lines().any(|line| line.starts_with("exec") || line.starts_with("run")), "{asked}");
         let into = directory.path().join("rootfs");
         fs::create_dir(&into).unwrap();

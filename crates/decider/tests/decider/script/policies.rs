@@ -14,7 +14,7 @@ use crate::support::{self, name};
 impl World {
     /// `policy` and any of: `preemption=off`, `order=submission|predicted`, `fair-share=off`,
     /// `reservations=N`, `reserve-after=D`, `minimum-run=D`, `defragment-after=D`, `victims-max=N`, `price=KIND,N[,REGION]`,
-    /// `tenant=NAME,parent=P,weight=N,KIND=NOMINAL/BORROWING/LENDING,tier-max=T,non-preemptible=R,deadlines=on|off,bookings=on|off,pending-jobs=N,budget=HOURS:WINDOW,spend=DOLLARS:WINDOW,user-devices=N,job-devices=N,on-limit=hold|refuse,queue-order=fair|strict,block-for=D,queue-preemption=none|reclaim|fair_share,nodes=N+N,isolated=on|off`
+    /// `tenant=NAME,parent=P,weight=N,KIND=NOMINAL/BORROWING/LENDING,tier-max=T,non-preemptible=R,deadlines=on|off,bookings=on|off,pending-jobs=N,budget=HOURS:WINDOW,spend=DOLLARS:WINDOW,user-devices=N,job-devices=N,cpus=N,on-limit=hold|refuse,queue-order=fair|strict,block-for=D,queue-preemption=none|reclaim|fair_share,nodes=N+N,isolated=on|off`
     /// (a tenant of the first level that states no right has all of them), `backoff=D`, `stopping-deadline=D`,
     /// `starting-deadline=D`, `end-overrunners=on|off`, `isolation=devices,pid,tmp,user`, `receiver=NAME,[TENANT],EVENT…`,
     /// `resource=NAME,COUNT[,REGION]`, `maintenance=NODE,+FROM,+UNTIL`, `reserved=NODE,TENANT,+FROM,+UNTIL`. Settings that are left out take their defaults.
@@ -108,6 +108,9 @@ impl World {
                             "spend" => tenant.limits.spend = Some(spend(value)),
                             "user-spend" => tenant.limits.user.spend = Some(spend(value)),
                             "user-devices" => tenant.limits.user.devices = value.parse().ok(),
+                            "cpus" => {
+                                tenant.limits.cpu_milli = value.parse::<u64>().ok().map(|cpus| cpus * 1_000);
+                            }
                             "job-devices" => tenant.limits.job.devices_max = value.parse().ok(),
                             "on-limit" => tenant.limits.on_limit = OnLimit::parse(value),
                             "queue-order" => tenant.queue.order = QueueOrder::parse(value),
