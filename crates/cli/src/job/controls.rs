@@ -486,7 +486,7 @@ pub struct ModifyArgs {
     /// How many members of an array may be unfinished at a time, or none: all that can be changed of an array
     #[arg(long, value_name = "N", conflicts_with_all = [
         "tier", "run_time_limit", "deadline", "not_before", "expected_run", "regions", "node_selector", "labels",
-        "annotations", "etag", "nice", "workers", "tenant",
+        "annotations", "etag", "nice", "workers", "tenant", "node_tests", "only", "exclude",
     ])]
     throttle: Option<String>,
     /// Only if the job is still as it was shown with this etag
@@ -788,6 +788,32 @@ pub fn lines(controls: &view::Controls) -> BTreeMap<&'static str, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: ModifyArgs,
+    }
+
+    #[test]
+    fn nothing_that_goes_with_a_throttle_is_left_out() {
+        let parsed = |more: &[&str]| {
+            let usual = ["modify", "array-3f0", "--throttle", "5"];
+            Line::try_parse_from([&usual[..], more].concat()).map(|line| line.args.throttle)
+        };
+        assert_eq!(parsed(&["--dry-run"]).ok(), Some(Some("5".to_owned())));
+        for more in [
+            ["--only", "h1"],
+            ["--exclude", "h1"],
+            ["--where", "zone in (a)"],
+            ["--nice", "1"],
+            ["--workers", "2"],
+            ["--tenant", "lab"],
+        ] {
+            assert!(parsed(&more).is_err(), "{more:?}");
+        }
+    }
 
     #[test]
     fn workers_are_read_with_and_without_bounds_and_groups() {
