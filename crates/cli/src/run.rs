@@ -110,6 +110,10 @@ pub struct RunArgs {
 }
 
 pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Exit, Failure> {
+    if args.terminal {
+        // Before a job is submitted that nobody could type to from here.
+        exec::size_here()?;
+    }
     let what = args.file.clone().unwrap_or_else(|| "muster run".to_owned());
     let mut manifest = match &args.file {
         Some(file) => of_file(console, file, &args)?,

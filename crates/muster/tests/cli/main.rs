@@ -74,6 +74,22 @@ fn dead_endpoint() -> String {
 }
 
 #[test]
+fn nothing_is_submitted_for_a_terminal_that_is_not_there() {
+    let fake = Fake::start();
+    let words: [&[&str]; 3] = [
+        &["run", "-it", "--", "bash"],
+        &["attach", "job-3f0"],
+        &["exec", "job-3f0", "-it", "--", "sh"],
+    ];
+    for words in words {
+        let ran = with_stdin(&fake, words, "");
+        assert_eq!(ran.code, 2, "{words:?}: {}", ran.err);
+        assert!(ran.err.contains("a terminal is needed"), "{words:?}: {}", ran.err);
+    }
+    assert!(fake.book.lock().submitted.is_empty());
+}
+
+#[test]
 fn help_shows_commands_examples_and_exit_codes() {
     let ran = finish(command("", &["--help"]));
     assert_eq!(ran.code, 0);
