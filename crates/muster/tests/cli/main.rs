@@ -74,6 +74,12 @@ fn dead_endpoint() -> String {
 }
 
 #[test]
+fn a_file_that_is_printed_for_a_held_job_is_said_not_to_hold_it() {
+    let ran = finish(command(&dead_endpoint(), &["submit", &example("train.yaml"), "--hold", "--dry-run"]));
+    assert!(ran.code == 0 && ran.err.contains("with --hold"), "{}", ran.err);
+}
+
+#[test]
 fn nothing_is_submitted_for_a_terminal_that_is_not_there() {
     let fake = Fake::start();
     let words: [&[&str]; 3] = [
