@@ -152,17 +152,17 @@ pub async fn run(global: &Global, console: &Console, command: RegionCommand) -> 
     Ok(Exit::Ok)
 }
 
-/// Nodes of a place.
-async fn nodes_of(client: &Client, target: &v1::HoldTarget) -> Result<Vec<v1::Node>, Failure> {
-    let region = target.region.clone();
-    let mut request = v1::ListNodesRequest { page_size: PAGE_SIZE, region, ..Default::default() };
+/// Nodes of a region, a cluster or both; empty names are those of all.
+pub async fn nodes_of(client: &Client, region: &str, cluster: &str) -> Result<Vec<v1::Node>, Failure> {
+    let mut request =
+        v1::ListNodesRequest { page_size: PAGE_SIZE, region: region.to_owned(), ..Default::default() };
     let mut found = Vec::new();
     loop {
         let page = client.list_nodes(request.clone()).await?;
         let is_there = |node: &v1::Node| {
             node.description.as_ref().is_some_and(|described| {
-                (target.region.is_empty() || described.region == target.region)
-                    && (target.cluster.is_empty() || described.cluster == target.cluster)
+                (region.is_empty() || described.region == region)
+                    && (cluster.is_empty() || described.cluster == cluster)
             })
         };
         found.extend(page.nodes.into_iter().filter(is_there));
@@ -196,7 +196,8 @@ async fn is_agreed(
         let effect = format!("{} would be held, and what runs would go on", named(target));
         return args.consent.given(console, &effect, None);
     }
-    let (effect, loss) = effect(target, args.drain, &nodes_of(client, target).await?);
+    let nodes = nodes_of(client, &target.region, &target.cluster).await?;
+    let (effect, loss) = effect(target, args.drain, &nodes);
     args.consent.given(console, &effect, loss.as_deref())
 }
 
