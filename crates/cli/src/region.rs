@@ -245,6 +245,9 @@ async fn list(client: &Client, console: &Console) -> Result<(), Failure> {
             console.bytes(lines.as_bytes())
         }
         Format::Table | Format::Wide | Format::Html => {
+            if items.is_empty() {
+                console.progress("nothing is held");
+            }
             let mut grid = Grid::new(vec!["REGION", "CLUSTER", "TENANT", "UNTIL", "DRAIN", "REASON"]);
             for hold in items {
                 grid.row(vec![

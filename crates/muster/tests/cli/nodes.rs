@@ -114,6 +114,8 @@ fn a_place_is_emptied_only_where_somebody_says_yes() {
     assert!(ran.code == 0 && ran.err.contains("region eu-north is held until"), "{}", ran.err);
     let ran = hold(&["eu-nort"]);
     assert!(ran.code != 0 && ran.err.contains("the name may be wrong"), "{}", ran.err);
+    let ran = muster(&fake, &["region", "list"]);
+    assert!(ran.code == 0 && ran.err.contains("nothing is held"), "{}", ran.err);
     let ran = hold(&["--tenant", "vision", "--dry-run"]);
     assert!(ran.code == 0 && ran.out.contains("tenant vision would be held"), "{}{}", ran.out, ran.err);
 }
