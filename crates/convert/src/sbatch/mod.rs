@@ -51,7 +51,7 @@ pub fn convert(script: &str, options: &Options, findings: &Findings, honoured: &
     who(&directives, options, &mut draft);
     order(&directives, &mut draft);
     if group.needs.accelerators.is_none() {
-        alone(&directives, &mut draft);
+        alone(&directives, size, &mut draft);
     }
     when(&directives, &mut draft);
     if let Some(directive) = directives.take("array") {
@@ -152,9 +152,15 @@ fn order(directives: &Directives<'_>, draft: &mut Draft) {
 }
 
 /// Whole hosts for a job without accelerators.
-fn alone(directives: &Directives<'_>, draft: &mut Draft) {
+fn alone(directives: &Directives<'_>, size: size::Size, draft: &mut Draft) {
     let Some(directive) = directives.take("exclusive") else { return };
-    if directive.value.is_empty() {
+    if size.per_node > 1 {
+        directives.drop(
+            directive,
+            "each worker would have a host to itself, and tasks of this job share one: write how many CPUs and how much memory \
+             a worker needs",
+        );
+    } else if directive.value.is_empty() {
         draft.rules.exclusive = Some(true);
         directives.approximate(directive, "each worker has a host without accelerators to itself");
     } else {
