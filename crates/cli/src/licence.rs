@@ -84,7 +84,7 @@ async fn list(client: &Client, console: &Console) -> Result<(), Failure> {
         }
         Format::Table | Format::Wide | Format::Html => {
             if items.is_empty() {
-                console.progress("the policy counts none: `resources` of a policy file (`muster policy set`) adds them");
+                console.progress("the policy counts none; `resources` of a policy file adds them");
             }
             let mut grid = Grid::new(vec!["NAME", "REGION", "COUNT", "USED", "HELD BY", "NEXT"]);
             for item in items {

@@ -179,7 +179,9 @@ fn effect(target: &v1::HoldTarget, drains: bool, nodes: &[v1::Node]) -> (String,
     let jobs: BTreeSet<&String> = nodes.iter().flat_map(|node| &node.job_ids).collect();
     let loss = match jobs.len() {
         _ if nodes.is_empty() => Some("the name may be wrong: `muster node list` shows places".to_owned()),
-        count @ 1.. if drains => Some(format!("what runs there would be stopped with its grace: jobs {count}")),
+        count @ 1.. if drains => {
+            Some(format!("what runs there would be stopped with its grace: jobs {count}"))
+        }
         _ => None,
     };
     (effect, loss)

@@ -709,7 +709,10 @@ fn stopped_for_size(changed: &v1::Job, job: &v1::Job) -> Option<String> {
     let runs = matches!(job.phase(), v1::JobPhase::Starting | v1::JobPhase::Running);
     let fewer = group.workers;
     (runs && fewer < has).then(|| {
-        format!("it runs with {has} workers: with {fewer} it is stopped with its grace, and waits again in its position")
+        format!(
+            "it runs with {has} workers: with {fewer} it is stopped with its grace, and waits again in its \
+             position"
+        )
     })
 }
 
