@@ -197,9 +197,12 @@ pub trait Executor: Send + Sync + 'static {
         outputs: mpsc::Sender<ExecOutput>,
     ) -> impl Future<Output = Result<(), String>> + Send {
         drop((inputs, outputs));
+        // There is no terminal here that could have it.
+        let _ = size;
         async move {
             Err(format!(
-                "nobody attaches to worker {key} of size {size:?}: it is not on a host of this agent"
+                "nobody can attach to worker {key}: it is not on a host of this agent, but in a pod or in a job of Slurm; \
+                 `muster logs` shows what it writes"
             ))
         }
     }

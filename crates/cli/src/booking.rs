@@ -11,6 +11,7 @@ use muster_wire::v1;
 use serde::Serialize;
 
 use crate::job_files::now_ms;
+use crate::region::nodes_of;
 
 /// Commands about bookings.
 #[derive(Subcommand)]
@@ -434,6 +435,13 @@ fn plan_lines(view: &PlanView) -> Vec<String> {
 }
 
 async fn create(client: &Client, console: &Console, args: &CreateArgs) -> Result<(), Failure> {
+    if args.maintenance && args.nodes.is_empty() {
+        let [region, cluster] =
+            [&args.region, &args.in_cluster].map(|name| name.as_deref().unwrap_or_default());
+        if nodes_of(client, region, cluster).await?.is_empty() {
+            console.progress("note: no node is there now; `muster node list` shows the names of places");
+        }
+    }
     let request = v1::CreateBookingRequest {
         request_id: String::new(),
         name: args.name.clone(),

@@ -412,6 +412,8 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("drain", "muster node drain NAME"),
     ("cordon", "muster node cordon NAME"),
     ("label", "muster node label NAME KEY=VALUE"),
+    ("license", "muster licence list"),
+    ("licenses", "muster licence list"),
     ("taint", "muster node taint NAME KEY:NoSchedule"),
 ];
 

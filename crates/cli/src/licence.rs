@@ -83,6 +83,9 @@ async fn list(client: &Client, console: &Console) -> Result<(), Failure> {
             console.bytes(names.collect::<String>().as_bytes())
         }
         Format::Table | Format::Wide | Format::Html => {
+            if items.is_empty() {
+                console.progress("the policy counts none; `resources` of a policy file adds them");
+            }
             let mut grid = Grid::new(vec!["NAME", "REGION", "COUNT", "USED", "HELD BY", "NEXT"]);
             for item in items {
                 let holders = item.holders();

@@ -141,7 +141,12 @@ async fn log(global: &Global, console: &Console, receiver: String) -> Result<Exi
             let lines: String = deliveries.iter().map(|delivery| format!("{}\n", delivery.id)).collect();
             console.bytes(lines.as_bytes())?;
         }
-        Format::Table | Format::Wide | Format::Html => console.table(&deliveries_table(deliveries))?,
+        Format::Table | Format::Wide | Format::Html => {
+            if deliveries.is_empty() {
+                console.progress("the present leader has sent it nothing yet");
+            }
+            console.table(&deliveries_table(deliveries))?;
+        }
     }
     Ok(Exit::Ok)
 }

@@ -1,5 +1,7 @@
 //! `muster region hold|release|list`: regions, clusters and tenants that operators hold until further notice.
 
+use std::collections::BTreeSet;
+
 use clap::{Args, Subcommand};
 use muster_client::Client;
 use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items, moment};
@@ -8,7 +10,11 @@ use muster_wire::time::timestamp;
 use muster_wire::v1;
 use serde::Serialize;
 
+use crate::consent::Consent;
 use crate::job_files::now_ms;
+
+/// Nodes of one page.
+const PAGE_SIZE: u32 = 1_000;
 
 /// Commands about what is held.
 #[derive(Subcommand)]
@@ -17,13 +23,14 @@ pub enum RegionCommand {
     #[command(after_help = "\
 Examples:
   muster region hold eu-1 --reason 'the cooling is repaired'
-  muster region hold eu-1 --in-cluster c2 --reason 'a new switch' --until +6h --drain
+  muster region hold eu-1 --in-cluster c2 --reason 'a new switch' --until +6h --drain --dry-run
   muster region hold --in-cluster c2 --reason 'a new switch'
   muster region hold --tenant lab --reason 'the budget is checked' --until 2027-03-01T09:00:00+01:00
 
 Nothing starts there, also not on nodes that join later, and of a tenant and those below it nothing starts anywhere; jobs wait, and
 `muster job explain` says for what. What runs goes on: with --drain it is stopped with its grace, and keeps its place in the queue.
-Holding what is held already changes the reason, the end and the drain.")]
+With --yes jobs are stopped, and a place is held that has no nodes yet. Holding what is held already changes the reason, the end and
+the drain.")]
     Hold(HoldArgs),
     /// Release what is held: jobs start there again
     #[command(after_help = "\
@@ -81,6 +88,8 @@ pub struct HoldArgs {
     /// Stop what runs there, with its grace
     #[arg(long, conflicts_with = "tenant")]
     drain: bool,
+    #[command(flatten)]
+    consent: Consent,
 }
 
 fn time(text: &str) -> Result<u64, String> {
@@ -143,8 +152,62 @@ pub async fn run(global: &Global, console: &Console, command: RegionCommand) -> 
     Ok(Exit::Ok)
 }
 
+/// Nodes of a region, a cluster or both; empty names are those of all.
+pub async fn nodes_of(client: &Client, region: &str, cluster: &str) -> Result<Vec<v1::Node>, Failure> {
+    let mut request =
+        v1::ListNodesRequest { page_size: PAGE_SIZE, region: region.to_owned(), ..Default::default() };
+    let mut found = Vec::new();
+    loop {
+        let page = client.list_nodes(request.clone()).await?;
+        let is_there = |node: &v1::Node| {
+            node.description.as_ref().is_some_and(|described| {
+                (region.is_empty() || described.region == region)
+                    && (cluster.is_empty() || described.cluster == cluster)
+            })
+        };
+        found.extend(page.nodes.into_iter().filter(is_there));
+        if page.next_page_token.is_empty() || page.next_page_token == request.page_token {
+            return Ok(found);
+        }
+        request.page_token = page.next_page_token;
+    }
+}
+
+/// What a hold of nodes that have these jobs would do, and what it would take away.
+fn effect(target: &v1::HoldTarget, drains: bool, nodes: &[v1::Node]) -> (String, Option<String>) {
+    let effect = format!("{} would be held, where {} nodes are now", named(target), nodes.len());
+    let jobs: BTreeSet<&String> = nodes.iter().flat_map(|node| &node.job_ids).collect();
+    let loss = match jobs.len() {
+        _ if nodes.is_empty() => Some("the name may be wrong: `muster node list` shows places".to_owned()),
+        count @ 1.. if drains => {
+            Some(format!("what runs there would be stopped with its grace: jobs {count}"))
+        }
+        _ => None,
+    };
+    (effect, loss)
+}
+
+/// Whether to go on: not for a look, and not where jobs would be stopped, or no node would be held, and nobody said yes.
+async fn is_agreed(
+    client: &Client,
+    console: &Console,
+    args: &HoldArgs,
+    target: &v1::HoldTarget,
+) -> Result<bool, Failure> {
+    if !target.tenant.is_empty() {
+        let effect = format!("{} would be held, and what runs would go on", named(target));
+        return args.consent.given(console, &effect, None);
+    }
+    let nodes = nodes_of(client, &target.region, &target.cluster).await?;
+    let (effect, loss) = effect(target, args.drain, &nodes);
+    args.consent.given(console, &effect, loss.as_deref())
+}
+
 async fn hold(client: &Client, console: &Console, args: &HoldArgs) -> Result<(), Failure> {
     let target = args.target.target();
+    if !is_agreed(client, console, args, &target).await? {
+        return Ok(());
+    }
     let request = v1::SetFleetHoldRequest {
         request_id: String::new(),
         target: Some(target.clone()),
@@ -184,6 +247,9 @@ async fn list(client: &Client, console: &Console) -> Result<(), Failure> {
             console.bytes(lines.as_bytes())
         }
         Format::Table | Format::Wide | Format::Html => {
+            if items.is_empty() {
+                console.progress("nothing is held");
+            }
             let mut grid = Grid::new(vec!["REGION", "CLUSTER", "TENANT", "UNTIL", "DRAIN", "REASON"]);
             for hold in items {
                 grid.row(vec![
@@ -209,6 +275,22 @@ mod tests {
     struct Line {
         #[command(subcommand)]
         command: RegionCommand,
+    }
+
+    #[test]
+    fn what_a_hold_would_stop_is_said_before() {
+        let target = v1::HoldTarget { region: "eu-1".to_owned(), ..Default::default() };
+        let node = |jobs: &[&str]| v1::Node {
+            job_ids: jobs.iter().map(|id| (*id).to_owned()).collect(),
+            ..Default::default()
+        };
+        let nodes = [node(&["job-1", "job-2"]), node(&["job-2"])];
+        let (said, loss) = effect(&target, true, &nodes);
+        assert_eq!(said, "region eu-1 would be held, where 2 nodes are now");
+        assert!(loss.is_some_and(|loss| loss.ends_with("jobs 2")));
+        assert_eq!(effect(&target, false, &nodes).1, None);
+        assert_eq!(effect(&target, true, &[node(&[])]).1, None);
+        assert!(effect(&target, false, &[]).1.is_some_and(|loss| loss.starts_with("the name may be wrong")));
     }
 
     #[test]

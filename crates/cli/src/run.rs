@@ -110,6 +110,10 @@ pub struct RunArgs {
 }
 
 pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Exit, Failure> {
+    if args.terminal {
+        // Before a job is submitted that nobody could type to from here.
+        exec::size_here()?;
+    }
     let what = args.file.clone().unwrap_or_else(|| "muster run".to_owned());
     let mut manifest = match &args.file {
         Some(file) => of_file(console, file, &args)?,
@@ -133,6 +137,9 @@ pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Ex
     name_own_tenant(&client, &mut manifests);
     auto::choose(&client, console, &what, &mut manifests).await?;
     let [manifest] = &manifests;
+    if args.terminal {
+        check_rank(args.rank, &manifest.message)?;
+    }
     let request = v1::SubmitJobRequest {
         request_id: request_id.to_string(),
         job: Some(manifest.message.clone()),
@@ -148,14 +155,31 @@ pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Ex
         return Ok(Exit::Ok);
     }
     console.progress(&match args.terminal {
-        true => format!("{id}; Ctrl-P Ctrl-Q leaves its terminal, and muster attach {id} comes back to it"),
+        true => format!(
+            "{id}; until it runs Ctrl-C leaves it in the queue, and muster cancel {id} ends it; then Ctrl-P Ctrl-Q leaves its \
+             terminal, and muster attach {id} comes back to it"
+        ),
         false => format!("{id}; Ctrl-C detaches, a second one cancels the job"),
     });
     if args.stdin && args.terminal && runs(&client, &id).await? {
-        return exec::attach_to(&client, console, id, args.rank.unwrap_or(0)).await;
+        let goes_on = format!("if {id} still runs, muster cancel {id} ends it");
+        let attached = exec::attach_to(&client, console, id, args.rank.unwrap_or(0)).await;
+        return attached.map_err(|failure| failure.with_details([goes_on]));
     }
     let ranks = args.rank.map_or(Ranks::All, Ranks::One);
     attach::attach(&client, console, &id, ranks, global.timeout.unwrap_or(Duration::MAX)).await
+}
+
+/// The job has the worker whose terminal is asked for.
+fn check_rank(rank: Option<u32>, job: &v1::Job) -> Result<(), Failure> {
+    let workers = job.spec().groups.iter().map(|group| group.workers.max(1)).fold(0, u32::saturating_add);
+    match rank {
+        Some(rank) if rank >= workers => {
+            let last = workers.saturating_sub(1);
+            Err(Failure::usage(format!("--rank {rank}: the ranks of the job are from 0 to {last}")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Waits until a job runs; false when it has ended before anybody saw it run.
@@ -275,5 +299,19 @@ fn variable(given: &str) -> Result<(String, String), Failure> {
         Ok(value) => Ok((given.to_owned(), value)),
         Err(error) => Err(Failure::usage(format!("--env {given}: {error}"))
             .with_next(format!("give it a value: --env {given}=…"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_is_that_of_a_worker_of_the_job() {
+        let group = v1::TaskGroup { workers: 2, ..v1::TaskGroup::default() };
+        let spec = v1::JobSpec { groups: vec![group], ..v1::JobSpec::default() };
+        let job = v1::Job { spec: Some(spec), ..v1::Job::default() };
+        assert!(check_rank(None, &job).is_ok() && check_rank(Some(1), &job).is_ok());
+        assert!(check_rank(Some(2), &job).is_err());
     }
 }

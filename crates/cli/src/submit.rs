@@ -172,6 +172,9 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
     }
     let workdir = args.files.apply(global, &mut manifests)?;
     if args.dry_run {
+        if args.hold {
+            console.progress("note: a job file does not hold its job: submit what is printed with --hold");
+        }
         return print_documents(console, &file, &manifests);
     }
     let jobs_asked: usize = manifests.iter().map(jobs_of).sum();

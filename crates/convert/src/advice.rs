@@ -3,16 +3,21 @@
 /// The sentence for a field of a Kubernetes object that nothing was read of.
 pub fn of_field(name: &str) -> String {
     let advice = match name {
-        "livenessProbe" | "readinessProbe" | "startupProbe" => {
-            "workers have no probes; a worker that hangs is ended by `runTimeLimit`"
+        "livenessProbe" => "workers have no probes; a worker that hangs is ended by `runTimeLimit`",
+        "readinessProbe" | "startupProbe" => {
+            "workers have no probes; with `readiness: {timeout}` each has to state that it is ready (`muster ctl ready`)"
         }
+        "stdin" | "stdinOnce" | "tty" => "`terminal: true` gives each worker a terminal (`muster attach`)",
         "lifecycle" => "there are no hooks; before it is stopped a worker gets SIGTERM and `stopGrace`",
         "ports" => "ports are not reserved; a worker opens those of its host, and MASTER_PORT is the gang's",
         "serviceAccountName" | "serviceAccount" | "automountServiceAccountToken" => {
             "workers have no identity of that cluster; give them a secret (`muster-secret://NAME`)"
         }
         "imagePullPolicy" => "images are taken over where `--images` asks for it",
-        "imagePullSecrets" => "nodes pull images with what their own container runtime is allowed",
+        "imagePullSecrets" => {
+            "nodes pull images with what their own container runtime is allowed, or with a secret of the tenant \
+             (`container: {credentials}`)"
+        }
         "initContainers" => {
             "no step runs before the worker; make it a job that this one waits for (`after`), or put it into the command"
         }

@@ -530,6 +530,20 @@ fn the_environment_of_a_user_comes_from_a_login_shell() {
 }
 
 #[test]
+fn tasks_that_share_a_node_get_no_hosts_to_themselves() {
+    let script = |options: &str| format!("#!/bin/sh\n#SBATCH --exclusive {options}\ntrue\n");
+    let exclusive =
+        |options: &str| convert(&script(options)).unwrap().documents[0]["spec"]["exclusive"].clone();
+    assert_eq!(exclusive("--nodes=2"), json!(true));
+    for options in ["--nodes=2 --ntasks-per-node=4", "--nodes=2 --ntasks=8"] {
+        assert_eq!(exclusive(options), Value::Null, "{options}");
+        let all = findings(&script(options));
+        let part = "line 2: --exclusive: not honoured: each worker would have a host to itself";
+        assert!(all.iter().any(|finding| finding.contains(part)), "{options}: {all:#?}");
+    }
+}
+
+#[test]
 fn a_reservation_is_the_booking_of_that_name() {
     let named = |value: &str| format!("#!/bin/sh\n#SBATCH --reservation={value}\ntrue\n");
     let booking = |value: &str| convert(&named(value)).unwrap().documents[0]["spec"]["booking"].clone();

@@ -312,6 +312,7 @@ impl Manifest {
                 .description
                 .replace("not_before", "notBefore")
                 .replace("segment_workers", "segmentWorkers")
+                .replace("`container.shared_memory_bytes`", "`container.sharedMemory`")
                 .replace("`stop_grace`", "`stopGrace`")
                 .replace("job_id, array_id and job_name", "job, array and name")
                 .replace("job_id, array_id, job_name and label_selector", "to and jobs")
@@ -332,7 +333,8 @@ impl Manifest {
 
     fn path_in_file(&self, path: &str) -> String {
         // What a file has another name for. Everything else has the name of the message, in camel case.
-        const RENAMED: [(&str, &str); 5] = [
+        const RENAMED: [(&str, &str); 6] = [
+            ("host.shared_memory_bytes", "shared_memory"),
             ("array.size", "array"),
             ("array.indices", "array"),
             ("array.throttle", "array"),

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use muster_types::fleet::checked_name;
 use muster_types::policy::NotificationEvent;
 use muster_types::{
     AffinityLevel, AffinityRule, CommandShell, CpuBinding, DependencyRule, LaunchForm, Level, Preflight,
@@ -216,7 +217,12 @@ impl Reader<'_> {
         for (name, count) in given {
             self.place(at, count.referenced);
             let shown: String = name.chars().take(80).collect();
-            let count = self.value(&format!("{at}.{shown}"), Some(count), quantity::count);
+            let field = format!("{at}.{shown}");
+            // Here, because the message has a list, in which a place says nothing about the file.
+            if let Err(broken) = checked_name(&field, &name) {
+                self.problem(Some(count.referenced), &field, broken.description);
+            }
+            let count = self.value(&field, Some(count), quantity::count);
             asked.push(v1::LicenceRequest { name, count: count.unwrap_or_default() });
         }
         asked

@@ -182,7 +182,8 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
         1u64 << 16..1 << 40,
     ));
     let capacity = prop::option::of((1..1_000_000_000u64, prop::option::of(1..1_000_000u32)));
-    let host = prop::option::of((1..4i32, 1..3i32, 0..1u64 << 30));
+    let shared_memory = prop_oneof![Just(0), Just(1u64 << 20)];
+    let host = prop::option::of((1..4i32, 1..3i32, shared_memory));
     let notify = btree_map(name(), prop::collection::btree_set(1..8i32, 1..3), 0..3);
     let files = (files, artifacts, ulimits, capacity, host, notify);
     prop::option::of((launch, retry, checkpoint, notice, preflight, 0..3u32, files)).prop_map(|said| {

@@ -727,6 +727,10 @@ fn nice_values_whole_hosts_and_readiness_are_read() {
         ("exclusive: sometimes", "line 6: spec.exclusive: must be true or false"),
         ("readiness: {}", "spec.readiness.timeout: must be given"),
         ("readiness: {timeout: 0s}", "spec.readiness.timeout: must be between"),
+        ("licences: {MATLAB: 2}", "line 6: spec.licences.MATLAB: must be"),
+        ("sharedMemory: 1Ki", "line 6: spec.sharedMemory: must be"),
+        ("sharedMemory: 16Gi", "line 6: spec.sharedMemory: must be at most the memory of each worker"),
+        ("sharedMemory: 1Gi\n  container: {image: a.b/c:1}", "one: `container.sharedMemory`"),
     ] {
         let found = problems(&job(&format!("  command: [run]\n  {line}\n")));
         assert!(found[0].contains(expected), "{line}: {found:?}");

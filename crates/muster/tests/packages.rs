@@ -152,6 +152,8 @@ fn the_packaged_agent_configuration_is_read_as_it_is_and_with_every_key() {
         "[images]",
         "[prolog]",
         "[epilog]",
+        "[job_prolog]",
+        "[job_epilog]",
         "[logs]",
         "[health]",
         "[traces]",

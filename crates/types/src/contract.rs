@@ -390,6 +390,13 @@ impl JobContract {
             let text = "must be given in the container where there is one: `container.shared_memory_bytes`";
             found.push(Violation::new("host.shared_memory_bytes", text));
         }
+        // A worker with a host to itself has all of its memory.
+        let promised = spec.groups.iter().filter(|group| !group.request.exclusive);
+        let least = promised.map(|group| group.request.memory_bytes).min().unwrap_or(u64::MAX);
+        if !has_image && self.host.shared_memory_bytes > least {
+            let text = format!("must be at most the memory of each worker, {least} bytes: it counts as that");
+            found.push(Violation::new("host.shared_memory_bytes", text));
+        }
         JobNotification::check(&self.notify, &mut found);
         if self.spares > limits::SPARES_MAX {
             found.push(Violation::limit("spares", self.spares.into(), 0, limits::SPARES_MAX.into()));

@@ -113,6 +113,9 @@ impl ScheduleTemplate {
         refuse(job.array.is_some(), "spec.array", "a schedule makes one job at a time, and no arrays");
         let waits = !job.spec.dependencies.is_empty() || !job.named_dependencies.is_empty();
         refuse(waits, "spec.dependencies", "a job of a schedule waits for no other jobs");
+        let text =
+            "a job of a schedule is made when it is due, and not held; `muster schedule suspend` makes none";
+        refuse(job.held, "hold", text);
         refuse(
             job.spec.not_before.is_some(),
             "spec.not_before",

@@ -18,7 +18,7 @@ use muster_blobs::{
     place_violation, unpack,
 };
 use muster_types::blob::{HAS_STORE, STORE_LABEL};
-use muster_types::bucket::BucketConfig;
+use muster_types::bucket::{BucketConfig, BucketName};
 use muster_types::config_value::{bytes, span_ms};
 use muster_types::{ArtifactFault, Artifacts, BlobDigest, Violation};
 use serde::{Deserialize, Serialize};
@@ -95,6 +95,11 @@ impl FilesConfig {
                 Some(_) => "files.s3.ca_file",
             };
             return Some((key, rule));
+        }
+        let is_bucket = self.store.as_deref().and_then(Path::to_str).is_some_and(BucketName::is_meant);
+        if !is_bucket && self.s3 != BucketConfig::default() {
+            let rule = "must be left out, or `store` must name a bucket: s3://BUCKET/PREFIX";
+            return Some(("files.s3", rule.to_owned()));
         }
         let (min, max) = FETCH_MS;
         if !(min..=max).contains(&self.fetch_timeout_ms) {
@@ -555,7 +560,10 @@ mod tests {
         let bucket = FilesConfig { store: Some(PathBuf::from("s3://files/prod")), ..usual.clone() };
         assert_eq!(key(bucket.clone()), None);
         let s3 = BucketConfig { endpoint: Some("http://minio:9000".to_owned()), ..BucketConfig::default() };
-        assert_eq!(key(FilesConfig { s3, ..bucket }), Some("files.s3.endpoint"));
+        assert_eq!(key(FilesConfig { s3: s3.clone(), ..bucket }), Some("files.s3.endpoint"));
+        assert_eq!(key(FilesConfig { s3: s3.clone(), ..usual.clone() }), Some("files.s3"));
+        let directory = Some(PathBuf::from("/mnt/shared"));
+        assert_eq!(key(FilesConfig { store: directory, s3, ..usual.clone() }), Some("files.s3"));
         assert_eq!(key(FilesConfig { fetch_timeout_ms: 1, ..usual }), Some("files.fetch_timeout"));
     }
 }

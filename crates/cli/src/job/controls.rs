@@ -486,7 +486,7 @@ pub struct ModifyArgs {
     /// How many members of an array may be unfinished at a time, or none: all that can be changed of an array
     #[arg(long, value_name = "N", conflicts_with_all = [
         "tier", "run_time_limit", "deadline", "not_before", "expected_run", "regions", "node_selector", "labels",
-        "annotations", "etag", "nice", "workers", "tenant",
+        "annotations", "etag", "nice", "workers", "tenant", "node_tests", "only", "exclude",
     ])]
     throttle: Option<String>,
     /// Only if the job is still as it was shown with this etag
@@ -670,6 +670,7 @@ pub async fn modify(global: &Global, console: &Console, args: ModifyArgs) -> Res
         let shown = client.get_job(v1::GetJobRequest { job_id: job_id.clone(), read: None }).await?;
         let shown = shown.job.unwrap_or_default();
         let (changed, paths) = args.changes(now_ms, &shown)?;
+        let stop = stopped_for_size(&changed, &shown);
         // A part of a map is changed in what was read: nobody else may have changed it meanwhile.
         let etag = match (&args.etag, args.builds_on_the_job()) {
             (Some(etag), _) => etag.clone(),
@@ -689,6 +690,9 @@ pub async fn modify(global: &Global, console: &Console, args: ModifyArgs) -> Res
             Err(error) if tries > 0 && args.etag.is_none() && has_changed(&error) => continue,
             answer => answer?,
         };
+        if let Some(stop) = stop {
+            console.progress(&stop);
+        }
         if args.dry_run {
             console.progress("the change would be made; nothing was changed");
         }
@@ -696,6 +700,20 @@ pub async fn modify(global: &Global, console: &Console, args: ModifyArgs) -> Res
         print_jobs(console, answer.freshness, jobs)?;
         return Ok(Exit::Ok);
     }
+}
+
+/// What fewer workers mean for a job that runs with more; none where nothing is stopped.
+fn stopped_for_size(changed: &v1::Job, job: &v1::Job) -> Option<String> {
+    let [group] = changed.spec.as_ref()?.groups.as_slice() else { return None };
+    let has = job.status.as_ref()?.worker_count;
+    let runs = matches!(job.phase(), v1::JobPhase::Starting | v1::JobPhase::Running);
+    let fewer = group.workers;
+    (runs && fewer < has).then(|| {
+        format!(
+            "it runs with {has} workers: with {fewer} it is stopped with its grace, and waits again in its \
+             position"
+        )
+    })
 }
 
 /// `muster job top`: a job goes before the others of its tenant and tier.
@@ -788,6 +806,52 @@ pub fn lines(controls: &view::Controls) -> BTreeMap<&'static str, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: ModifyArgs,
+    }
+
+    #[test]
+    fn nothing_that_goes_with_a_throttle_is_left_out() {
+        let parsed = |more: &[&str]| {
+            let usual = ["modify", "array-3f0", "--throttle", "5"];
+            Line::try_parse_from([&usual[..], more].concat()).map(|line| line.args.throttle)
+        };
+        assert_eq!(parsed(&["--dry-run"]).ok(), Some(Some("5".to_owned())));
+        for more in [
+            ["--only", "h1"],
+            ["--exclude", "h1"],
+            ["--where", "zone in (a)"],
+            ["--nice", "1"],
+            ["--workers", "2"],
+            ["--tenant", "lab"],
+        ] {
+            assert!(parsed(&more).is_err(), "{more:?}");
+        }
+    }
+
+    #[test]
+    fn a_job_that_is_stopped_for_its_size_is_said_to_be() {
+        let changed = |workers| v1::Job {
+            spec: Some(v1::JobSpec {
+                groups: vec![v1::TaskGroup { workers, ..v1::TaskGroup::default() }],
+                ..v1::JobSpec::default()
+            }),
+            ..v1::Job::default()
+        };
+        let job = |phase: v1::JobPhase| v1::Job {
+            status: Some(v1::JobStatus { phase: phase.into(), worker_count: 8, ..v1::JobStatus::default() }),
+            ..v1::Job::default()
+        };
+        let said = stopped_for_size(&changed(6), &job(v1::JobPhase::Running));
+        assert!(said.is_some_and(|said| said.contains("with 6 it is stopped")));
+        assert_eq!(stopped_for_size(&changed(8), &job(v1::JobPhase::Running)), None);
+        assert_eq!(stopped_for_size(&changed(6), &job(v1::JobPhase::Pending)), None);
+        assert_eq!(stopped_for_size(&v1::Job::default(), &job(v1::JobPhase::Running)), None);
+    }
 
     #[test]
     fn workers_are_read_with_and_without_bounds_and_groups() {

@@ -197,9 +197,10 @@ async fn converse(
 }
 
 /// The size of the terminal that this command reads from.
-fn size_here() -> Result<v1::ExecTerminal, Failure> {
+pub fn size_here() -> Result<v1::ExecTerminal, Failure> {
     let size = tcgetwinsize(std::io::stdin()).map_err(|_| {
-        Failure::usage("-t needs a terminal as standard input").with_next("without -t the command has pipes")
+        Failure::usage("a terminal is needed as standard input")
+            .with_next("call it from a terminal; muster run and muster exec without -t need none")
     })?;
     // Some terminals do not say how large they are.
     let at_least = |number: u16| u32::from(number.max(1));

@@ -146,7 +146,7 @@ RIGHT = [
     "ulimits: {openFiles: 65536, coreSize: 0, lockedMemory: 8Gi, stackSize: 64Mi}",
     "ulimits: {}",
     "binding: cores",
-    "binding: numa\n  shell: login\n  sharedMemory: 16Gi",
+    "binding: numa\n  shell: login\n  memory: 16Gi\n  sharedMemory: 16Gi",
     "capacity: spot",
     "capacity: {purchases: [spot], fallback: {purchases: [on_demand], after: 30m}, maxInterruptionsPerDay: 0.5}",
     "affinity: [{to: job-1, level: host, rule: together, required: true}]",

@@ -421,14 +421,18 @@ fn named_nodes(directives: &Directives<'_>, size: size::Size, draft: &mut Draft)
     }
 }
 
-/// Names with counts; none for a list of which one is enough, and for names of a server.
+/// Names with counts; none for a list of which one is enough, for names of a server, and for a name that stands there twice.
 fn licences(text: &str) -> Option<BTreeMap<String, u32>> {
-    let asked = text.split(',').map(|part| {
+    let mut licences = BTreeMap::new();
+    for part in text.split(',') {
         let (name, count) = part.trim().split_once(':').unwrap_or((part.trim(), "1"));
         let count = count.parse::<u32>().ok().filter(|count| *count > 0)?;
-        Some((Name::new(&name.to_ascii_lowercase())?.to_string(), count))
-    });
-    asked.collect()
+        let name = Name::new(&name.to_ascii_lowercase())?.to_string();
+        if licences.insert(name, count).is_some() {
+            return None;
+        }
+    }
+    Some(licences)
 }
 
 /// The sentence for an option that nothing reads.
@@ -469,5 +473,19 @@ fn advice(name: &str) -> &'static str {
         "clusters" | "cluster-constraint" => "regions are chosen by `--region`",
         "parsable" | "quiet" | "verbose" | "ignore-pbs" => "it is about what sbatch prints or reads",
         _ => "a job document has no such field",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::licences;
+
+    #[test]
+    fn licences_have_a_count_and_stand_there_once() {
+        let read = |text: &str| licences(text).map(|found| found.into_iter().collect::<Vec<_>>());
+        assert_eq!(read("ANSYS:2, matlab"), Some(vec![("ansys".to_owned(), 2), ("matlab".to_owned(), 1)]));
+        for wrong in ["", "ansys:0", "ansys:x", "ansys:1|matlab:1", "ansys@lab:1", "ansys:1,matlab,ansys:2"] {
+            assert_eq!(read(wrong), None, "{wrong}");
+        }
     }
 }

@@ -70,12 +70,12 @@ fn check(speculation: &Speculation, order: &FleetHoldOrder) -> Result<(), Refusa
         && !state.policy().policy.tenants.contains_key(tenant)
     {
         let text = format!("the policy lists no tenant {tenant}; add it with `muster policy set`");
-        violations.push(Violation::new("tenant", text));
+        violations.push(Violation::new("target.tenant", text));
     }
     if let Some(hold) = hold {
         violations.extend(hold.violations());
         if hold.until.is_some_and(|until| until <= now) {
-            violations.push(Violation::new("until", format!("must be later than now; log time is {now}")));
+            violations.push(Violation::new("end_time", format!("must be later than now; log time is {now}")));
         }
         if hold.stops_work && matches!(target, HoldTarget::Tenant(_)) {
             let text = "must be left out for a tenant; `muster job suspend --tenant` stops its jobs";

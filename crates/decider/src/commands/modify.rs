@@ -17,7 +17,8 @@ use crate::commands::controls::{
     check_acts_for, check_unfinished, end_claim, is_being_cancelled, not_found, not_waiting, with_state,
 };
 use crate::commands::submit::{
-    above_job_limit, check_affinity, check_bookings, check_limits, check_receivers, check_rights,
+    above_job_limit, check_affinity, check_bookings, check_licence_regions, check_limits, check_receivers,
+    check_rights,
 };
 use crate::rules::at_limit::check_on_limit;
 use crate::rules::deadline;
@@ -154,6 +155,9 @@ fn check_waiting(
         matches!(change, FieldChange::Deadline(_) | FieldChange::NotBefore(_) | FieldChange::ExpectedRun(_))
     }) {
         deadline::check(&submission, JobPath::Single, now)?;
+    }
+    if has(|change| matches!(change, FieldChange::Regions(_))) {
+        check_licence_regions(state, &submission, JobPath::Single)?;
     }
     if let Err(never) = could_ever(state, changed) {
         let text = format!("job {}: {never}", changed.name);

@@ -23,6 +23,7 @@ use crate::rules::affinity;
 use crate::rules::at_limit::check_on_limit;
 use crate::rules::bookings::why_not_named;
 use crate::rules::deadline;
+use crate::rules::planned::licensed;
 use crate::rules::requested::JobPath;
 use crate::rules::share::{check_members_share, check_share, rows_of};
 use crate::settle::job::{advance_arrays, settle};
@@ -88,6 +89,7 @@ pub fn check_terms(state: &State, specs: &[Submission], path: JobPath, now: LogT
     check_contracts(state, specs, path)?;
     check_datasets(state, specs, path)?;
     check_licences(state, specs, path)?;
+    check_licence_regions(state, specs, path)?;
     check_metadata(specs, path)?;
     check_receivers(state, specs, path)?;
     check_bookings(state, specs, path)?;
@@ -463,6 +465,23 @@ fn check_licences(state: &State, specs: &[Submission], path: JobPath) -> Result<
             if found.len() < VIOLATIONS_MAX {
                 found.push(Violation::new(format!("{}.spec.licences.{name}", path.at(place)), text));
             }
+        }
+    }
+    if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
+}
+
+/// What each job asks for is for one region, and for one that it may use: otherwise it would wait for good.
+pub(super) fn check_licence_regions(
+    state: &State,
+    specs: &[Submission],
+    path: JobPath,
+) -> Result<(), Refusal> {
+    let mut found = Vec::new();
+    for (place, job) in specs.iter().enumerate() {
+        if found.len() < VIOLATIONS_MAX && licensed(state, &job.spec).is_none() {
+            let text = "must be for one region that the job may use; `muster licence list` shows the region of each: name it in \
+                        `regions`, or none";
+            found.push(Violation::new(format!("{}.spec.licences", path.at(place)), text));
         }
     }
     if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }

@@ -101,16 +101,17 @@ fn what_breaks_a_rule_is_refused_and_changes_nothing() {
     let (eu, lab) = (HoldTarget::Part(region("eu")), HoldTarget::Tenant(name("vision")));
     let nobody = HoldTarget::Tenant(name("nobody"));
     let cases = [
-        (nowhere, Some(hold("a", None, false))),
-        (eu.clone(), Some(hold("", None, false))),
-        (eu.clone(), Some(hold("a", Some(now), false))),
-        (eu.clone(), None),
-        (lab, Some(hold("a", None, true))),
-        (nobody, Some(hold("a", None, false))),
+        (nowhere, Some(hold("a", None, false)), "target"),
+        (eu.clone(), Some(hold("", None, false)), "reason"),
+        (eu.clone(), Some(hold("a", Some(now), false)), "end_time"),
+        (eu.clone(), None, "target"),
+        (lab, Some(hold("a", None, true)), "drain"),
+        (nobody, Some(hold("a", None, false)), "target.tenant"),
     ];
-    for (number, (target, hold)) in cases.into_iter().enumerate() {
+    for (number, (target, hold, field)) in cases.into_iter().enumerate() {
         let refused = set(&mut speculation, number as u128, target.clone(), hold).expect_err("it is wrong");
         assert_eq!(refused.code, RefusalCode::InvalidField, "{target}");
+        assert_eq!(refused.violations[0].field, field, "{target}");
     }
     for number in 0..limits::FLEET_HOLDS_MAX {
         let target = HoldTarget::Part(region(&format!("r{number}")));

@@ -3,13 +3,16 @@
 
 use std::collections::BTreeMap;
 
-use muster_decider::{Answer, Command, Speculation, explain_job, first_for_licences, handle, schedule};
+use muster_decider::{
+    Answer, Command, ModifyOrder, Speculation, explain_job, first_for_licences, handle, schedule,
+};
 use muster_journal::{Decision, RankUpdate};
 use muster_planner::{Budget, WaitReason};
 use muster_state::{GuardError, Phase, RankState, State};
 use muster_types::policy::{CountedResource, PolicyDraft, TenantLimits, TenantPolicy};
 use muster_types::{
-    ExitStatus, JobContract, JobId, JobSpec, Name, PriorityTier, Refusal, RefusalCode, Requester, Submission,
+    ExitStatus, FieldChange, JobContract, JobId, JobSpec, Name, PriorityTier, Refusal, RefusalCode, Requester,
+    Submission,
 };
 
 use crate::random::Random;
@@ -250,6 +253,36 @@ fn the_guard_refuses_more_than_there_is_and_another_region() {
     pass(&mut speculation, &mut state);
     let placement = state.job(bound).and_then(|row| row.placement.clone()).expect("it is placed");
     assert_eq!(placement.region, name("us"));
+}
+
+#[test]
+fn licences_of_a_region_that_a_job_may_not_use_are_refused() {
+    let (mut speculation, _) = founded();
+    register(&mut speculation, "n0", "eu", 0);
+    register(&mut speculation, "n1", "us", 0);
+    set_counts(&mut speculation, 5_000, &[("matlab", 1, Some("eu")), ("ansys", 1, Some("us"))]);
+    let within = |licences: &[(&str, u32)], regions: &[&str]| {
+        let mut draft = asking("job", 0, licences, PriorityTier::Standard).into_draft();
+        draft.regions = regions.iter().map(|region| name(region)).collect();
+        draft.check().expect("a job")
+    };
+    for (n, spec) in
+        [(1, within(&[("ansys", 1)], &["eu"])), (2, within(&[("ansys", 1), ("matlab", 1)], &[]))]
+    {
+        let refused = submit(&mut speculation, n, spec).expect_err("it would wait for good");
+        assert!(refused.violations[0].field.ends_with(".spec.licences"), "{:?}", refused.violations);
+    }
+    let job = submit(&mut speculation, 3, within(&[("ansys", 1)], &["eu", "us"])).expect("it is taken");
+    let order = ModifyOrder {
+        request: request(4),
+        by: Requester::default(),
+        acts_for: None,
+        job,
+        expected: None,
+        changes: vec![FieldChange::Regions(vec![name("eu")])],
+    };
+    let refused = handle(&mut speculation, &Command::Modify(Box::new(order))).expect_err("it is refused");
+    assert_eq!(refused.violations[0].field, "job.spec.licences");
 }
 
 /// A policy under which `team` is below `lab`, and `lab` has these limits.

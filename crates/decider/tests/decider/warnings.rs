@@ -5,8 +5,8 @@ use muster_decider::{
 };
 use muster_planner::Budget;
 use muster_types::policy::{
-    BackfillPolicy, Guarantee, NonPreemptible, PolicyDraft, Price, QueueChoices, Quota, SpendBudget,
-    TenantPolicy, TenantRights, Window, WindowPurpose, WindowScope,
+    BackfillPolicy, CountedResource, Guarantee, NonPreemptible, PolicyDraft, Price, QueueChoices, Quota,
+    SpendBudget, TenantPolicy, TenantRights, Window, WindowPurpose, WindowScope,
 };
 use muster_types::{JobDraft, LogTime, NodeRequirements, PriorityTier, Submission};
 
@@ -83,10 +83,14 @@ fn types_and_regions_that_nobody_has_are_named() {
     let mut draft = tenants(vec![("research", with(quotas))]);
     draft.prices = vec![Price::new(name("l4"), None, 1)];
     draft.spare_hosts_per_rack.insert(name("b200"), 1);
+    let licence =
+        |text, region| CountedResource { name: name(text), count: 1, region: Some(name(region)) };
+    draft.resources = vec![licence("matlab", "eu"), licence("ansys", "ap")];
     let expected = [
         ("UNKNOWN_TYPE", "prices[0]", "type l4; the fleet has h100"),
         ("UNKNOWN_TYPE", "spare_hosts_per_rack.b200", "type b200"),
         ("UNKNOWN_TYPE", "tenants.research.quotas[0]", "type a100"),
+        ("UNKNOWN_REGION", "resources[1]", "region ap; the fleet is in eu, us"),
         ("UNKNOWN_REGION", "tenants.research.quotas[1]", "region ap; the fleet is in eu, us"),
     ];
     assert_warned(&cluster(vec![]), draft, &expected);

@@ -74,6 +74,28 @@ fn dead_endpoint() -> String {
 }
 
 #[test]
+fn a_file_that_is_printed_for_a_held_job_is_said_not_to_hold_it() {
+    let ran = finish(command(&dead_endpoint(), &["submit", &example("train.yaml"), "--hold", "--dry-run"]));
+    assert!(ran.code == 0 && ran.err.contains("with --hold"), "{}", ran.err);
+}
+
+#[test]
+fn nothing_is_submitted_for_a_terminal_that_is_not_there() {
+    let fake = Fake::start();
+    let words: [&[&str]; 3] = [
+        &["run", "-it", "--", "bash"],
+        &["attach", "job-3f0"],
+        &["exec", "job-3f0", "-it", "--", "sh"],
+    ];
+    for words in words {
+        let ran = with_stdin(&fake, words, "");
+        assert_eq!(ran.code, 2, "{words:?}: {}", ran.err);
+        assert!(ran.err.contains("a terminal is needed"), "{words:?}: {}", ran.err);
+    }
+    assert!(fake.book.lock().submitted.is_empty());
+}
+
+#[test]
 fn help_shows_commands_examples_and_exit_codes() {
     let ran = finish(command("", &["--help"]));
     assert_eq!(ran.code, 0);

@@ -100,6 +100,27 @@ fn nodes_are_drained_quarantined_and_repaired() {
 }
 
 #[test]
+fn a_place_is_emptied_only_where_somebody_says_yes() {
+    let fake = Fake::start();
+    let usual = ["region", "hold", "--reason", "repair"];
+    let hold = |more: &[&str]| muster(&fake, &[&usual[..], more].concat());
+    assert_eq!(hold(&["eu-north"]).code, 0);
+    let ran = hold(&["eu-north", "--drain"]);
+    assert!(ran.code != 0 && ran.err.contains("would be stopped"), "{}", ran.err);
+    let ran = hold(&["eu-north", "--drain", "--dry-run"]);
+    assert!(ran.code == 0 && ran.out.contains("would be stopped"), "{}{}", ran.out, ran.err);
+    assert!(!ran.err.contains("is held until"), "{}", ran.err);
+    let ran = hold(&["eu-north", "--drain", "--yes"]);
+    assert!(ran.code == 0 && ran.err.contains("region eu-north is held until"), "{}", ran.err);
+    let ran = hold(&["eu-nort"]);
+    assert!(ran.code != 0 && ran.err.contains("the name may be wrong"), "{}", ran.err);
+    let ran = muster(&fake, &["region", "list"]);
+    assert!(ran.code == 0 && ran.err.contains("nothing is held"), "{}", ran.err);
+    let ran = hold(&["--tenant", "vision", "--dry-run"]);
+    assert!(ran.code == 0 && ran.out.contains("tenant vision would be held"), "{}{}", ran.out, ran.err);
+}
+
+#[test]
 fn nodes_that_wait_are_listed_approved_and_rejected() {
     let fake = Fake::start();
     let ran = muster(&fake, &["node", "pending"]);

@@ -204,6 +204,10 @@ mod tests {
         assert_eq!(fields(&|message| message.runs_max = 70_000), ["schedule.runs_max"]);
         assert_eq!(fields(&|message| message.name = "No".into()), ["schedule.name"]);
         assert_eq!(fields(&|message| message.job = None), ["schedule.job"]);
+        let held = |message: &mut v1::Schedule| {
+            message.job = message.job.take().map(|job| v1::Job { hold: true, ..job });
+        };
+        assert_eq!(fields(&held), ["schedule.job.hold"]);
         let other = |message: &mut v1::Schedule| {
             message.job = message.job.take().map(|job| v1::Job { tenant: "speech".into(), ..job });
         };

@@ -260,6 +260,11 @@ impl<'a> Look<'a> {
         for kind in policy.spare_hosts_per_rack.keys() {
             self.known(&format!("spare_hosts_per_rack.{kind}"), kind, None);
         }
+        for (index, resource) in policy.resources.iter().enumerate() {
+            if let Some(region) = &resource.region {
+                self.known_region(&format!("resources[{index}]"), region);
+            }
+        }
     }
 
     fn known(&mut self, field: &str, kind: &Name, region: Option<&Name>) {
@@ -274,17 +279,24 @@ impl<'a> Look<'a> {
             return;
         }
         let Some(region) = region else { return };
-        if !self.fleet.regions.contains(region) {
-            let known: Vec<&Name> = self.fleet.regions.iter().collect();
-            let text = format!(
-                "no node is in region {region}; the fleet is in {}; jobs for this region wait until one joins",
-                some(&known)
-            );
-            self.warn(PolicyWarningCode::UnknownRegion, field, text);
-        } else if self.fleet.milli(kind, Some(region)) == 0 {
+        if self.known_region(field, region) && self.fleet.milli(kind, Some(region)) == 0 {
             let text = format!("region {region} has no accelerators of type {kind}");
             self.warn(PolicyWarningCode::TypeNotInRegion, field, text);
         }
+    }
+
+    /// Whether a node is in a region.
+    fn known_region(&mut self, field: &str, region: &Name) -> bool {
+        if self.fleet.regions.contains(region) {
+            return true;
+        }
+        let known: Vec<&Name> = self.fleet.regions.iter().collect();
+        let text = format!(
+            "no node is in region {region}; the fleet is in {}; jobs for this region wait until one joins",
+            some(&known)
+        );
+        self.warn(PolicyWarningCode::UnknownRegion, field, text);
+        false
     }
 
     /// Quotas that no tenant above has one of the same kind over: what they promise together must be there.
