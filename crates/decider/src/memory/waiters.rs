@@ -4,17 +4,26 @@
 //! Kept by the leader alone and in no record. A job that found too little is noted, higher tiers first and else in the order in
 //! which they were. The first noted one that needs something keeps what is free of it from all that are behind it. The first of
 //! all keeps everything that it needs, so that jobs with several licences never wait for each other.
+//!
+//! A job that has no start in sight, whatever it finds of what is counted, keeps nothing: its tenant has no quota for it, or its
+//! nodes are not there. Otherwise everyone who may submit could keep all licences from everybody for good.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 use muster_state::State;
-use muster_types::{JobId, JobSpec, PriorityTier};
+use muster_types::{JobId, JobSpec, LogTime, PriorityTier};
 
 use crate::rules::counted::{Counted, are_there, needed};
 
 /// Jobs that are noted at a time. One more is noted once another is gone.
 const NOTED_MAX: usize = 512;
+/// Jobs for which a start is looked for in one pass.
+const LOOKS_MAX: u32 = 16;
+/// How long the answer holds: for one with a start, and for one without.
+const LOOK_AGAIN_MS: u64 = 10 * 60_000;
+/// Jobs without a start that are remembered. One more keeps what it needs until another is forgotten.
+const WITHOUT_START_MAX: usize = 4_096;
 
 /// The order of those who wait; the smaller goes first.
 type Place = (Reverse<PriorityTier>, u64);
@@ -24,6 +33,8 @@ type Place = (Reverse<PriorityTier>, u64);
 struct Noted {
     place: Place,
     needed: Vec<(Counted, u64)>,
+    /// When a start was last found for it.
+    start_found_at: Option<LogTime>,
 }
 
 /// Jobs that found too little of what is counted when they had their turn.
@@ -33,12 +44,20 @@ pub(crate) struct CountedWaiters {
     /// How much each of them needs, by what it is.
     waiting: BTreeMap<Counted, BTreeMap<Place, (JobId, u64)>>,
     last: u64,
+    /// Jobs that have no start in sight, and since when that is known.
+    without_start: BTreeMap<JobId, LogTime>,
+    /// Jobs for which a start was looked for in this pass.
+    looks: u32,
 }
 
 impl CountedWaiters {
     /// Forgets those that do not wait any more, or that could not start with all that there is. Under another policy a job may
     /// need something else: then it is noted again when it has its turn.
-    pub(crate) fn retain(&mut self, state: &State, is_barred: impl Fn(JobId) -> bool) {
+    pub(crate) fn retain(&mut self, state: &State, now: LogTime, is_barred: impl Fn(JobId) -> bool) {
+        self.looks = 0;
+        self.without_start.retain(|job, since| {
+            now.since_ms(*since) < LOOK_AGAIN_MS && state.job(*job).is_some_and(|row| row.is_in_line())
+        });
         let waits = |(job, noted): (&JobId, &Noted)| {
             let in_line = state.job(*job).is_some_and(|row| row.is_in_line());
             let is_same = || state.spec(*job).is_some_and(|spec| needed(state, spec) == noted.needed);
@@ -76,10 +95,35 @@ impl CountedWaiters {
         };
         let finds_all = needed.iter().all(finds);
         let is_new = !self.noted.contains_key(&job) && self.noted.len() < NOTED_MAX;
-        if !finds_all && is_new && are_there(state, &needed) {
-            self.note(job, Noted { place, needed });
+        let may_start = !self.without_start.contains_key(&job);
+        if !finds_all && is_new && may_start && are_there(state, &needed) {
+            self.note(job, Noted { place, needed, start_found_at: None });
         }
         finds_all
+    }
+
+    /// Whether a start is to be looked for: the job keeps something from others, and there was no look for a while.
+    pub(crate) fn is_start_unknown(&self, job: JobId, now: LogTime) -> bool {
+        let Some(noted) = self.noted.get(&job).filter(|_| self.looks < LOOKS_MAX) else { return false };
+        let is_first = |(what, _): &(Counted, u64)| {
+            let first = self.waiting.get(what).and_then(|waiting| waiting.values().next());
+            first.is_some_and(|(first, _)| *first == job)
+        };
+        noted.start_found_at.is_none_or(|at| now.since_ms(at) >= LOOK_AGAIN_MS)
+            && noted.needed.iter().any(is_first)
+    }
+
+    /// What a look for a start has found. Without one the job keeps nothing for a while.
+    pub(crate) fn set_start(&mut self, job: JobId, has_start: bool, now: LogTime) {
+        self.looks += 1;
+        if has_start {
+            if let Some(noted) = self.noted.get_mut(&job) {
+                noted.start_found_at = Some(now);
+            }
+        } else if self.without_start.len() < WITHOUT_START_MAX {
+            self.without_start.insert(job, now);
+            self.forget(job);
+        }
     }
 
     /// Whether a part of what limits on CPUs and memory leave to a job is kept for others before it: a size above its least would
@@ -130,7 +174,7 @@ mod tests {
         let needed = alloc::vec![(Counted::Licence(Name::literal("matlab")), 2)];
         for job in [first, second] {
             let place = waiters.place_of(job, PriorityTier::Batch);
-            waiters.note(job, Noted { place, needed: needed.clone() });
+            waiters.note(job, Noted { place, needed: needed.clone(), start_found_at: None });
         }
         assert!(waiters.place_of(first, PriorityTier::Batch) < waiters.place_of(second, PriorityTier::Batch));
         assert!(waiters.place_of(third, PriorityTier::Batch) > waiters.place_of(second, PriorityTier::Batch));

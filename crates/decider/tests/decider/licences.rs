@@ -225,6 +225,47 @@ fn jobs_with_several_licences_do_not_wait_for_each_other() {
 }
 
 #[test]
+fn a_job_without_a_start_in_sight_keeps_no_licences_from_others() {
+    let (mut speculation, mut state) = founded();
+    register(&mut speculation, "n0", "eu", 0);
+    register(&mut speculation, "n1", "eu", 8);
+    set_counts(&mut speculation, 5_000, &[("matlab", 4, None)]);
+    let node = speculation.state().node_named(&name("n1")).expect("it is there");
+    let cordon = |n, cordoned| {
+        let by = Requester::default();
+        Command::SetCordon { request: request(n), by, node, cordoned }
+    };
+    handle(&mut speculation, &cordon(5_001, true)).expect("it is taken");
+    let small = plain(&mut speculation, 1, &[("matlab", 1)]);
+    pass(&mut speculation, &mut state);
+    let spec = asking("large", 8, &[("matlab", 4)], PriorityTier::Standard);
+    let large = submit(&mut speculation, 2, spec).expect("it is taken");
+    pass(&mut speculation, &mut state);
+    let next = plain(&mut speculation, 3, &[("matlab", 1)]);
+    pass(&mut speculation, &mut state);
+    assert!(holds(&state, small) && holds(&state, next) && !holds(&state, large));
+    // Nor once it has found all of them.
+    end(&mut speculation, small);
+    end(&mut speculation, next);
+    pass(&mut speculation, &mut state);
+    let next = plain(&mut speculation, 4, &[("matlab", 1)]);
+    pass(&mut speculation, &mut state);
+    assert!(holds(&state, next) && !holds(&state, large));
+    // With its node it is as every other job again, a while later.
+    handle(&mut speculation, &cordon(5_002, false)).expect("it is taken");
+    commit(&mut speculation, &mut state);
+    let later = speculation.now().plus_ms(10 * 60_000);
+    speculation.set_now(later);
+    pass(&mut speculation, &mut state);
+    let last = plain(&mut speculation, 5, &[("matlab", 1)]);
+    pass(&mut speculation, &mut state);
+    assert!(!holds(&state, last) && !holds(&state, large));
+    end(&mut speculation, next);
+    pass(&mut speculation, &mut state);
+    assert!(holds(&state, large) && !holds(&state, last));
+}
+
+#[test]
 fn the_guard_refuses_more_than_there_is_and_another_region() {
     let (mut speculation, mut state) = founded();
     register(&mut speculation, "n0", "eu", 0);
