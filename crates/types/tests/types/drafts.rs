@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use muster_types::job::ArrayMember;
 use muster_types::{
-    Accelerators, JobDraft, LabelTest, Name, NodeDraft, NodeExpression, NodeRequirements, Parameters,
+    Accelerators, CpuBinding, HostRules, JobContract, JobDraft, LabelTest, Name, NodeDraft, NodeExpression, NodeRequirements, Parameters,
     PriorityTier, TaskGroup, Violation, WorkerRequest, limits,
 };
 
@@ -204,6 +204,24 @@ fn every_rule_of_a_job_is_named() {
     {
         job_violates(|j| j.array = Some(ArrayMember { index, ordinal, size }), &["array"]);
     }
+}
+
+#[test]
+fn workers_with_processors_for_themselves_ask_for_whole_ones() {
+    let fields = |cpu_milli: u64, binding: CpuBinding| {
+        let mut draft = job();
+        for group in &mut draft.groups {
+            group.request.cpu_milli = cpu_milli;
+        }
+        let host = HostRules { binding, ..HostRules::default() };
+        let contract = JobContract { host, ..JobContract::default() };
+        let violations = contract.violations(&draft.check().unwrap());
+        violations.into_iter().map(|violation| violation.field).collect::<Vec<_>>()
+    };
+    assert_eq!(fields(10, CpuBinding::Cores), ["host.binding"]);
+    assert_eq!(fields(1_500, CpuBinding::Cores), ["host.binding"]);
+    assert!(fields(2_000, CpuBinding::Cores).is_empty());
+    assert!(fields(10, CpuBinding::Numa).is_empty() && fields(10, CpuBinding::None).is_empty());
 }
 
 #[test]
