@@ -5,24 +5,31 @@
 //! host, which apptainer would show it by default.
 //!
 //! What it fetches is in the directory of images: `<digest of the reference>.sif`, and next to it a `.json` with the identity of
-//! the file and what the image says of its programs.
+//! the file and what the image says of its programs. Each run of the program has a directory to work in, which goes when the run is
+//! over or was given up: no cache of it stays, which nothing would bound.
 
 use super::podman::{Answer, FIND_MAX, fault_of, is_id, of_registry, run};
 use super::{FoundImage, ImageConfig, ImageError, Runtime};
 use crate::disk::{durable, tree};
 use crate::offload::blocking;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::process::Command;
 
 /// Where files of images are, below the directory of all images.
 const FILES: &str = ".sif";
+/// How names of directories there begin that the program works in.
+const WORK: &str = "work_";
 /// Bytes of what is noted of a file.
 const NOTE_BYTES_MAX: u64 = 1 << 20;
 /// Objects of a file that are looked at for the image's configuration.
@@ -38,6 +45,31 @@ pub(crate) struct Apptainer {
     program: String,
     version: String,
     directory: PathBuf,
+    works: Arc<Works>,
+}
+
+/// What is done in the directory now.
+#[derive(Debug, Default)]
+struct Works {
+    last: AtomicU64,
+    /// The numbers of directories that the program works in.
+    live: Mutex<BTreeSet<u64>>,
+    /// A file and its note are of one pull, also where two tenants pull the same image.
+    keeping: Mutex<()>,
+}
+
+/// A directory that the program works in. Once this is gone, it is removed when what was given up is looked for.
+#[derive(Debug)]
+struct Work {
+    path: PathBuf,
+    number: u64,
+    works: Arc<Works>,
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        self.works.live.lock().remove(&self.number);
+    }
 }
 
 /// What is noted of a file.
@@ -73,20 +105,48 @@ impl Apptainer {
         if answer.code != Some(0) || !is_version {
             return Err(format!("apptainer does not tell its version: {}", answer.complaint));
         }
-        Ok(Apptainer { program: program.to_owned(), version, directory: directory.join(FILES) })
+        let (directory, works) = (directory.join(FILES), Arc::new(Works::default()));
+        let found = Apptainer { program: program.to_owned(), version, directory, works };
+        // What an earlier agent has left.
+        found.remove_given_up().await;
+        Ok(found)
     }
 
     pub(crate) fn version(&self) -> &str {
         &self.version
     }
 
-    fn command(&self, arguments: &[&str]) -> Command {
+    fn command(&self, arguments: &[&str], work: &Work) -> Command {
         let mut command = Command::new(&self.program);
         command.args(arguments).stdin(Stdio::null());
         // Neither fills the home directory of the agent's user, nor a small `/tmp`.
-        command.env("APPTAINER_CACHEDIR", self.directory.join("cache"));
-        command.env("APPTAINER_TMPDIR", &self.directory);
+        command.env("APPTAINER_DISABLE_CACHE", "true");
+        command.env("APPTAINER_CACHEDIR", work.path.join("cache"));
+        command.env("APPTAINER_TMPDIR", &work.path);
         command
+    }
+
+    /// A new directory to work in.
+    async fn work(&self) -> Result<Work, ImageError> {
+        let number = self.works.last.fetch_add(1, Ordering::Relaxed);
+        // Listed before it is made: nobody takes it for one that was given up.
+        self.works.live.lock().insert(number);
+        let path = self.directory.join(format!("{WORK}{number}"));
+        let work = Work { path: path.clone(), number, works: Arc::clone(&self.works) };
+        let made = blocking(move || -> io::Result<()> {
+            tree::remove(&path)?;
+            DirBuilder::new().recursive(true).mode(0o700).create(&path)
+        });
+        made.await.map_err(|error| ImageError::unusable(format!("make a directory for images: {error}")))?;
+        Ok(work)
+    }
+
+    /// Removes directories that the program works in no more.
+    async fn remove_given_up(&self) {
+        let (directory, works) = (self.directory.clone(), Arc::clone(&self.works));
+        if let Err(error) = blocking(move || remove_given_up(&directory, &works)).await {
+            tracing::warn!(%error, "what an image was fetched with stays for now");
+        }
     }
 
     /// The file of a reference, and the note on it.
@@ -97,14 +157,14 @@ impl Apptainer {
     }
 
     /// What the image in a file says of its programs: one of the objects in it is the configuration that the registry has of it.
-    async fn config_of(&self, file: &Path) -> Result<ImageConfig, ImageError> {
+    async fn config_of(&self, file: &Path, work: &Work) -> Result<ImageConfig, ImageError> {
         let path = file.to_string_lossy().into_owned();
-        let listed = run(self.command(&["sif", "list", &path])).await.map_err(ImageError::unusable)?;
+        let listed = run(self.command(&["sif", "list", &path], work)).await.map_err(ImageError::unusable)?;
         if listed.code != Some(0) {
             return Err(ImageError::unusable(listed.complaint));
         }
         for object in json_objects(&String::from_utf8_lossy(&listed.said)) {
-            let dumped = run(self.command(&["sif", "dump", &object, &path])).await;
+            let dumped = run(self.command(&["sif", "dump", &object, &path], work)).await;
             let dumped = dumped.map_err(ImageError::unusable)?;
             if let Some(config) = (dumped.code == Some(0)).then(|| config_in(&dumped.said)).flatten() {
                 return Ok(config);
@@ -140,12 +200,10 @@ impl Runtime for Apptainer {
     }
 
     async fn pull(&self, reference: &str, credentials: Option<&Path>) -> Result<(), ImageError> {
-        let directory = self.directory.clone();
-        let made = blocking(move || DirBuilder::new().recursive(true).mode(0o700).create(directory)).await;
-        made.map_err(|error| ImageError::unusable(format!("make a directory for images: {error}")))?;
+        let work = self.work().await?;
         let (file, noted) = self.paths(reference);
-        let part = file.with_extension("part");
-        let mut pulling = self.command(&["pull", "--force"]);
+        let part = work.path.join("image.sif");
+        let mut pulling = self.command(&["pull", "--force"], &work);
         if let Some(file) = credentials {
             pulling.arg("--authfile").arg(file);
         }
@@ -154,17 +212,18 @@ impl Runtime for Apptainer {
         if code != Some(0) {
             return Err(ImageError::new(fault_of(&complaint), complaint));
         }
-        let config = self.config_of(&part).await?;
-        let reference = reference.to_owned();
+        let config = self.config_of(&part, &work).await?;
+        let (reference, works) = (reference.to_owned(), Arc::clone(&self.works));
         let kept = blocking(move || -> io::Result<()> {
             let id = identity(&part)?;
             let ImageConfig { entrypoint, cmd, env, working_dir } = config;
             let note = Note { reference, id, entrypoint, cmd, env, working_dir };
+            let noting = part.with_extension("json");
+            fs::write(&noting, serde_json::to_vec(&note)?)?;
+            let _alone = works.keeping.lock();
             // The note goes last: without it the file counts as not there.
             let _ = fs::remove_file(&noted);
             fs::rename(&part, &file)?;
-            let noting = noted.with_extension("new");
-            fs::write(&noting, serde_json::to_vec(&note)?)?;
             fs::rename(&noting, &noted)
         });
         kept.await.map_err(|error| ImageError::unusable(format!("keep the image: {error}")))
@@ -177,7 +236,8 @@ impl Runtime for Apptainer {
             found.map(|(noted, _)| noted.with_extension("sif"))
         });
         let file = file.await.ok_or_else(|| ImageError::unusable("its file is gone"))?;
-        let mut building = self.command(&["build", "--sandbox", "--force"]);
+        let work = self.work().await?;
+        let mut building = self.command(&["build", "--sandbox", "--force"], &work);
         building.arg(into).arg(&file);
         let built = async {
             let answer = run(building).await.map_err(ImageError::unusable)?;
@@ -214,6 +274,7 @@ impl Runtime for Apptainer {
 
     async fn tidy(&self, _: &Path) {
         // A file that was not noted is written over by the next pull of it.
+        self.remove_given_up().await;
     }
 
     async fn remove(&self, image: &str) {
@@ -231,6 +292,22 @@ impl Runtime for Apptainer {
             tracing::info!(%error, "the file of an image is not removed");
         }
     }
+}
+
+fn remove_given_up(directory: &Path, works: &Works) -> io::Result<()> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix(WORK)?.parse::<u64>().ok());
+        if number.is_some_and(|number| !works.live.lock().contains(&number)) {
+            tree::remove(&entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// What identifies the content of a file.
@@ -269,6 +346,7 @@ fn config_in(object: &[u8]) -> Option<ImageConfig> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ImageFault;
     use super::*;
     use std::os::unix::fs::PermissionsExt as _;
 
@@ -278,6 +356,7 @@ mod tests {
         let script = r#"#!/bin/sh
 here=$(dirname "$0")
 echo "$@" >> "$here/asked"
+if [ -n "$APPTAINER_CACHEDIR" ]; then echo "$APPTAINER_CACHEDIR" >> "$here/caches"; fi
 case "$1 $2" in
     "--version ") echo "apptainer version 1.3.4" ;;
     "pull --force")
@@ -330,6 +409,31 @@ esac
         apptainer.remove(&found.id).await;
         assert_eq!(apptainer.find(reference).await.unwrap(), None);
         assert!(apptainer.unpack(&found.id, &into, &images, 1 << 30).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn what_was_given_up_goes_and_no_cache_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let images = directory.path().join("images");
+        let left = images.join(FILES).join(format!("{WORK}7"));
+        fs::create_dir_all(left.join("cache")).unwrap();
+        let apptainer = Apptainer::look(&fake(directory.path()), images.clone()).await.unwrap();
+        assert!(!left.exists(), "it is of an earlier agent");
+        apptainer.pull("registry.example.org/a:1", None).await.unwrap();
+        let caches = fs::read_to_string(directory.path().join("caches")).unwrap();
+        let of_work = images.join(FILES).join(WORK).display().to_string();
+        assert!(caches.lines().all(|cache| cache.starts_with(&of_work)), "{caches}");
+        let work = apptainer.work().await.unwrap();
+        fs::write(work.path.join("image.sif"), "a part").unwrap();
+        apptainer.tidy(&images).await;
+        assert!(work.path.join("image.sif").is_file(), "the program works there");
+        drop(work);
+        apptainer.tidy(&images).await;
+        let paths = fs::read_dir(images.join(FILES)).unwrap().map(|entry| entry.unwrap().path());
+        let end = |path: PathBuf| path.extension().unwrap_or_default().to_string_lossy().into_owned();
+        let mut ends: Vec<String> = paths.map(end).collect();
+        ends.sort();
+        assert_eq!(ends, ["json", "sif"], "only the image and its note are left");
     }
 
     #[tokio::test]
