@@ -5,15 +5,19 @@
 //! which they were. The first noted one that needs something keeps what is free of it from all that are behind it. The first of
 //! all keeps everything that it needs, so that jobs with several licences never wait for each other.
 //!
+//! Of a tenant one job of a tier is noted at a time that lacks the same thing, so that tenants take turns: many jobs of one that were sent at once would
+//! all go before those of another otherwise, whatever their shares are.
+//!
 //! A job that has no start in sight, whatever it finds of what is counted, keeps nothing: its tenant has no quota for it, or its
 //! nodes are not there. Otherwise everyone who may submit could keep all licences from everybody for good.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 use muster_state::State;
-use muster_types::{JobId, JobSpec, LogTime, PriorityTier};
+use muster_types::{JobId, JobSpec, LogTime, Name, PriorityTier};
 
+use crate::memory::requests::counted;
 use crate::rules::counted::{Counted, are_there, needed};
 
 /// Jobs that are noted at a time. One more is noted once another is gone.
@@ -32,15 +36,30 @@ type Place = (Reverse<PriorityTier>, u64);
 #[derive(Clone, Debug)]
 struct Noted {
     place: Place,
+    /// Whose it is; the tenants that the policy does not name are one.
+    tenant: Name,
     needed: Vec<(Counted, u64)>,
+    /// Of what there was too little.
+    lacking: Vec<Counted>,
     /// When a start was last found for it.
     start_found_at: Option<LogTime>,
+}
+
+/// What a job is noted for: a thing that it lacks, its tenant and its tier.
+type NotedFor = (Counted, Name, PriorityTier);
+
+impl Noted {
+    fn noted_for(&self) -> impl Iterator<Item = NotedFor> + '_ {
+        let Reverse(tier) = self.place.0;
+        self.lacking.iter().map(move |what| (what.clone(), self.tenant.clone(), tier))
+    }
 }
 
 /// Jobs that found too little of what is counted when they had their turn.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CountedWaiters {
     noted: BTreeMap<JobId, Noted>,
+    noted_for: BTreeSet<NotedFor>,
     /// How much each of them needs, by what it is.
     waiting: BTreeMap<Counted, BTreeMap<Place, (JobId, u64)>>,
     last: u64,
@@ -73,6 +92,9 @@ impl CountedWaiters {
     /// A job keeps nothing any more.
     pub(crate) fn forget(&mut self, job: JobId) {
         let Some(noted) = self.noted.remove(&job) else { return };
+        for key in noted.noted_for() {
+            self.noted_for.remove(&key);
+        }
         for (what, _) in &noted.needed {
             if let Some(waiting) = self.waiting.get_mut(what) {
                 waiting.remove(&noted.place);
@@ -93,11 +115,17 @@ impl CountedWaiters {
         let finds = |(what, count): &(Counted, u64)| {
             *count <= what.free(state).saturating_sub(self.kept_before(state, what, place))
         };
-        let finds_all = needed.iter().all(finds);
+        let lacking = needed.iter().filter(|need| !finds(*need)).map(|(what, _)| what.clone());
+        let lacking: Vec<Counted> = lacking.collect();
+        let finds_all = lacking.is_empty();
         let is_new = !self.noted.contains_key(&job) && self.noted.len() < NOTED_MAX;
         let may_start = !self.without_start.contains_key(&job);
         if !finds_all && is_new && may_start && are_there(state, &needed) {
-            self.note(job, Noted { place, needed, start_found_at: None });
+            let tenant = counted(&state.policy().policy, &spec.tenant).clone();
+            let noted = Noted { place, tenant, needed, lacking, start_found_at: None };
+            if !noted.noted_for().any(|key| self.noted_for.contains(&key)) {
+                self.note(job, noted);
+            }
         }
         finds_all
     }
@@ -141,6 +169,7 @@ impl CountedWaiters {
 
     fn note(&mut self, job: JobId, noted: Noted) {
         self.last += 1;
+        self.noted_for.extend(noted.noted_for());
         for (what, count) in &noted.needed {
             self.waiting.entry(what.clone()).or_default().insert(noted.place, (job, *count));
         }
@@ -163,8 +192,6 @@ impl CountedWaiters {
 
 #[cfg(test)]
 mod tests {
-    use muster_types::Name;
-
     use super::*;
 
     #[test]
@@ -174,7 +201,9 @@ mod tests {
         let needed = alloc::vec![(Counted::Licence(Name::literal("matlab")), 2)];
         for job in [first, second] {
             let place = waiters.place_of(job, PriorityTier::Batch);
-            waiters.note(job, Noted { place, needed: needed.clone(), start_found_at: None });
+            let (tenant, needed) = (Name::literal("research"), needed.clone());
+            let lacking = Vec::new();
+            waiters.note(job, Noted { place, tenant, needed, lacking, start_found_at: None });
         }
         assert!(waiters.place_of(first, PriorityTier::Batch) < waiters.place_of(second, PriorityTier::Batch));
         assert!(waiters.place_of(third, PriorityTier::Batch) > waiters.place_of(second, PriorityTier::Batch));
