@@ -5,8 +5,8 @@
 //! which they were. The first noted one that needs something keeps what is free of it from all that are behind it. The first of
 //! all keeps everything that it needs, so that jobs with several licences never wait for each other.
 //!
-//! Of a tenant one job of a tier is noted at a time that lacks the same thing, so that tenants take turns: many jobs of one that were sent at once would
-//! all go before those of another otherwise, whatever their shares are.
+//! Of a tenant one job of a tier is noted at a time that lacks the same thing, so that tenants take turns: many jobs of one that were
+//! sent at once would all go before those of another otherwise, whatever their shares are.
 //!
 //! A job that has no start in sight, whatever it finds of what is counted, keeps nothing: its tenant has no quota for it, or its
 //! nodes are not there. Otherwise everyone who may submit could keep all licences from everybody for good.
