@@ -15,7 +15,7 @@ use crate::array::ArraySpec;
 use crate::artifacts::ArtifactRules;
 use crate::blob::BlobDigest;
 use crate::host_rules::{CpuBinding, HostRules};
-use crate::job::{JobSpec, NamedDependency};
+use crate::job::{JobSpec, NamedDependency, TaskGroup};
 use crate::job_notification::JobNotification;
 use crate::limits;
 use crate::metadata::JobMetadata;
@@ -396,6 +396,14 @@ impl JobContract {
         let has_image = spec.needs_container_runtime();
         if has_image && self.host.shared_memory_bytes > 0 {
             let text = "must be given in the container where there is one: `container.shared_memory_bytes`";
+            found.push(Violation::new("host.shared_memory_bytes", text));
+        }
+        // A worker with a host to itself has all of its memory.
+        let has_less = |group: &TaskGroup| {
+            !group.request.exclusive && group.request.memory_bytes < self.host.shared_memory_bytes
+        };
+        if spec.groups.iter().any(has_less) {
+            let text = "must be at most the memory that each worker asks for, which it counts as";
             found.push(Violation::new("host.shared_memory_bytes", text));
         }
         JobNotification::check(&self.notify, &mut found);

@@ -225,6 +225,25 @@ fn workers_with_processors_for_themselves_ask_for_whole_ones() {
 }
 
 #[test]
+fn shared_memory_is_no_larger_than_the_memory_that_it_counts_as() {
+    let fields = |memory_bytes: u64, is_exclusive: bool| {
+        let mut draft = job();
+        for group in &mut draft.groups {
+            group.request.memory_bytes = memory_bytes;
+            group.request.exclusive = is_exclusive;
+            group.request.accelerators = None;
+        }
+        let host = HostRules { shared_memory_bytes: 1 << 30, ..HostRules::default() };
+        let contract = JobContract { host, ..JobContract::default() };
+        let violations = contract.violations(&draft.check().unwrap());
+        violations.into_iter().map(|violation| violation.field).collect::<Vec<_>>()
+    };
+    assert_eq!(fields((1 << 30) - 1, false), ["host.shared_memory_bytes"]);
+    assert!(fields(1 << 30, false).is_empty());
+    assert!(fields(1, true).is_empty(), "it has all memory of its host");
+}
+
+#[test]
 fn all_violations_of_a_job_are_found_at_once() {
     job_violates(
         |j| {
