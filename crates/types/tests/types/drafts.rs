@@ -2,8 +2,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use muster_types::job::ArrayMember;
 use muster_types::{
-    Accelerators, CpuBinding, HostRules, JobContract, JobDraft, LabelTest, Name, NodeDraft, NodeExpression, NodeRequirements, Parameters,
-    PriorityTier, TaskGroup, Violation, WorkerRequest, limits,
+    Accelerators, CpuBinding, HostRules, JobContract, JobDraft, LabelTest, Name, NodeDraft, NodeExpression,
+    NodeRequirements, Parameters, PriorityTier, TaskGroup, Violation, WorkerRequest, limits,
 };
 
 fn name(text: &str) -> Name {
