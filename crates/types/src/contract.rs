@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use crate::array::ArraySpec;
 use crate::artifacts::ArtifactRules;
 use crate::blob::BlobDigest;
-use crate::host_rules::HostRules;
-use crate::job::{JobSpec, NamedDependency};
+use crate::host_rules::{CpuBinding, HostRules};
+use crate::job::{JobSpec, NamedDependency, TaskGroup};
 use crate::job_notification::JobNotification;
 use crate::limits;
 use crate::metadata::JobMetadata;
@@ -385,6 +385,14 @@ impl JobContract {
         self.notice.check(&mut found);
         self.ulimits.check(&mut found);
         self.host.check(&mut found);
+        // Each would have a whole processor for itself, and be charged for a part of one.
+        let is_part = |cpu_milli: u64| !cpu_milli.is_multiple_of(1_000);
+        if self.host.binding == CpuBinding::Cores
+            && spec.groups.iter().any(|group| is_part(group.request.cpu_milli))
+        {
+            let text = "may be `cores` only where each worker asks for whole CPUs, because it has as many processors for itself; ask for whole ones, or for binding `numa`";
+            found.push(Violation::new("host.binding", text));
+        }
         let has_image = spec.needs_container_runtime();
         if has_image && self.host.shared_memory_bytes > 0 {
             let text = "must be given in the container where there is one: `container.shared_memory_bytes`";

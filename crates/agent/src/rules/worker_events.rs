@@ -3,7 +3,7 @@
 //! A committed checkpoint becomes a record that a quorum flushes and the archive keeps, so a job has one under way at a
 //! time, and one a second. Of those that are reported meanwhile the newest goes next and answers for all of them, since
 //! it states all that the others would have stated. Steps are sent on now and then. A worker that is ready is told to the leader
-//! until that has answered, and becomes a record once.
+//! until that has answered, and becomes a record once; what it says of that again is answered here.
 //!
 //! **Invariant:** no loop in a program makes more than one record a second for its job.
 
@@ -12,6 +12,9 @@ use crate::limits;
 use muster_types::JobId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+
+/// Workers that are known to be ready. One more takes the place of the oldest job's, which the leader is told of again.
+const KNOWN_READY_MAX: usize = 4_096;
 
 /// Stands for one worker that waits for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,6 +72,8 @@ pub(crate) struct WorkerEvents {
     steps: BTreeMap<WorkerKey, Duration>,
     /// Workers that are ready of which the cluster does not know yet: the sequence of what was sent, and who waits.
     ready: BTreeMap<WorkerKey, (u64, Vec<Ticket>)>,
+    /// Workers that are ready of which the cluster knows: a loop in a program costs the leader nothing.
+    known_ready: BTreeSet<WorkerKey>,
 }
 
 impl WorkerEvents {
@@ -84,8 +89,12 @@ impl WorkerEvents {
         None
     }
 
-    /// Takes a worker that is ready. Returns what is to be sent, unless that was already; an answer where too many wait.
+    /// Takes a worker that is ready. Returns what is to be sent, unless that was already; an answer where the cluster knows it,
+    /// or too many wait.
     pub(crate) fn ready(&mut self, key: WorkerKey, ticket: Ticket) -> Result<Option<SequencedEvent>, Answer> {
+        if self.known_ready.contains(&key) {
+            return Err((ticket, Ok(())));
+        }
         if self.ready.values().map(|(_, tickets)| tickets.len()).sum::<usize>() >= limits::NOTES_WAITING_MAX {
             return Err((ticket, Err("too many workers wait for the cluster's answer".to_owned())));
         }
@@ -158,7 +167,14 @@ impl WorkerEvents {
     /// The cluster's answer to one; the reason where it can never be taken.
     pub(crate) fn answered(&mut self, sequence: u64, refused: Option<&str>) -> Vec<Answer> {
         let key = self.ready.iter().find(|(_, (sent, _))| *sent == sequence).map(|(key, _)| *key);
-        if let Some((_, tickets)) = key.and_then(|key| self.ready.remove(&key)) {
+        if let Some((key, (_, tickets))) = key.and_then(|key| self.ready.remove_entry(&key)) {
+            if refused.is_none() {
+                // One of a worker that has ended by now is forgotten here.
+                while self.known_ready.len() >= KNOWN_READY_MAX {
+                    self.known_ready.pop_first();
+                }
+                self.known_ready.insert(key);
+            }
             return answers(tickets, refused);
         }
         let sent = self.jobs.values_mut().filter_map(|job| job.sent.take_if(|(e, _)| e.sequence == sequence));
@@ -190,6 +206,7 @@ impl WorkerEvents {
     /// The worker has ended.
     pub(crate) fn forget(&mut self, key: WorkerKey) {
         self.steps.remove(&key);
+        self.known_ready.remove(&key);
     }
 }
 
@@ -251,6 +268,13 @@ mod tests {
         assert_eq!(events.unanswered(), [first]);
         assert_eq!(events.answered(first.sequence, None), [(Ticket(1), Ok(())), (Ticket(2), Ok(()))]);
         assert!(events.unanswered().is_empty());
+        // A program that goes on saying it is answered without the leader.
+        assert_eq!(events.ready(key(1), Ticket(3)), Err((Ticket(3), Ok(()))));
+        assert!(events.unanswered().is_empty());
+        events.forget(key(1));
+        let again = events.ready(key(1), Ticket(4)).unwrap().expect("another attempt of it is told of");
+        assert!(again.sequence > first.sequence);
+        assert_eq!(events.drop_ready(), [(Ticket(4), Ok(()))]);
         events.ready(key(2), Ticket(3)).unwrap();
         assert_eq!(events.drop_ready(), [(Ticket(3), Ok(()))]);
         for number in 0..limits::NOTES_WAITING_MAX as u64 {

@@ -49,8 +49,14 @@ pub(super) fn why_it_waits(
     job: Option<JobId>,
     spec: &JobSpec,
 ) -> Option<String> {
-    spec.licences.iter().find_map(|(name, count)| lacks(state, now, job, (name, *count))).or_else(|| {
-        let is_nowhere = !spec.licences.is_empty() && licensed(state, spec).is_none();
+    if spec.licences.is_empty() {
+        return None;
+    }
+    // One walk over the queue for all of them: it may be long.
+    let firsts = first_for_licences(state, now, spec.licences.keys());
+    let lacking = |(name, count): (&Name, &u32)| lacks(state, firsts.get(name).copied(), job, (name, *count));
+    spec.licences.iter().find_map(lacking).or_else(|| {
+        let is_nowhere = licensed(state, spec).is_none();
         is_nowhere.then(|| {
             String::from(
                 "the policy has the licences that it asks for in no region that it may use; name that region, or none",
@@ -59,8 +65,13 @@ pub(super) fn why_it_waits(
     })
 }
 
-/// What there is of one resource where that is too little.
-fn lacks(state: &State, now: LogTime, job: Option<JobId>, (name, asked): (&Name, u32)) -> Option<String> {
+/// What there is of one resource where that is too little. `first` is the first job of the queue that asks for it.
+fn lacks(
+    state: &State,
+    first: Option<JobId>,
+    job: Option<JobId>,
+    (name, asked): (&Name, u32),
+) -> Option<String> {
     let most = state.policy().policy.resource_count(name);
     let (held, free) = (state.licences_held(name), state.licences_free(name));
     if u64::from(asked) > most {
@@ -69,7 +80,6 @@ fn lacks(state: &State, now: LogTime, job: Option<JobId>, (name, asked): (&Name,
              policy has more"
         ));
     }
-    let first = first_for_licences(state, now, [name]).get(name).copied();
     let other = first.filter(|first| Some(*first) != job);
     let of_other =
         other.and_then(|other| state.spec(other)?.licences.get(name).copied()).map_or(0, u64::from);

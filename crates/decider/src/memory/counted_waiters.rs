@@ -4,17 +4,30 @@
 //! Kept by the leader alone and in no record. A job that found too little is noted, higher tiers first and else in the order in
 //! which they were. The first noted one that needs something keeps what is free of it from all that are behind it. The first of
 //! all keeps everything that it needs, so that jobs with several licences never wait for each other.
+//!
+//! Of a tenant one job of a tier is noted at a time that lacks the same thing, so that tenants take turns: many jobs of one that were
+//! sent at once would all go before those of another otherwise, whatever their shares are.
+//!
+//! A job that has no start in sight, whatever it finds of what is counted, keeps nothing: its tenant has no quota for it, or its
+//! nodes are not there. Otherwise everyone who may submit could keep all licences from everybody for good.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 use muster_state::State;
-use muster_types::{JobId, JobSpec, PriorityTier};
+use muster_types::{JobId, JobSpec, LogTime, Name, PriorityTier};
 
+use crate::memory::requests::counted;
 use crate::rules::counted::{Counted, are_there, needed};
 
 /// Jobs that are noted at a time. One more is noted once another is gone.
 const NOTED_MAX: usize = 512;
+/// Jobs for which a start is looked for in one pass.
+const LOOKS_MAX: u32 = 16;
+/// How long the answer holds: for one with a start, and for one without.
+const LOOK_AGAIN_MS: u64 = 10 * 60_000;
+/// Jobs without a start that are remembered. One more keeps what it needs until another is forgotten.
+const WITHOUT_START_MAX: usize = 4_096;
 
 /// The order of those who wait; the smaller goes first.
 type OrderKey = (Reverse<PriorityTier>, u64);
@@ -23,22 +36,47 @@ type OrderKey = (Reverse<PriorityTier>, u64);
 #[derive(Clone, Debug)]
 struct Noted {
     order: OrderKey,
+    /// Whose it is; the tenants that the policy does not name are one.
+    tenant: Name,
     needed: Vec<(Counted, u64)>,
+    /// Of what there was too little.
+    lacking: Vec<Counted>,
+    /// When a start was last found for it.
+    start_found_at: Option<LogTime>,
+}
+
+/// What a job is noted for: a thing that it lacks, its tenant and its tier.
+type NotedFor = (Counted, Name, PriorityTier);
+
+impl Noted {
+    fn noted_for(&self) -> impl Iterator<Item = NotedFor> + '_ {
+        let Reverse(tier) = self.order.0;
+        self.lacking.iter().map(move |what| (what.clone(), self.tenant.clone(), tier))
+    }
 }
 
 /// Jobs that found too little of what is counted when they had their turn.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CountedWaiters {
     noted: BTreeMap<JobId, Noted>,
+    noted_for: BTreeSet<NotedFor>,
     /// How much each of them needs, by what it is.
     waiting: BTreeMap<Counted, BTreeMap<OrderKey, (JobId, u64)>>,
     last: u64,
+    /// Jobs that have no start in sight, and since when that is known.
+    without_start: BTreeMap<JobId, LogTime>,
+    /// Jobs for which a start was looked for in this pass.
+    looks: u32,
 }
 
 impl CountedWaiters {
     /// Forgets those that do not wait any more, or that could not start with all that there is. Under another policy a job may
     /// need something else: then it is noted again when it has its turn.
-    pub(crate) fn retain(&mut self, state: &State, is_barred: impl Fn(JobId) -> bool) {
+    pub(crate) fn retain(&mut self, state: &State, now: LogTime, is_barred: impl Fn(JobId) -> bool) {
+        self.looks = 0;
+        self.without_start.retain(|job, since| {
+            now.since_ms(*since) < LOOK_AGAIN_MS && state.job(*job).is_some_and(|row| row.is_in_line())
+        });
         let waits = |(job, noted): (&JobId, &Noted)| {
             let in_line = state.job(*job).is_some_and(|row| row.is_in_line());
             let is_same = || state.spec(*job).is_some_and(|spec| needed(state, spec) == noted.needed);
@@ -54,6 +92,9 @@ impl CountedWaiters {
     /// A job keeps nothing any more.
     pub(crate) fn forget(&mut self, job: JobId) {
         let Some(noted) = self.noted.remove(&job) else { return };
+        for key in noted.noted_for() {
+            self.noted_for.remove(&key);
+        }
         for (what, _) in &noted.needed {
             if let Some(waiting) = self.waiting.get_mut(what) {
                 waiting.remove(&noted.order);
@@ -74,12 +115,43 @@ impl CountedWaiters {
         let finds = |(what, count): &(Counted, u64)| {
             *count <= what.free(state).saturating_sub(self.kept_before(state, what, order))
         };
-        let finds_all = needed.iter().all(finds);
+        let lacking = needed.iter().filter(|need| !finds(*need)).map(|(what, _)| what.clone());
+        let lacking: Vec<Counted> = lacking.collect();
+        let finds_all = lacking.is_empty();
         let is_new = !self.noted.contains_key(&job) && self.noted.len() < NOTED_MAX;
-        if !finds_all && is_new && are_there(state, &needed) {
-            self.note(job, Noted { order, needed });
+        let may_start = !self.without_start.contains_key(&job);
+        if !finds_all && is_new && may_start && are_there(state, &needed) {
+            let tenant = counted(&state.policy().policy, &spec.tenant).clone();
+            let noted = Noted { order, tenant, needed, lacking, start_found_at: None };
+            if !noted.noted_for().any(|key| self.noted_for.contains(&key)) {
+                self.note(job, noted);
+            }
         }
         finds_all
+    }
+
+    /// Whether a start is to be looked for: the job keeps something from others, and there was no look for a while.
+    pub(crate) fn is_start_unknown(&self, job: JobId, now: LogTime) -> bool {
+        let Some(noted) = self.noted.get(&job).filter(|_| self.looks < LOOKS_MAX) else { return false };
+        let is_first = |(what, _): &(Counted, u64)| {
+            let first = self.waiting.get(what).and_then(|waiting| waiting.values().next());
+            first.is_some_and(|(first, _)| *first == job)
+        };
+        noted.start_found_at.is_none_or(|at| now.since_ms(at) >= LOOK_AGAIN_MS)
+            && noted.needed.iter().any(is_first)
+    }
+
+    /// What a look for a start has found. Without one the job keeps nothing for a while.
+    pub(crate) fn set_start(&mut self, job: JobId, has_start: bool, now: LogTime) {
+        self.looks += 1;
+        if has_start {
+            if let Some(noted) = self.noted.get_mut(&job) {
+                noted.start_found_at = Some(now);
+            }
+        } else if self.without_start.len() < WITHOUT_START_MAX {
+            self.without_start.insert(job, now);
+            self.forget(job);
+        }
     }
 
     /// Whether a part of what limits on CPUs and memory leave to a job is kept for others before it: a size above its least would
@@ -97,6 +169,7 @@ impl CountedWaiters {
 
     fn note(&mut self, job: JobId, noted: Noted) {
         self.last += 1;
+        self.noted_for.extend(noted.noted_for());
         for (what, count) in &noted.needed {
             self.waiting.entry(what.clone()).or_default().insert(noted.order, (job, *count));
         }
@@ -119,8 +192,6 @@ impl CountedWaiters {
 
 #[cfg(test)]
 mod tests {
-    use muster_types::Name;
-
     use super::*;
 
     #[test]
@@ -130,7 +201,9 @@ mod tests {
         let needed = alloc::vec![(Counted::Licence(Name::literal("matlab")), 2)];
         for job in [first, second] {
             let order = waiters.place_of(job, PriorityTier::Batch);
-            waiters.note(job, Noted { order, needed: needed.clone() });
+            let (tenant, needed) = (Name::literal("research"), needed.clone());
+            let lacking = Vec::new();
+            waiters.note(job, Noted { order, tenant, needed, lacking, start_found_at: None });
         }
         assert!(waiters.place_of(first, PriorityTier::Batch) < waiters.place_of(second, PriorityTier::Batch));
         assert!(waiters.place_of(third, PriorityTier::Batch) > waiters.place_of(second, PriorityTier::Batch));

@@ -51,7 +51,7 @@ impl UnfinishedPass {
         kept: KeptReservations,
     ) -> UnfinishedPass {
         let depth_max = state.policy().policy.backfill.depth_max;
-        memory.waiters().retain(state, |job| is_at_limit(state, job, now));
+        memory.waiters().retain(state, now, |job| is_at_limit(state, job, now));
         UnfinishedPass {
             line: Line::of_pass(state, now, depth_max, memory.take_marks()),
             future: Future::resume(now, kept),

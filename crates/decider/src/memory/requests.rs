@@ -67,7 +67,7 @@ impl Used {
 }
 
 /// Under which name a tenant's requests are counted: those that the policy does not name are one.
-fn counted<'a>(policy: &'a Policy, tenant: &'a Name) -> &'a Name {
+pub(super) fn counted<'a>(policy: &'a Policy, tenant: &'a Name) -> &'a Name {
     if policy.tenants.contains_key(tenant) { tenant } else { policy.unlisted() }
 }
 

@@ -5,7 +5,7 @@ use muster_journal::{Decision, WorkerSlot};
 use muster_planner::{Budget, Holds, Terms, Verdict, plan};
 use muster_policy::{Candidate, headroom};
 use muster_state::{JobRow, State};
-use muster_types::{JobId, JobSpec};
+use muster_types::{JobId, JobSpec, LogTime};
 
 use crate::future::Future;
 use crate::memory::pass::UnfinishedPass;
@@ -185,6 +185,7 @@ fn offer(
     if !pass.waiters().admit(state, job, &spec) {
         budget.take(1);
         pass.future().give_up_job(state, job, budget);
+        leave_without_start(state, pass, (job, &spec, &row), now, budget);
         return Outcome::NotOpen;
     }
     let spec = if pass.waiters().is_kept_from(state, job, &spec) { smallest(&spec) } else { spec };
@@ -238,10 +239,31 @@ fn offer(
         return outcome;
     }
     pass.future().reserve(speculation.state(), job, &spec, &row, budget);
+    leave_without_start(speculation.state(), pass, (job, &spec, &row), now, budget);
     if is_alone && !others.is_by_id {
         pass.keep_like(speculation.state(), (candidate, &spec), false);
     }
     if is_alone { Outcome::WaitsAlone } else { Outcome::Waits }
+}
+
+/// A job keeps nothing of what is counted while it has no start in sight: its tenant has no quota for it, or its nodes are not
+/// there.
+fn leave_without_start(
+    state: &State,
+    pass: &mut UnfinishedPass,
+    (job, spec, row): (JobId, &JobSpec, &JobRow),
+    now: LogTime,
+    budget: &mut Budget,
+) {
+    if !pass.waiters().is_start_unknown(job, now) {
+        return;
+    }
+    let has_start =
+        pass.future().keeps_for(job) || pass.future().earliest(state, (job, spec, row), budget).is_some();
+    // Where the budget has run out, nobody knows.
+    if has_start || !budget.is_spent() {
+        pass.waiters().set_start(job, has_start, now);
+    }
 }
 
 /// Times that a turn looks at where other jobs are, about.

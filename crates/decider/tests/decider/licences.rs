@@ -228,6 +228,90 @@ fn jobs_with_several_licences_do_not_wait_for_each_other() {
 }
 
 #[test]
+fn tenants_take_turns_however_many_jobs_one_of_them_sends() {
+    let (mut speculation, mut state) = founded();
+    register(&mut speculation, "n0", "eu", 0);
+    let resource = |text: &str| CountedResource { name: name(text), count: 1, region: None };
+    let draft = PolicyDraft {
+        resources: ["matlab", "a", "b"].map(resource).into(),
+        tenants: ["greedy", "modest"].map(|text| (name(text), TenantPolicy::default())).into(),
+        ..PolicyDraft::default()
+    };
+    let command = Command::SetPolicy {
+        request: request(5_000),
+        by: Requester::default(),
+        policy: Box::new(with_all_rights(draft).check().expect("a policy")),
+        expected_version: None,
+    };
+    handle(&mut speculation, &command).expect("it is taken");
+    let send = |speculation: &mut Speculation, n: u128, tenant: &str, licences: &[(&str, u32)]| {
+        let mut draft = asking(&format!("j{n}"), 0, licences, PriorityTier::Standard).into_draft();
+        draft.tenant = name(tenant);
+        submit(speculation, n, draft.check().expect("a job")).expect("it is taken")
+    };
+    let first = send(&mut speculation, 1, "greedy", &[("matlab", 1)]);
+    pass(&mut speculation, &mut state);
+    assert!(holds(&state, first));
+    let second = send(&mut speculation, 2, "greedy", &[("matlab", 1)]);
+    let third = send(&mut speculation, 3, "greedy", &[("matlab", 1), ("a", 1)]);
+    let fourth = send(&mut speculation, 4, "greedy", &[("matlab", 1), ("b", 1)]);
+    pass(&mut speculation, &mut state);
+    let modest = send(&mut speculation, 5, "modest", &[("matlab", 1)]);
+    pass(&mut speculation, &mut state);
+    end(&mut speculation, first);
+    pass(&mut speculation, &mut state);
+    // Which of them is noted first its order says.
+    let greedy = [second, third, fourth];
+    let next = greedy.into_iter().find(|job| holds(&state, *job)).expect("one of them was noted before");
+    assert!(!holds(&state, modest));
+    end(&mut speculation, next);
+    pass(&mut speculation, &mut state);
+    assert!(holds(&state, modest));
+    assert!(greedy.into_iter().all(|job| !holds(&state, job)));
+}
+
+#[test]
+fn a_job_without_a_start_in_sight_keeps_no_licences_from_others() {
+    let (mut speculation, mut state) = founded();
+    register(&mut speculation, "n0", "eu", 0);
+    register(&mut speculation, "n1", "eu", 8);
+    set_counts(&mut speculation, 5_000, &[("matlab", 4, None)]);
+    let node = speculation.state().node_named(&name("n1")).expect("it is there");
+    let cordon = |n, cordoned| {
+        let by = Requester::default();
+        Command::SetCordon { request: request(n), by, node, cordoned }
+    };
+    handle(&mut speculation, &cordon(5_001, true)).expect("it is taken");
+    let small = plain(&mut speculation, 1, &[("matlab", 1)]);
+    pass(&mut speculation, &mut state);
+    let spec = asking("large", 8, &[("matlab", 4)], PriorityTier::Standard);
+    let large = submit(&mut speculation, 2, spec).expect("it is taken");
+    pass(&mut speculation, &mut state);
+    let next = plain(&mut speculation, 3, &[("matlab", 1)]);
+    pass(&mut speculation, &mut state);
+    assert!(holds(&state, small) && holds(&state, next) && !holds(&state, large));
+    // Nor once it has found all of them.
+    end(&mut speculation, small);
+    end(&mut speculation, next);
+    pass(&mut speculation, &mut state);
+    let next = plain(&mut speculation, 4, &[("matlab", 1)]);
+    pass(&mut speculation, &mut state);
+    assert!(holds(&state, next) && !holds(&state, large));
+    // With its node it is as every other job again, a while later.
+    handle(&mut speculation, &cordon(5_002, false)).expect("it is taken");
+    commit(&mut speculation, &mut state);
+    let later = speculation.now().plus_ms(10 * 60_000);
+    speculation.set_now(later);
+    pass(&mut speculation, &mut state);
+    let last = plain(&mut speculation, 5, &[("matlab", 1)]);
+    pass(&mut speculation, &mut state);
+    assert!(!holds(&state, last) && !holds(&state, large));
+    end(&mut speculation, next);
+    pass(&mut speculation, &mut state);
+    assert!(holds(&state, large) && !holds(&state, last));
+}
+
+#[test]
 fn the_guard_refuses_more_than_there_is_and_another_region() {
     let (mut speculation, mut state) = founded();
     register(&mut speculation, "n0", "eu", 0);

@@ -2,8 +2,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use muster_types::job::ArrayMember;
 use muster_types::{
-    Accelerators, JobDraft, LabelTest, Name, NodeDraft, NodeExpression, NodeRequirements, Parameters,
-    PriorityTier, TaskGroup, Violation, WorkerRequest, limits,
+    Accelerators, CpuBinding, HostRules, JobContract, JobDraft, LabelTest, Name, NodeDraft, NodeExpression,
+    NodeRequirements, Parameters, PriorityTier, TaskGroup, Violation, WorkerRequest, limits,
 };
 
 fn name(text: &str) -> Name {
@@ -204,6 +204,43 @@ fn every_rule_of_a_job_is_named() {
     {
         job_violates(|j| j.array = Some(ArrayMember { index, ordinal, size }), &["array"]);
     }
+}
+
+#[test]
+fn workers_with_processors_for_themselves_ask_for_whole_ones() {
+    let fields = |cpu_milli: u64, binding: CpuBinding| {
+        let mut draft = job();
+        for group in &mut draft.groups {
+            group.request.cpu_milli = cpu_milli;
+        }
+        let host = HostRules { binding, ..HostRules::default() };
+        let contract = JobContract { host, ..JobContract::default() };
+        let violations = contract.violations(&draft.check().unwrap());
+        violations.into_iter().map(|violation| violation.field).collect::<Vec<_>>()
+    };
+    assert_eq!(fields(10, CpuBinding::Cores), ["host.binding"]);
+    assert_eq!(fields(1_500, CpuBinding::Cores), ["host.binding"]);
+    assert!(fields(2_000, CpuBinding::Cores).is_empty());
+    assert!(fields(10, CpuBinding::Numa).is_empty() && fields(10, CpuBinding::None).is_empty());
+}
+
+#[test]
+fn shared_memory_is_no_larger_than_the_memory_that_it_counts_as() {
+    let fields = |memory_bytes: u64, is_exclusive: bool| {
+        let mut draft = job();
+        for group in &mut draft.groups {
+            group.request.memory_bytes = memory_bytes;
+            group.request.exclusive = is_exclusive;
+            group.request.accelerators = None;
+        }
+        let host = HostRules { shared_memory_bytes: 1 << 30, ..HostRules::default() };
+        let contract = JobContract { host, ..JobContract::default() };
+        let violations = contract.violations(&draft.check().unwrap());
+        violations.into_iter().map(|violation| violation.field).collect::<Vec<_>>()
+    };
+    assert_eq!(fields((1 << 30) - 1, false), ["host.shared_memory_bytes"]);
+    assert!(fields(1 << 30, false).is_empty());
+    assert!(fields(1, true).is_empty(), "it has all memory of its host");
 }
 
 #[test]

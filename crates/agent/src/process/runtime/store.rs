@@ -17,7 +17,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 use tokio::sync::{Mutex, Notify};
 
@@ -91,38 +91,68 @@ type Reached<'a> = &'a (dyn Fn(StartStage) + Sync);
 /// Workers that wait for their images.
 #[derive(Debug, Default)]
 struct Awaited {
-    count: Locked<usize>,
-    none: Notify,
+    /// How many for each image.
+    images: Locked<BTreeMap<String, usize>>,
+    changed: Notify,
 }
 
 /// One of them.
-struct Waiter<'a>(&'a Awaited);
+struct Waiter<'a> {
+    awaited: &'a Awaited,
+    image: &'a str,
+}
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        let mut count = self.0.count.lock();
-        *count = count.saturating_sub(1);
-        if *count == 0 {
-            self.0.none.notify_waiters();
+        let mut images = self.awaited.images.lock();
+        if let Some(count) = images.get_mut(self.image) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                images.remove(self.image);
+            }
         }
+        drop(images);
+        self.awaited.changed.notify_waiters();
     }
 }
 
 impl Awaited {
-    fn begin(&self) -> Waiter<'_> {
-        *self.count.lock() += 1;
-        Waiter(self)
+    fn begin<'a>(&'a self, image: &'a str) -> Waiter<'a> {
+        *self.images.lock().entry(image.to_owned()).or_default() += 1;
+        self.changed.notify_waiters();
+        Waiter { awaited: self, image }
+    }
+
+    fn is_none(&self) -> bool {
+        self.images.lock().is_empty()
+    }
+
+    /// Whether workers wait, and none of them for this image.
+    fn is_of_others(&self, image: &str) -> bool {
+        let images = self.images.lock();
+        !images.is_empty() && !images.contains_key(image)
     }
 
     /// Ends when no worker waits.
     async fn none(&self) {
         loop {
             // Listens before it looks.
-            let none = self.none.notified();
-            if *self.count.lock() == 0 {
+            let changed = self.changed.notified();
+            if self.is_none() {
                 return;
             }
-            none.await;
+            changed.await;
+        }
+    }
+
+    /// Ends when workers wait for other images while this one is unpacked.
+    async fn behind(&self, image: &str, is_unpacked: &AtomicBool) {
+        loop {
+            let changed = self.changed.notified();
+            if is_unpacked.load(Ordering::Relaxed) && self.is_of_others(image) {
+                return;
+            }
+            changed.await;
         }
     }
 }
@@ -189,16 +219,35 @@ impl<R: Runtime> ImageStore<R> {
         container: &Container,
         reached: Reached<'_>,
     ) -> Result<Prepared, ImageError> {
-        let _waits = self.awaited.begin();
-        self.prepare_one(tenant, container, reached).await
+        if let Some(prepared) = self.at_once(container).await {
+            return Ok(prepared);
+        }
+        let _waits = self.awaited.begin(&container.image);
+        self.fetch(tenant, container, reached).await
     }
 
     /// Has an image unpacked for workers that are expected later. It begins while no worker waits for an image, after those of
-    /// other tenants in rotation, and can be given up like any other.
+    /// other tenants in rotation, and can be given up like any other. Images are unpacked one by one, so it is given up while it is
+    /// unpacked and a worker waits for another one.
     pub(crate) async fn prepare_ahead(&self, tenant: &str, container: &Container) -> Result<(), ImageError> {
         let _turn = self.ahead.take(tenant).await;
+        if self.at_once(container).await.is_some() {
+            return Ok(());
+        }
         self.awaited.none().await;
-        self.prepare_one(tenant, container, &|_| ()).await.map(drop)
+        let is_unpacked = AtomicBool::new(false);
+        let reached = |stage: StartStage| {
+            if stage == StartStage::Unpacking {
+                is_unpacked.store(true, Ordering::Relaxed);
+                self.awaited.changed.notify_waiters();
+            }
+        };
+        tokio::select! {
+            prepared = self.fetch(tenant, container, &reached) => prepared.map(drop),
+            () = self.awaited.behind(&container.image, &is_unpacked) => {
+                Err(ImageError::unusable("it is given up, because a worker waits for another image"))
+            }
+        }
     }
 
     /// References of the images that are unpacked, those that were asked for last first.
@@ -207,17 +256,18 @@ impl<R: Runtime> ImageStore<R> {
         blocking(move || held_references(&directory)).await
     }
 
-    async fn prepare_one(
+    /// An image that is there already. It waits for nobody: a registry that one tenant names holds no other's workers up.
+    async fn at_once(&self, container: &Container) -> Option<Prepared> {
+        let here = tokio::time::timeout(TIDY_MAX, self.prepare_from_here(container)).await;
+        here.ok()?.ok()?
+    }
+
+    async fn fetch(
         &self,
         tenant: &str,
         container: &Container,
         reached: Reached<'_>,
     ) -> Result<Prepared, ImageError> {
-        // What is there waits for nobody: a registry that one tenant names holds no other's workers up.
-        let here = tokio::time::timeout(TIDY_MAX, self.prepare_from_here(container)).await;
-        if let Ok(Ok(Some(prepared))) = here {
-            return Ok(prepared);
-        }
         let own = self.own(tenant, &container.image);
         let _alone = own.lock().await;
         let prepared = self.prepare_now(tenant, container, reached).await;
@@ -564,6 +614,8 @@ mod tests {
         unreachable: Arc<Locked<u32>>,
         /// References whose registry never answers.
         silent: Arc<Locked<Vec<String>>>,
+        /// References whose images are never unpacked to the end.
+        endless: Arc<Locked<Vec<String>>>,
     }
 
     fn id_of(reference: &str) -> String {
@@ -596,6 +648,9 @@ mod tests {
 
         async fn unpack(&self, id: &str, into: &Path, _: &Path, max: u64) -> Result<(), ImageError> {
             self.log.lock().push("unpack".to_owned());
+            if self.endless.lock().iter().any(|endless| id_of(endless) == id) {
+                std::future::pending::<()>().await;
+            }
             let written = fs::write(into.join(id), [7; 4_096]);
             if max < 4_096 {
                 return Err(ImageError::unusable("too large"));
@@ -708,6 +763,26 @@ mod tests {
         }
         let pulls = registry.log.lock().iter().filter(|line| line.starts_with("pull silent")).count();
         assert_eq!(pulls, PULLS_AT_ONCE / 2, "half of the turns are for others");
+    }
+
+    #[tokio::test]
+    async fn what_is_unpacked_ahead_gives_way_to_a_worker_that_waits_for_another_image() {
+        let (registry, directory) = (Registry::default(), tempfile::tempdir().unwrap());
+        registry.has.lock().extend(["localhost/a:1", "localhost/b:1"].map(str::to_owned));
+        registry.endless.lock().push("localhost/a:1".to_owned());
+        let store = store(&registry, directory.path(), 1 << 30);
+        let large = container("localhost/a:1", PullRule::Missing);
+        let needed = container("localhost/b:1", PullRule::Missing);
+        let worker = async {
+            while !registry.log.lock().contains(&"unpack".to_owned()) {
+                tokio::task::yield_now().await;
+            }
+            store.prepare("few", &needed, &|_| ()).await
+        };
+        let both = async { tokio::join!(store.prepare_ahead("many", &large), worker) };
+        let both = tokio::time::timeout(Duration::from_secs(30), both).await;
+        let (ahead, worker) = both.expect("none waits for the other");
+        assert!(ahead.is_err() && worker.unwrap().directory.join(ROOT).is_dir());
     }
 
     #[tokio::test]
