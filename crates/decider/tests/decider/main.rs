@@ -14,6 +14,7 @@ mod arrays;
 mod bookings;
 mod bounds;
 mod capacity;
+mod changed_hosts;
 mod demand;
 mod fairness;
 mod fleet_holds;
