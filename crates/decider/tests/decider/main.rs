@@ -35,6 +35,7 @@ mod queue_choices;
 mod quotas;
 mod random;
 mod random_commands;
+mod readiness;
 mod reclaim;
 mod redaction;
 mod schedules;
