@@ -3,10 +3,10 @@
 use muster_decider::{Answer, Command, Speculation, handle, schedule};
 use muster_journal::{CapacityHold, Decision, RankUpdate, RearrangeCause, Stop, WorkerSlot};
 use muster_planner::Budget;
-use muster_state::{Phase, Promised, State};
+use muster_state::{HostResource, Phase, Promised, State};
 use muster_types::{
-    DeviceSet, ExitStatus, ForeignLoad, JobContract, JobId, JobSpec, NodeDraft, NodeId, PriorityTier,
-    Submission,
+    DeviceSet, ExitStatus, ForeignLoad, JobContract, JobDraft, JobId, JobSpec, NodeDraft, NodeId,
+    PriorityTier, Submission,
 };
 
 use crate::support::{commit, founded, group, holder, job_draft, name, node_draft, request};
@@ -108,4 +108,24 @@ fn a_promise_is_dropped_where_others_have_taken_what_was_left() {
     end(&mut speculation, low);
     commit(&mut speculation, &mut state);
     assert!(waits_without_a_promise(&state, high), "1 of 64 CPUs is not there any more");
+}
+
+#[test]
+fn a_job_with_hosts_to_itself_is_counted_by_hosts_of_its_regions() {
+    let (mut speculation, _) = founded();
+    register(&mut speculation, "h1", CPU_MILLI);
+    let draft = NodeDraft { cpu_milli: 4 * CPU_MILLI, ..node_draft("h2", "us", "c2", None) };
+    let spec = draft.check().expect("a host");
+    let command = Command::Register { spec, holder: holder(1), other_session_is_over: false };
+    handle(&mut speculation, &command).expect("it is taken");
+    let mut whole = group("main", 2, None);
+    whole.request.exclusive = true;
+    let mut draft = job_draft("job", vec![whole]);
+    let asked = |draft: &JobDraft| {
+        let spec = draft.clone().check().expect("a job");
+        speculation.state().host_asked(&spec, HostResource::Cpu, 2)
+    };
+    assert_eq!(asked(&draft), 2 * 4 * CPU_MILLI, "it may be anywhere");
+    draft.regions = vec![name("eu")];
+    assert_eq!(asked(&draft), 2 * CPU_MILLI);
 }
