@@ -40,6 +40,7 @@ mod reclaim;
 mod redaction;
 mod schedules;
 mod script;
+mod sizes;
 mod snapshot;
 mod spares;
 mod starts;
