@@ -17,7 +17,8 @@ fn register(speculation: &mut Speculation) {
 }
 
 fn report(speculation: &mut Speculation, job: JobId, update: RankUpdate) {
-    let placement = speculation.state().job(job).and_then(|row| row.placement.clone()).expect("a placement");
+    let row = speculation.state().job(job).expect("a job");
+    let placement = row.placement.clone().expect("a placement");
     let (slot, token) = (&placement.slots[0], placement.token);
     let updates = vec![(0, update)];
     let command = Command::Report { node: slot.node, incarnation: slot.incarnation, job, token, updates };
