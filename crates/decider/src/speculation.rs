@@ -1,6 +1,7 @@
 //! Applied state plus the leader's own records in flight.
 
-use alloc::collections::BTreeSet;
+use alloc::collections::btree_map::Entry;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::RefCell;
@@ -135,8 +136,8 @@ pub struct Speculation {
     images: Arc<HeldImages>,
     /// How long log time has been steady; none where log time is the only clock.
     steady: Option<Steady>,
-    /// Nodes of which a record of this leadership says that they opened a session.
-    heard: BTreeSet<NodeId>,
+    /// Nodes of which a record of this leadership says that they opened a session, and when they did so first.
+    heard: BTreeMap<NodeId, LogTime>,
     /// How many requests each tenant has made of late.
     requests: Requests,
 }
@@ -190,7 +191,7 @@ impl Speculation {
             unheard: Unheard::default(),
             images: Arc::default(),
             steady: None,
-            heard: BTreeSet::new(),
+            heard: BTreeMap::new(),
             requests: Requests::default(),
             state,
         };
@@ -275,7 +276,19 @@ impl Speculation {
 
     /// A node opens its session at this leader; whether that was not said before under this leadership.
     pub(crate) fn hears(&mut self, node: NodeId) -> bool {
-        self.heard.insert(node)
+        let now = self.now;
+        match self.heard.entry(node) {
+            Entry::Vacant(place) => {
+                place.insert(now);
+                true
+            }
+            Entry::Occupied(_) => false,
+        }
+    }
+
+    /// Since when a node has a session at this leader; none where it has yet to open one.
+    pub(crate) fn heard_since(&self, node: NodeId) -> Option<LogTime> {
+        self.heard.get(&node).copied()
     }
 
     /// Moves time on; never back. Only between rounds: one round has one time.

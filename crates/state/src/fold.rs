@@ -425,6 +425,21 @@ impl State {
         charge
     }
 
+    /// What is promised of a node that is to be this host: workers that have hosts to themselves are promised all of it.
+    fn promised_of(&self, node: NodeId, host: &NodeSpec) -> Promised {
+        let mut promised = Promised::default();
+        for job in self.promised_on(node) {
+            let (Some(row), Some(spec)) = (self.jobs.get(&job), self.specs.get(&job)) else { continue };
+            let Some(promise) = &row.promise else { continue };
+            for (rank, slot) in promise.slots.iter().enumerate().filter(|(_, slot)| slot.node == node) {
+                let group = spec.group_of_slot(rank as u32, promise.slots.len());
+                let group = group.expect("a promised place has a group");
+                promised.add(&group.request, slot.devices, host);
+            }
+        }
+        promised
+    }
+
     fn fold_registered(&mut self, spec: &NodeSpec, holder: HolderId) -> Vec<Effect> {
         let spec = Arc::new(spec.clone());
         let all = Free::all_of(&spec);
@@ -434,12 +449,15 @@ impl State {
                 let old = row.spec.clone();
                 // What operators have set stays.
                 let (spec, overrides) = said_again(row, &spec);
+                // A host that is larger now than when it was promised as a whole is promised as a whole.
+                let promised = self.promised_of(id, &spec);
                 // Out of the old place before into the new: the pool may be another.
                 self.change_node(id, true, |row| row.status = NodeStatus::Lost);
                 self.indexes.remove_shape(id, &old);
                 self.indexes.add_shape(id, &spec);
                 self.change_node(id, true, |row| {
                     row.free = all;
+                    row.promised = promised;
                     row.spec = spec;
                     row.overrides = overrides;
                     row.holder = holder;

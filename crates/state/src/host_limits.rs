@@ -114,7 +114,7 @@ impl State {
     }
 
     /// What a gang of this many workers is charged for at most. Workers that have hosts to themselves are charged for all of them,
-    /// and before they have a place each is counted as the largest host without accelerators that there is.
+    /// and before they have a place each is counted as the largest host without accelerators that there is in its regions.
     #[must_use]
     pub fn host_asked(&self, spec: &JobSpec, resource: HostResource, workers: u32) -> u64 {
         let asked = resource.asked(spec, workers);
@@ -125,7 +125,8 @@ impl State {
             HostResource::Cpu => shape.cpu_milli,
             HostResource::Memory => whole_mib(shape.memory_bytes),
         };
-        let pools = self.pools().filter(|(key, _)| key.kind.is_none());
+        let may_be_in = |region: &Name| spec.regions.is_empty() || spec.regions.contains(region);
+        let pools = self.pools().filter(|(key, _)| key.kind.is_none() && may_be_in(&key.region));
         let largest = pools.flat_map(|(_, pool)| pool.shapes.keys()).map(of_host).max().unwrap_or(0);
         asked.max(largest.saturating_mul(workers.into()))
     }

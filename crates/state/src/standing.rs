@@ -77,9 +77,11 @@ pub enum GangStanding {
 #[derive(Debug)]
 pub struct NominalCover<'a> {
     state: &'a State,
-    /// Gangs counted since it was last asked.
+    /// Gangs and sides counted since it was last asked.
     counted: Cell<u64>,
     known: RefCell<BTreeMap<Side, Arc<BTreeSet<JobId>>>>,
+    /// By a side and a type, what all sides next to it hold of that, and their weights: see [`NominalCover::held_next_to`].
+    held: RefCell<BTreeMap<(Side, Name), (u128, u128)>>,
 }
 
 /// A gang's place in the order in which those of a side are counted: whether it may be stopped, whether it borrows on
@@ -90,7 +92,7 @@ impl<'a> NominalCover<'a> {
     /// Nothing counted yet.
     #[must_use]
     pub fn of(state: &'a State) -> NominalCover<'a> {
-        NominalCover { state, counted: Cell::new(0), known: RefCell::default() }
+        NominalCover { state, counted: Cell::new(0), known: RefCell::default(), held: RefCell::default() }
     }
 
     /// The state that it is about.
@@ -99,7 +101,7 @@ impl<'a> NominalCover<'a> {
         self.state
     }
 
-    /// How many gangs have been counted since this was last asked, for those who have a budget.
+    /// How many gangs and sides have been counted since this was last asked, for those who have a budget.
     #[must_use]
     pub fn take_counted(&self) -> u64 {
         self.counted.take()
@@ -230,21 +232,12 @@ impl<'a> NominalCover<'a> {
         (our, claimant): (&Side, &JobSpec),
         (their, charge, counted): (&Side, &Charge, Counted),
     ) -> bool {
-        let held = self.state.quota_usage();
-        let sides = usage.next_to(our);
         let of_kind = |(kind, milli): &(Name, u64)| {
             let wanted = claimant.least_milli_of(kind);
             if wanted == 0 {
                 return false;
             }
-            let (mut all, mut weights) = (0_u128, 0_u128);
-            for side in &sides {
-                let used = held.used_on(side, kind, None);
-                all += u128::from(used);
-                if used > 0 || side == our {
-                    weights += u128::from(self.weight_milli(side));
-                }
-            }
+            let (all, weights) = self.held_next_to(our, kind);
             let without = usage.used_on(their, kind, None);
             let without = match counted {
                 Counted::Yes => without.saturating_sub(*milli),
@@ -257,6 +250,28 @@ impl<'a> NominalCover<'a> {
             is_within && is_above
         };
         charge.devices_milli.iter().any(of_kind)
+    }
+
+    /// What a side and all next to it hold of a type, and the weights of those that hold some of it and of that side. It is summed up
+    /// once: there may be very many tenants, and very many gangs of whom each is asked about.
+    fn held_next_to(&self, our: &Side, kind: &Name) -> (u128, u128) {
+        let key = (our.clone(), kind.clone());
+        if let Some(known) = self.held.borrow().get(&key) {
+            return *known;
+        }
+        let usage = self.state.quota_usage();
+        let sides = usage.next_to(our);
+        let (mut all, mut weights) = (0_u128, 0_u128);
+        for side in &sides {
+            let used = usage.used_on(side, kind, None);
+            all += u128::from(used);
+            if used > 0 || side == our {
+                weights += u128::from(self.weight_milli(side));
+            }
+        }
+        self.counted.set(self.counted.get() + sides.len() as u64);
+        self.held.borrow_mut().insert(key, (all, weights));
+        (all, weights)
     }
 
     /// The weight of a side next to others; a tenant's own work has the ordinary one.

@@ -276,16 +276,21 @@ fn recorded<'a>(state: &State, order: &'a ModifyOrder) -> Cow<'a, [FieldChange]>
 /// Set in the id of a request whose change of size stops the gang, for the record that stops it.
 const STOPS_FOR_SIZE: u128 = (1 << 127) | 0x5349_5a45;
 
-/// A gang that runs with more workers than it is to have is stopped, and waits again in its position. One that is to have more
-/// grows when nobody waits for the capacity.
+/// A gang that runs with more workers than it is to have is stopped, and waits again in its position. One that is being stopped and
+/// has a place for more elsewhere gives that up. One that is to have more grows when nobody waits for the capacity.
 fn stop_to_shrink(speculation: &mut Speculation, key: RequestKey, order: &ModifyOrder) {
     let state = speculation.state();
     let Some((row, spec)) = state.job(order.job).zip(state.spec(order.job)) else { return };
-    let workers = row.placement.as_ref().map_or(0, |placement| placement.slots.len());
-    let is_larger = spec.size.is_some_and(|size| workers > size as usize);
+    let above = |workers: usize| spec.size.is_some_and(|size| workers > size as usize);
+    let is_larger = row.placement.as_ref().is_some_and(|placement| above(placement.slots.len()));
     let runs = matches!(row.phase, Phase::Starting | Phase::Running) && !row.cancel_requested;
     let request = RequestKey { id: RequestId(key.id.0 ^ STOPS_FOR_SIZE), ..key };
     let is_asked = order.changes.iter().any(|change| matches!(change, FieldChange::Groups(_)));
+    let is_promised_more = row.promise.as_ref().is_some_and(|promise| above(promise.slots.len()));
+    if is_asked && is_promised_more && matches!(row.phase, Phase::Stopping(_)) {
+        speculation.push(Decision::PromiseDropped { job: order.job });
+        return;
+    }
     if !(is_larger && runs && is_asked) || state.request(request.id).is_some() {
         return;
     }

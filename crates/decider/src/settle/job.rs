@@ -6,7 +6,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use muster_journal::{Decision, Outcome, StopCause};
 use muster_state::{DependencyState, Free, JobRow, Phase, Placement, PromiseRow, RankState, State, fit};
-use muster_types::{ArrayId, JobId, LogTime, NodeId};
+use muster_types::{ArrayId, DeviceSet, JobId, LogTime, NodeId, WorkerRequest};
 
 use crate::round::ROUND_BYTES_SOFT;
 use crate::rules::affinity::{self, Resolved};
@@ -183,8 +183,9 @@ fn after_promise(state: &State, job: JobId, promise: &PromiseRow, now: LogTime) 
     let policy = &state.policy().policy;
     let mut closures = bookings::closures(state, spec, now);
     closures.retain(|closure| closure.lasts_at(now));
-    let mut left: BTreeMap<NodeId, Free> = BTreeMap::new();
-    let mut is_free = true;
+    // What no worker holds, and what others than Muster leave of that.
+    let mut left: BTreeMap<NodeId, (Free, Free)> = BTreeMap::new();
+    let (mut is_free, mut is_left) = (true, true);
     for (rank, slot) in promise.slots.iter().enumerate() {
         let node = state.node(slot.node)?;
         let is_usable = node.restricted.unusable.is_disjoint(slot.devices);
@@ -199,15 +200,17 @@ fn after_promise(state: &State, job: JobId, promise: &PromiseRow, now: LogTime) 
             return Some(Decision::PromiseDropped { job });
         }
         let group = spec.group_of_slot(rank as u32, promise.slots.len())?;
-        let free = left.entry(slot.node).or_insert_with(|| node.free.clone());
-        if free.admits(&group.request, slot.devices) {
-            free.take(&group.request, slot.devices);
-        } else {
-            is_free = false;
-        }
+        let (free, usable) = left.entry(slot.node).or_insert_with(|| (node.free.clone(), node.usable()));
+        is_free &= taken(free, &group.request, slot.devices);
+        is_left &= taken(usable, &group.request, slot.devices);
     }
     if !is_free {
         return None;
+    }
+    // Those that were to leave have left, and what they leave others than Muster have taken since. When they give it back nobody
+    // knows.
+    if !is_left {
+        return Some(Decision::PromiseDropped { job });
     }
     // Others may have come since it was promised, or gone. These are looked at once, now that it would start: each report of a
     // worker on these nodes comes by here.
@@ -223,6 +226,15 @@ fn after_promise(state: &State, job: JobId, promise: &PromiseRow, now: LogTime) 
     Some(Decision::GangPlaced { job, workers: promise.slots.clone() })
 }
 
+/// Takes what a worker holds, where that is free; whether it was.
+fn taken(free: &mut Free, request: &WorkerRequest, devices: DeviceSet) -> bool {
+    let is_free = free.admits(request, devices);
+    if is_free {
+        free.take(request, devices);
+    }
+    is_free
+}
+
 /// Whether all that is promised to a job is free. If it is not placed, it waits for others to leave where nothing of theirs is
 /// promised to it.
 pub(crate) fn has_its_promise(state: &State, job: JobId) -> bool {
@@ -232,12 +244,7 @@ pub(crate) fn has_its_promise(state: &State, job: JobId) -> bool {
     promise.slots.iter().enumerate().all(|(rank, slot)| {
         let group = spec.group_of_slot(rank as u32, promise.slots.len());
         let Some((node, group)) = state.node(slot.node).zip(group) else { return false };
-        let free = left.entry(slot.node).or_insert_with(|| node.free.clone());
-        let is_free = free.admits(&group.request, slot.devices);
-        if is_free {
-            free.take(&group.request, slot.devices);
-        }
-        is_free
+        taken(left.entry(slot.node).or_insert_with(|| node.free.clone()), &group.request, slot.devices)
     })
 }
 

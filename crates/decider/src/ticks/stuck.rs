@@ -44,11 +44,27 @@ fn give_up_starting(speculation: &mut Speculation) {
     }
 }
 
+/// How long the agent of a host has to repeat to a new leader what the one before has not taken.
+const REPEATED_MS: u64 = 10_000;
+
+/// Whether a leader knows what became of the workers of a gang that have yet to say that they are ready: one may have said it while
+/// nobody led, and its agent says it once it has a session here. A host that opens none is lost when its lease has run out.
+fn is_known(speculation: &Speculation, job: JobId) -> bool {
+    let Some(row) = speculation.state().job(job) else { return false };
+    let Some(placement) = row.placement.as_deref() else { return false };
+    let mut missing = (0u32..).zip(&placement.slots).filter(|(rank, _)| !placement.ready.contains(rank));
+    missing.all(|(_, slot)| {
+        let since = speculation.heard_since(slot.node);
+        since.is_some_and(|since| speculation.now().since_ms(since) >= REPEATED_MS)
+    })
+}
+
 /// Ends attempts whose workers have not all said in time that they are ready, as ones that could not be started.
 fn give_up_unready(speculation: &mut Speculation) {
     let now = speculation.now();
     let late = speculation.state().unready().take_while(|(by, _)| *by <= now);
-    let late: Vec<JobId> = late.map(|(_, job)| job).take(PER_TICK).collect();
+    let late = late.map(|(_, job)| job).filter(|job| is_known(speculation, *job));
+    let late: Vec<JobId> = late.take(PER_TICK).collect();
     for job in late {
         if speculation.round_bytes() > ROUND_BYTES_SOFT {
             return;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use muster_decider::{Answer, Command, Speculation, explain_job, handle, schedule, tick};
 use muster_journal::RankUpdate;
 use muster_planner::{Budget, WaitReason};
-use muster_state::{Phase, State};
+use muster_state::{NominalCover, Phase, PreemptionReason, State};
 use muster_types::policy::{Order, PolicyDraft, QueueChoices, QueueOrder, QueuePreemption, TenantPolicy};
 use muster_types::{
     ExitStatus, JobDraft, JobId, LogTime, NodeExpression, NodeRequirements, PriorityTier, Refusal,
@@ -432,4 +432,25 @@ fn without_the_choice_a_tenant_above_its_part_keeps_what_it_has() {
         world.agents_report();
     }
     assert_eq!((world.held().get("a"), world.preemptions()), (Some(&8), 0));
+}
+
+#[test]
+fn what_tenants_hold_is_summed_up_once_for_all_gangs_that_may_be_stopped() {
+    let fair = QueueChoices { preemption: Some(QueuePreemption::FairShare), ..QueueChoices::default() };
+    let tenants = ["a", "b", "c", "d", "e"];
+    let choices: Vec<(&str, QueueChoices)> = tenants.iter().map(|tenant| (*tenant, fair.clone())).collect();
+    let mut world = World::new(draft(&choices), &["any"]);
+    let running: Vec<JobId> = (0..8).map(|_| world.submit("a", 1)).collect();
+    world.schedule();
+    world.agents_report();
+    let claimant = world.submit("b", 1);
+    let state = &world.state;
+    let (cover, spec) = (NominalCover::of(state), state.spec(claimant).expect("a job"));
+    let ask = |job: JobId| cover.may_stop(state.quota_usage(), spec, job, state.log_time());
+    assert_eq!(ask(running[0]), Some(PreemptionReason::FairShare));
+    assert!(cover.take_counted() >= tenants.len() as u64, "each of them was looked at");
+    for job in running {
+        assert_eq!(ask(job), Some(PreemptionReason::FairShare));
+    }
+    assert_eq!(cover.take_counted(), 0);
 }

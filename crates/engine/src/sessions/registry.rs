@@ -52,12 +52,12 @@ impl Sessions {
         session
     }
 
-    /// Changes with every session that opens.
     /// How many are open.
     pub(crate) fn count(&self) -> usize {
         self.lock().len()
     }
 
+    /// Changes with every session that opens.
     pub(crate) fn opened(&self) -> watch::Receiver<u64> {
         self.opened.subscribe()
     }

@@ -843,9 +843,11 @@ fn held_milli(row: &JobRow) -> u64 {
     placement.map_or(0, |placement| placement.charge.devices_milli.iter().map(|(_, milli)| milli).sum())
 }
 
+/// Whether a gang runs with fewer workers than it may have by now.
 fn is_small(row: &JobRow, spec: &JobSpec) -> bool {
     let workers = row.placement.as_ref().map_or(0, |p| p.slots.len());
-    row.phase == Phase::Running && workers < spec.worker_count() as usize
+    let most = spec.size.map_or(spec.worker_count(), |size| size.min(spec.worker_count()));
+    row.phase == Phase::Running && workers < most as usize
 }
 
 /// By when the workers of a gang that runs have to be ready, while some are not.

@@ -1,0 +1,131 @@
+//! Capacity that is promised on hosts which change before it is free.
+
+use muster_decider::{Answer, Command, Speculation, handle, schedule};
+use muster_journal::{CapacityHold, Decision, RankUpdate, RearrangeCause, Stop, WorkerSlot};
+use muster_planner::Budget;
+use muster_state::{HostResource, Phase, Promised, State};
+use muster_types::{
+    DeviceSet, ExitStatus, ForeignLoad, JobContract, JobDraft, JobId, JobSpec, NodeDraft, NodeId,
+    PriorityTier, Submission,
+};
+
+use crate::support::{commit, founded, group, holder, job_draft, name, node_draft, request};
+
+const CPU_MILLI: u64 = 64_000;
+
+fn register(speculation: &mut Speculation, host: &str, cpu_milli: u64) -> NodeId {
+    let draft = NodeDraft { cpu_milli, ..node_draft(host, "eu", "c1", None) };
+    let spec = draft.check().expect("a host");
+    let command = Command::Register { spec, holder: holder(1), other_session_is_over: false };
+    handle(speculation, &command).expect("it is taken");
+    speculation.state().node_named(&name(host)).expect("it was registered")
+}
+
+fn submit(speculation: &mut Speculation, n: u128, spec: JobSpec) -> JobId {
+    let jobs = [Submission::new(spec, JobContract::default())].into();
+    match handle(speculation, &Command::submit(request(n), jobs)) {
+        Ok(Answer::Submitted { jobs, .. }) => jobs[0],
+        other => panic!("{other:?}"),
+    }
+}
+
+fn low(speculation: &mut Speculation, n: u128) -> JobId {
+    let mut draft = job_draft("low", vec![group("main", 1, None)]);
+    draft.tier = PriorityTier::Batch;
+    let job = submit(speculation, n, draft.check().expect("a job"));
+    schedule(speculation, &mut Budget::new(u64::MAX));
+    job
+}
+
+/// A gang stops for another one, to which these hosts are promised.
+fn promise(speculation: &mut Speculation, (low, high): (JobId, JobId), hosts: &[NodeId]) {
+    let placement = speculation.state().job(low).and_then(|row| row.placement.as_ref());
+    let token = placement.expect("a placement").token;
+    let stops = vec![Stop { job: low, token, cause: RearrangeCause::Preempted { by: high } }];
+    let slot = |node: &NodeId| WorkerSlot { node: *node, incarnation: 1, devices: DeviceSet::EMPTY };
+    let promises = vec![CapacityHold { job: high, workers: hosts.iter().map(slot).collect() }];
+    speculation.push(Decision::Rearranged { stops, promises });
+}
+
+/// The only worker of a gang that is being stopped ends.
+fn end(speculation: &mut Speculation, job: JobId) {
+    let placement = speculation.state().job(job).and_then(|row| row.placement.clone()).expect("a placement");
+    let (slot, token) = (&placement.slots[0], placement.token);
+    let updates = vec![(0, RankUpdate::Exited(ExitStatus::Signal(15)))];
+    let report = Command::Report { node: slot.node, incarnation: slot.incarnation, job, token, updates };
+    handle(speculation, &report).expect("it is taken");
+}
+
+fn waits_without_a_promise(state: &State, job: JobId) -> bool {
+    state.job(job).is_some_and(|row| row.phase == Phase::Pending && row.promise.is_none())
+}
+
+#[test]
+fn a_host_that_is_promised_as_a_whole_may_come_back_larger_or_smaller() {
+    for cpu_milli in [CPU_MILLI + 32_000, CPU_MILLI - 32_000] {
+        let (mut speculation, mut state) = founded();
+        let busy = register(&mut speculation, "h1", CPU_MILLI);
+        let low = low(&mut speculation, 1);
+        let idle = register(&mut speculation, "h2", CPU_MILLI);
+        let mut whole = group("main", 2, None);
+        whole.request.exclusive = true;
+        let mut draft = job_draft("high", vec![whole]);
+        draft.tier = PriorityTier::Production;
+        let high = submit(&mut speculation, 2, draft.check().expect("a job"));
+        promise(&mut speculation, (low, high), &[busy, idle]);
+        commit(&mut speculation, &mut state);
+        assert_eq!(state.node(idle).expect("a host").promised.cpu_milli, CPU_MILLI);
+        // Nothing runs there, so that its agent may say something else of it.
+        register(&mut speculation, "h2", cpu_milli);
+        commit(&mut speculation, &mut state);
+        assert_eq!(state.node(idle).expect("a host").promised.cpu_milli, cpu_milli);
+        end(&mut speculation, low);
+        commit(&mut speculation, &mut state);
+        assert!(waits_without_a_promise(&state, high), "the session is another one");
+        for host in [busy, idle] {
+            assert_eq!(state.node(host).expect("a host").promised, Promised::default());
+        }
+    }
+}
+
+#[test]
+fn a_promise_is_dropped_where_others_have_taken_what_was_left() {
+    let (mut speculation, mut state) = founded();
+    let host = register(&mut speculation, "h1", CPU_MILLI);
+    let low = low(&mut speculation, 1);
+    let mut all = group("main", 1, None);
+    all.request.cpu_milli = CPU_MILLI;
+    let mut draft = job_draft("high", vec![all]);
+    draft.tier = PriorityTier::Production;
+    let high = submit(&mut speculation, 2, draft.check().expect("a job"));
+    promise(&mut speculation, (low, high), &[host]);
+    commit(&mut speculation, &mut state);
+    let load = ForeignLoad { cpu_milli: 1_000, ..ForeignLoad::default() };
+    let command = Command::ReportForeignLoad { node: host, incarnation: 1, load };
+    handle(&mut speculation, &command).expect("it is taken");
+    commit(&mut speculation, &mut state);
+    assert!(!waits_without_a_promise(&state, high), "the other gang has yet to leave");
+    end(&mut speculation, low);
+    commit(&mut speculation, &mut state);
+    assert!(waits_without_a_promise(&state, high), "1 of 64 CPUs is not there any more");
+}
+
+#[test]
+fn a_job_with_hosts_to_itself_is_counted_by_hosts_of_its_regions() {
+    let (mut speculation, _) = founded();
+    register(&mut speculation, "h1", CPU_MILLI);
+    let draft = NodeDraft { cpu_milli: 4 * CPU_MILLI, ..node_draft("h2", "us", "c2", None) };
+    let spec = draft.check().expect("a host");
+    let command = Command::Register { spec, holder: holder(1), other_session_is_over: false };
+    handle(&mut speculation, &command).expect("it is taken");
+    let mut whole = group("main", 2, None);
+    whole.request.exclusive = true;
+    let mut draft = job_draft("job", vec![whole]);
+    let asked = |draft: &JobDraft| {
+        let spec = draft.clone().check().expect("a job");
+        speculation.state().host_asked(&spec, HostResource::Cpu, 2)
+    };
+    assert_eq!(asked(&draft), 2 * 4 * CPU_MILLI, "it may be anywhere");
+    draft.regions = vec![name("eu")];
+    assert_eq!(asked(&draft), 2 * CPU_MILLI);
+}
