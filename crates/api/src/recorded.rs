@@ -43,7 +43,7 @@ pub struct RecordedCall {
     pub caller: Principal,
     /// From where.
     pub address: IpAddr,
-    /// Which call, as in `muster.v1beta1.JobService/CancelJob`.
+    /// Which call, as in `muster.v1beta1.JobService/CancelJob`, or which page, as in `GET /jobs/{id}`.
     pub call: &'static str,
     /// The stable code of the refusal, or that of gRPC where there is none; `OK` for one that was accepted.
     pub code: &'static str,
