@@ -4,8 +4,8 @@
 use muster_decider::Command;
 use muster_engine::HistorySettings;
 use muster_journal::REQUESTED_DECISIONS;
-use muster_transport::{Role, TokenSecret};
-use muster_types::{AdmissionMode, HolderId, TokenRole};
+use muster_transport::{PeerName, Role, TokenSecret};
+use muster_types::{AdmissionMode, HolderId, ReplicaId, TokenRole};
 use muster_wire::admin::cluster_admin_service_client::ClusterAdminServiceClient;
 use muster_wire::closed::{number_or_zero, of_word};
 use muster_wire::convert::token_role_to_proto;
@@ -28,6 +28,7 @@ use tonic::transport::Channel;
 
 use crate::ApiConfig;
 use crate::access_tests::{World, guarded, host, of_tenant, short, submission};
+use crate::sample::CLUSTER;
 
 /// A moment that is not reached while a test runs: the year 2100.
 const NEVER_MS: u64 = 4_102_444_800_000;
@@ -334,10 +335,46 @@ async fn every_record_that_a_call_leads_to_names_its_caller() {
         let expected = if is_token { by_token.clone() } else { Value::from("admin/root") };
         assert_eq!(*by, expected, "{decision}: {content}");
         assert_eq!(content["by"]["is_operator"], true, "{decision}: {content}");
+        assert_eq!(content["by"]["address"], "127.0.0.1", "{decision}: {content}");
         seen.insert(decision.as_str());
     }
     seen.extend(UNTRIED);
     assert_eq!(seen, REQUESTED_DECISIONS.into_iter().collect::<BTreeSet<_>>(), "every kind was made");
+}
+
+/// From where a call comes is what the replica sees that takes it. It says so to the leader, which believes it of replicas alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_says_from_where_a_call_came() {
+    let world = world().await;
+    let role = Role::Admin(short("root"));
+    let root = world.channel(role).await;
+    let replica = world.channel(Role::Replica(ReplicaId(1))).await;
+    let name = PeerName { cluster: CLUSTER, role }.to_string();
+    let mut ids = Ids::default();
+    let long = format!("{}192.0.2.7", "0".repeat(45));
+    for (channel, is_replica, said) in [
+        (&root, false, "203.0.113.9"),
+        (&replica, true, "203.0.113.9"),
+        (&replica, true, "2001:db8::7"),
+        (&replica, true, "::ffff:192.0.2.7"),
+        (&replica, true, "a.example"),
+        (&replica, true, long.as_str()),
+    ] {
+        let cordon = v1::CordonNodeRequest { request_id: ids.next(), node: "h1".to_owned() };
+        let mut cordon = Request::new(cordon);
+        cordon.metadata_mut().insert("muster-client-address", said.parse().expect("it is ASCII"));
+        if is_replica {
+            cordon.metadata_mut().insert("muster-principal", name.parse().expect("a name is ASCII"));
+            cordon.metadata_mut().insert("muster-forwarded", "1".parse().expect("a digit is ASCII"));
+        }
+        let mut fleet = FleetServiceClient::new(channel.clone());
+        guarded("a cordon", fleet.cordon_node(cordon)).await.expect("an operator may");
+    }
+    let records = records(&world, root).await;
+    let cordons = records.iter().filter(|(decision, _)| decision == "node_cordon_set");
+    let shown: Vec<Option<&str>> = cordons.map(|(_, content)| content["by"]["address"].as_str()).collect();
+    let said = [Some("127.0.0.1"), Some("203.0.113.9"), Some("2001:db8::7"), Some("192.0.2.7"), None, None];
+    assert_eq!(shown, said);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

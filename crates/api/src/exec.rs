@@ -12,7 +12,7 @@ use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use muster_engine::{CallerSide, Engine, ExecInput, ExecOutput, ExecPurpose, ExecRequest, NodeSide};
 use muster_types::terminal::TerminalSize;
-use muster_types::{FencingToken, JobId, NodeId, Refusal, RefusalCode, Requester, Violation, limits};
+use muster_types::{FencingToken, JobId, NodeId, Refusal, RefusalCode, Violation, limits};
 use muster_wire::agent;
 use muster_wire::agent::node_service_client::NodeServiceClient;
 use muster_wire::agent::relay_exec_request;
@@ -31,6 +31,7 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::controls::requester;
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Remote, Route, Router, of_leader, without_end};
 use crate::guard::ours;
 use crate::pieces::{piece_from_proto, piece_to_proto};
@@ -305,7 +306,7 @@ impl Execs {
         caller.check_job_there(&engine.view(), job).map_err(|refusal| to_status(&refusal))?;
         let of_node = self.place_at_node(engine, account, (job, rank)).map_err(|r| to_status(&r))?;
         self.count(account, Instant::now()).map_err(|refusal| to_status(&refusal))?;
-        let by = Requester { name: caller.creator(), is_operator: caller.is_operator() };
+        let by = requester(&caller);
         let side = engine.exec(ExecRequest { by, job, token, rank, purpose }).await;
         let side = side.map_err(|refusal| to_status(&refusal))?;
         // The first of all, so there is capacity.

@@ -12,6 +12,7 @@ use muster_wire::status::to_status;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -21,7 +22,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use crate::access::Class;
 use crate::config::ApiConfig;
 use crate::guard::Admitted;
-use crate::headers::{FORWARDED, ON_BEHALF};
+use crate::headers::{CLIENT_ADDRESS, FORWARDED, ON_BEHALF};
 use crate::original::{self, Onward};
 use crate::read::{self, Fresh};
 use crate::shares::{Account, Pool, PoolPermit};
@@ -135,6 +136,8 @@ pub(crate) struct Caller {
     forwarded: bool,
     deadline: Instant,
     principal: Principal,
+    /// From where it called the replica that took the call.
+    address: Option<IpAddr>,
     /// It is an agent's stream.
     nodes: bool,
     /// The span that it is served in, if it is a part of a trace.
@@ -144,7 +147,7 @@ pub(crate) struct Caller {
 impl Caller {
     /// A reader of this replica's own pages, which are never passed on.
     pub(crate) fn reading(principal: Principal, deadline: Instant) -> Caller {
-        Caller { forwarded: false, deadline, principal, nodes: false, trace: None }
+        Caller { forwarded: false, deadline, principal, address: None, nodes: false, trace: None }
     }
 
     /// Whether the caller is this node's agent, as far as that is known. An agent speaks for the node that has its
@@ -193,6 +196,11 @@ impl Caller {
     /// Who it is.
     pub(crate) fn principal(&self) -> Principal {
         self.principal
+    }
+
+    /// From where it called, as it is recorded with what it asks for.
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        self.address
     }
 
     /// Whether it may act for the operators of the cluster.
@@ -482,6 +490,7 @@ impl Router {
             forwarded,
             deadline: Instant::now() + asked.unwrap_or(own).min(own),
             principal: admitted.map_or(Principal::Plaintext, |admitted| admitted.principal),
+            address: admitted.and_then(|admitted| admitted.address),
             nodes: admitted.is_some_and(|a| matches!(a.class, Class::Session | Class::Upload)),
             trace: request.extensions().get::<Traced>().map(|traced| traced.0),
         }
@@ -507,6 +516,9 @@ impl Router {
             && let Ok(name) = name.parse()
         {
             request.metadata_mut().insert(ON_BEHALF, name);
+        }
+        if let Some(address) = caller.address.and_then(|address| address.to_string().parse().ok()) {
+            request.metadata_mut().insert(CLIENT_ADDRESS, address);
         }
         if let Some(parent) = caller.trace.and_then(|parent| parent.to_string().parse().ok()) {
             request.metadata_mut().insert(TRACE_PARENT, parent);
@@ -817,7 +829,10 @@ mod tests {
         request.set_timeout(Duration::from_secs(2));
         let caller = router.caller(&request);
         assert!(within(caller) <= Duration::from_secs(2) && !caller.forwarded);
-        let onward = Router::onward((), caller);
+        let address = Some([192, 0, 2, 7].into());
+        let onward = Router::onward((), Caller { address, ..caller });
+        let said = onward.metadata().get(CLIENT_ADDRESS).and_then(|said| said.to_str().ok());
+        assert_eq!(said, Some("192.0.2.7"));
         let passed_on = router.caller(&onward);
         assert!(passed_on.forwarded);
         let slack = Duration::from_millis(100);
@@ -849,7 +864,8 @@ mod tests {
                 let local = || async { Ok::<(), Refusal>(()) };
                 let remote = |_| async { Ok::<(), Status>(()) };
                 let principal = Principal::Plaintext;
-                let caller = Caller { forwarded, deadline, principal, nodes: false, trace: None };
+                let (address, nodes, trace) = (None, false, None);
+                let caller = Caller { forwarded, deadline, principal, address, nodes, trace };
                 router.write(caller, local, remote).await
             }
         };
@@ -864,6 +880,7 @@ mod tests {
             forwarded: false,
             deadline: Instant::now() + Duration::from_secs(30),
             principal: Principal::Plaintext,
+            address: None,
             nodes: true,
             trace: None,
         };
@@ -881,6 +898,7 @@ mod tests {
             forwarded: false,
             deadline: Instant::now() + Duration::from_millis(50),
             principal: Principal::Plaintext,
+            address: None,
             nodes: false,
             trace: None,
         };

@@ -15,6 +15,7 @@ use muster_wire::status::to_status;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -27,7 +28,7 @@ use tower_layer::Layer;
 use crate::access::{Class, Rule, rule_of};
 use crate::assembly::{Assembled, HeldPermits, Terms};
 use crate::features;
-use crate::headers::{FORWARDED, ON_BEHALF, REQUIRED_FEATURES};
+use crate::headers::{CLIENT_ADDRESS, FORWARDED, ON_BEHALF, REQUIRED_FEATURES};
 use crate::original::Original;
 use crate::recorded::CallRecorder;
 use crate::shares::{Account, Pool};
@@ -114,8 +115,13 @@ impl CallLimits {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Admitted {
     pub(crate) principal: Principal,
+    /// From where it called the replica that took the call; none where the one that passed it on did not say.
+    pub(crate) address: Option<IpAddr>,
     pub(crate) class: Class,
 }
+
+/// Bytes of an IP address as text.
+const ADDRESS_BYTES_MAX: usize = 45;
 
 const CLASSES: usize = 4;
 type Counts = [u32; CLASSES];
@@ -153,6 +159,12 @@ fn slot(class: Class) -> usize {
         Class::Session => 2,
         Class::Upload => 3,
     }
+}
+
+/// The address that a replica says.
+fn address_of(value: &http::HeaderValue) -> Option<IpAddr> {
+    let text = value.to_str().ok().filter(|text| text.len() <= ADDRESS_BYTES_MAX)?;
+    text.parse::<IpAddr>().ok().map(|address| address.to_canonical())
 }
 
 /// Which traffic a call is part of.
@@ -257,7 +269,7 @@ impl Guard {
         let Some(rule) = rule_of(request.uri().path()) else {
             return Err(Status::unimplemented("there is no such call"));
         };
-        let principal = self.principal(request, rule.path)?;
+        let (principal, address) = self.principal(request, rule.path)?;
         let traffic = self.traffic_of(rule.path, request);
         traffic.admit()?;
         if !rule.kinds.include(&principal) {
@@ -285,17 +297,23 @@ impl Guard {
         }
         features::check(request.headers())?;
         let permit = self.enter(principal, rule)?;
-        request.extensions_mut().insert(Admitted { principal, class: rule.class });
+        request.extensions_mut().insert(Admitted { principal, address, class: rule.class });
         Ok((permit, traffic))
     }
 
     /// Who it is that calls: the holder of a token that the call shows, else of the connection's certificate or, where that
-    /// is a replica's, the one it passes the call on for. What anybody else says about that is taken off.
-    fn principal(&self, request: &mut http::Request<Body>, path: &'static str) -> Result<Principal, Status> {
+    /// is a replica's, the one it passes the call on for. What anybody else says about that is taken off. And from where: the other
+    /// end of the connection, or where a replica says that it took the call from.
+    fn principal(
+        &self,
+        request: &mut http::Request<Body>,
+        path: &'static str,
+    ) -> Result<(Principal, Option<IpAddr>), Status> {
         let peer = request.extensions().get::<PeerInfo>().copied();
         let peer = peer.ok_or_else(|| Status::internal("a connection without a peer"))?;
         let headers = request.headers_mut();
-        let behalf = headers.remove(ON_BEHALF);
+        let (behalf, passed_on) = (headers.remove(ON_BEHALF), headers.remove(CLIENT_ADDRESS));
+        let own_address = Some(peer.address.ip().to_canonical());
         let shown = self.tokens.judge(headers, peer).inspect_err(|status| {
             self.note_denied(&peer, peer.principal, path, status);
         })?;
@@ -303,16 +321,18 @@ impl Guard {
             if peer.principal != Principal::Plaintext {
                 headers.remove(FORWARDED);
             }
-            return Ok(shown.unwrap_or(peer.principal));
+            return Ok((shown.unwrap_or(peer.principal), own_address));
         };
-        let Some(behalf) = behalf else { return Ok(peer.principal) };
+        let Some(behalf) = behalf else { return Ok((peer.principal, own_address)) };
         let behalf = behalf.to_str().ok().and_then(|text| Principal::parse_passed_on(text, cluster));
         let checked = behalf
             .ok_or_else(|| {
                 denied(peer.principal, "the call is passed on for nobody of this cluster".to_owned())
             })
             .and_then(|behalf| self.tokens.check_passed_on(behalf));
-        checked.inspect_err(|status| self.note_denied(&peer, peer.principal, path, status))
+        let checked =
+            checked.inspect_err(|status| self.note_denied(&peer, peer.principal, path, status))?;
+        Ok((checked, passed_on.as_ref().and_then(address_of)))
     }
 
     /// Records a call that was denied before it reached its service.

@@ -6,3 +6,5 @@ pub(crate) const FORWARDED: &str = "muster-forwarded";
 pub(crate) const REQUIRED_FEATURES: &str = muster_wire::features::REQUIRED_FEATURES;
 /// For whom it was passed on; believed of replicas alone.
 pub(crate) const ON_BEHALF: &str = "muster-principal";
+/// From where that caller called the replica that took the call, as an IP address; believed of replicas alone.
+pub(crate) const CLIENT_ADDRESS: &str = "muster-client-address";

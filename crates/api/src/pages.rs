@@ -3,7 +3,7 @@
 //! The listener is separate: a monitoring system need not reach the calls of clients. With certificates it asks for
 //! them as the other listeners do; without, it listens on loopback addresses alone. Nothing here changes anything.
 
-use axum::middleware::map_response;
+use axum::middleware::{from_fn_with_state, map_response};
 use muster_engine::Engine;
 use muster_metrics::ReplicaMetrics;
 use muster_monitoring::{Condition, Monitored};
@@ -70,8 +70,9 @@ pub(crate) async fn serve_web(
     let (security, timeouts) = (web.security().clone(), web.connection_timeouts());
     let web = web.counting(metrics.clone());
     let pages = Pages { engine: web.engine().clone(), metrics };
-    let router =
-        muster_monitoring::routes(pages).merge(web::routes(web)).layer(map_response(web::with_headers));
+    let recorded = from_fn_with_state(web.recorder().clone(), web::note_denied);
+    let router = muster_monitoring::routes(pages).merge(web::routes(web)).layer(recorded);
+    let router = router.layer(map_response(web::with_headers));
     let bounds = AcceptLimits::DEFAULT;
     let served = muster_monitoring::serve(router, bounds, timeouts, &security, listener, shutdown).await;
     served.map_err(ServeError::Transport)

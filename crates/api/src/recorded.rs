@@ -43,7 +43,7 @@ pub struct RecordedCall {
     pub caller: Principal,
     /// From where.
     pub address: IpAddr,
-    /// Which call, as in `muster.v1beta1.JobService/CancelJob`.
+    /// Which call, as in `muster.v1beta1.JobService/CancelJob`, or which page, as in `GET /jobs/{id}`.
     pub call: &'static str,
     /// The stable code of the refusal, or that of gRPC where there is none; `OK` for one that was accepted.
     pub code: &'static str,
@@ -121,7 +121,7 @@ impl CallRecorder {
             return;
         };
         let (code, reason) = answer();
-        let (at, address, call) = (SystemTime::now(), peer.address.ip(), path.trim_start_matches('/'));
+        let (at, address, call) = (SystemTime::now(), peer.address.ip().to_canonical(), path.trim_start_matches('/'));
         place.send(RecordedCall { at, caller, address, call, code, reason });
     }
 

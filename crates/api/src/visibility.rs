@@ -10,7 +10,7 @@
 use muster_journal::Decision;
 use muster_state::State;
 use muster_transport::{Principal, Role, ShortName};
-use muster_types::{JobContract, JobId, Name};
+use muster_types::{JobContract, JobId, Name, Requester};
 use muster_wire::{process, v1};
 use serde_json::Value;
 
@@ -32,6 +32,8 @@ const SAID: [&str; 2] = ["detail", "launch_failed"];
 
 /// Of a record about nodes, policy or the cluster: who of the operators asked.
 const OPERATOR: [&str; 1] = ["by"];
+/// Of who asked: from where.
+const ADDRESS: [&str; 1] = ["address"];
 /// Of a record about a token: which, whose, and who asked.
 const TOKEN: [&str; 3] = ["token", "grant", "by"];
 /// Of a record about a schedule: its job, its owner, and what became of a moment.
@@ -112,6 +114,22 @@ impl Visibility {
         if self == Visibility::All {
             return false;
         }
+        // Names with jobs are for everybody; from where somebody called is not.
+        let hides_address =
+            decision.requester().is_some_and(|by| by.address.is_some() && !self.sees_requester(view, by));
+        if hides_address && let Some(by) = content.get_mut("by") {
+            blank(by, &ADDRESS);
+        }
+        self.redact_fields(view, decision, content) || hides_address
+    }
+
+    /// Whether somebody who asked is of a tenant that it sees.
+    fn sees_requester(self, view: &State, by: &Requester) -> bool {
+        let tenant = by.name.strip_prefix("tenant/").and_then(|rest| rest.split('/').next());
+        tenant.and_then(Name::new).is_some_and(|tenant| self.sees(view, &tenant))
+    }
+
+    fn redact_fields(self, view: &State, decision: &Decision, content: &mut Value) -> bool {
         match decision {
             Decision::JobsSubmitted { specs, .. } => {
                 let shown = content.get_mut("specs").and_then(Value::as_array_mut).into_iter().flatten();
@@ -415,7 +433,8 @@ mod tests {
         assert_eq!(times(speech, &made), (1, false), "its own");
         assert_eq!(times(Visibility::Below(ShortName::new("vision").expect("a name")), &made), (0, true));
         assert_eq!(times(Visibility::Nobodys, &made), (0, true));
-        let by = muster_types::Requester { name: "admin/hunter2".to_owned(), is_operator: true };
+        let name = "admin/hunter2".to_owned();
+        let by = muster_types::Requester { name, is_operator: true, address: None };
         let node = muster_types::NodeId(1);
         let cordoned = Decision::NodeCordonSet { request, by, node, cordoned: true };
         assert_eq!(times(Visibility::All, &cordoned), (1, false));
@@ -425,5 +444,35 @@ mod tests {
         assert_eq!(times(Visibility::Nobodys, &drained), (0, false), "the leader decided it");
         let created = Decision::LeaderStarted;
         assert_eq!(times(Visibility::Nobodys, &created), (0, false));
+    }
+
+    #[test]
+    fn from_where_somebody_called_is_for_its_tenant_and_operators() {
+        let view = State::default();
+        let request = RequestKey { id: RequestId(1), fingerprint: 1 };
+        let below = |tenant| Visibility::Below(ShortName::new(tenant).expect("a name"));
+        let asked = |name: &str| {
+            let by = muster_types::Requester {
+                name: name.to_owned(),
+                is_operator: false,
+                address: Some([192, 0, 2, 7].into()),
+            };
+            Decision::JobCancelRequested { request, by, jobs: vec![JobId(9)] }
+        };
+        let shown = |visibility: Visibility, name: &str| {
+            let decision = asked(name);
+            let mut shown = content(&decision);
+            let redacted = visibility.redact(&view, &decision, &mut shown);
+            assert_eq!(shown["by"]["name"], name, "it is a name with a job");
+            (shown["by"]["address"].as_str().unwrap_or_default().to_owned(), redacted)
+        };
+        let (whole, hidden) = (("192.0.2.7".to_owned(), false), (REDACTED.to_owned(), true));
+        for name in ["tenant/vision/ada", "tenant/vision/ada+token/00c0ffee"] {
+            assert_eq!(shown(Visibility::All, name), whole);
+            assert_eq!(shown(below("vision"), name), whole);
+            assert_eq!(shown(below("speech"), name), hidden);
+            assert_eq!(shown(Visibility::Nobodys, name), hidden);
+        }
+        assert_eq!(shown(below("vision"), "admin/ops"), hidden, "an operator is of no tenant");
     }
 }

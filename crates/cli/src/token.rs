@@ -269,6 +269,15 @@ mod tests {
         assert_eq!(id("bob", None), None);
     }
 
+    /// The cluster keeps a plain hash of a secret: nobody may be led to choose one.
+    #[test]
+    fn nothing_on_the_command_line_is_a_secret() {
+        let command = CreateArgs::augment_args(clap::Command::new("create"));
+        let mut options: Vec<&str> = command.get_arguments().map(|option| option.get_id().as_str()).collect();
+        options.sort_unstable();
+        assert_eq!(options, ["lifetime_ms", "name", "role", "tenant", "user"]);
+    }
+
     #[test]
     fn a_lifetime_is_read_and_bounded() {
         assert_eq!(lifetime("30d"), Ok(30 * 24 * 3_600 * 1_000));

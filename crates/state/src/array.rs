@@ -711,7 +711,7 @@ impl State {
                 Control::Cancel => {
                     if !by.is_unknown() {
                         self.change_array(*array, |row| {
-                            row.cancelled_by.get_or_insert_with(|| by.clone());
+                            row.cancelled_by.get_or_insert_with(|| by.kept());
                         });
                     }
                     self.end_uncreated(*array, MemberEnd::Cancelled);

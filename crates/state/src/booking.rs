@@ -245,7 +245,7 @@ impl State {
             nodes: nodes.to_vec(),
             window: 0,
             is_open: false,
-            by: by.clone(),
+            by: by.kept(),
             created: self.meta.log_time,
         };
         self.indexes.book(name, nodes);

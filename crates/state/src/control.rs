@@ -193,7 +193,7 @@ impl State {
                 continue;
             }
             if !by.is_unknown() {
-                self.change_control(*job, |row| _ = row.cancelled_by.get_or_insert_with(|| by.clone()));
+                self.change_control(*job, |row| _ = row.cancelled_by.get_or_insert_with(|| by.kept()));
             }
             self.change_job(*job, |row| row.cancel_requested = true);
         }
@@ -261,7 +261,7 @@ impl State {
         for job in jobs {
             self.change_control(*job, |row| {
                 row.requeues += 1;
-                row.requeued_by = Some(by.clone());
+                row.requeued_by = Some(by.kept());
             });
             self.change_job(*job, |row| row.phase = Phase::Stopping(StopCause::Requested { suspended }));
             if suspended {
@@ -280,7 +280,7 @@ impl State {
         let (spec, metadata) = self.modified(*job, changes).expect("the guard has seen the changes");
         self.remember(*request, RequestAnswer::Done);
         let (at, index) = (self.meta.log_time, self.meta.log_index);
-        self.change_control(*job, |row| row.modified = Some(ModificationRow { by: by.clone(), at, index }));
+        self.change_control(*job, |row| row.modified = Some(ModificationRow { by: by.kept(), at, index }));
         if changes.iter().any(FieldChange::is_of_metadata) {
             if metadata.is_default() {
                 self.metadata.remove(job);

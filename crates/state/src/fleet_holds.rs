@@ -93,7 +93,7 @@ impl State {
         self.remember(request, RequestAnswer::Done);
         match hold {
             Some(hold) => {
-                let (hold, by, since) = (Box::new(hold.clone()), by.clone(), self.meta.log_time);
+                let (hold, by, since) = (Box::new(hold.clone()), by.kept(), self.meta.log_time);
                 self.fleet_holds.insert(target.clone(), FleetHoldRow { hold, by, since });
             }
             None => _ = self.fleet_holds.remove(target),

@@ -209,6 +209,7 @@ impl Redaction {
 
     fn requester(&self, by: &mut Requester) {
         self.user(&mut by.name);
+        by.address = None;
     }
 
     fn request(request: &mut RequestKey) {

@@ -169,7 +169,7 @@ impl State {
         let before = self.schedules.get(&key);
         let mut row = ScheduleRow {
             schedule: Arc::new(schedule.clone()),
-            by: by.clone(),
+            by: by.kept(),
             acts_for: acts_for.cloned(),
             role: role.cloned(),
             tenant_was_listed: self.policy.policy.tenants.contains_key(&key.tenant),
@@ -213,7 +213,7 @@ impl State {
             let is_weaker = |before: &ScheduleSuspension| by.is_operator && !before.by.is_operator;
             match reason {
                 Some(reason) if row.suspension.as_ref().is_none_or(is_weaker) => {
-                    let (by, reason) = (by.clone(), reason.clone());
+                    let (by, reason) = (by.kept(), reason.clone());
                     row.suspension = Some(ScheduleSuspension { by, reason, since });
                     row.next = NextRun::Unknown;
                 }

@@ -204,6 +204,7 @@ impl Bearer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashSet;
 
     #[test]
     fn a_client_shows_a_secret_or_a_token_of_an_issuer() {
@@ -228,6 +229,28 @@ mod tests {
         assert_eq!((again.id(), again.sha256()), (one.id(), one.sha256()));
         assert!(again.is_of(&one.sha256()) && !other.is_of(&one.sha256()));
         assert!(!format!("{one:?}").contains(&one.reveal()[24..]), "nothing prints it");
+    }
+
+    /// The cluster keeps a plain hash of a secret, which is enough only for one that nobody can guess.
+    #[test]
+    fn every_bit_of_a_secret_is_random() {
+        let begin = TOKEN_TEXT_BYTES - 2 * SECRET_BYTES;
+        let (mut ones, mut zeros, mut seen) = ([0_u8; SECRET_BYTES], [0_u8; SECRET_BYTES], HashSet::new());
+        for _ in 0..256 {
+            let digits = TokenSecret::generate().unwrap().reveal()[begin..].to_owned();
+            for (at, (ones, zeros)) in ones.iter_mut().zip(&mut zeros).enumerate() {
+                let byte = u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap();
+                *ones |= byte;
+                *zeros |= !byte;
+            }
+            assert!(seen.insert(digits), "it came twice");
+        }
+        // A bit that is fixed would be one of these alone; by chance that happens once in 2^247 runs.
+        assert_eq!((ones, zeros), ([u8::MAX; SECRET_BYTES], [u8::MAX; SECRET_BYTES]));
+        // The id is hashed with the secret, so that equal digits below two ids have two hashes.
+        let digits = "7".repeat(2 * SECRET_BYTES);
+        let below = |id: u64| TokenSecret::parse(&format!("{PREFIX}{id:016x}_{digits}")).unwrap().sha256();
+        assert_ne!(below(1), below(2));
     }
 
     #[test]

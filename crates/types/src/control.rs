@@ -5,6 +5,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
+use core::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::LogIndex;
@@ -23,6 +24,9 @@ pub struct Requester {
     pub name: String,
     /// Whether it may act for the operators of the cluster.
     pub is_operator: bool,
+    /// From where it called the replica that took the call; none where nobody knows. The log alone has it: what the state keeps of
+    /// a requester is [`Requester::kept`].
+    pub address: Option<IpAddr>,
 }
 
 impl Requester {
@@ -32,10 +36,16 @@ impl Requester {
         self.name.len() <= limits::CREATOR_BYTES_MAX && self.name.bytes().all(|b| b.is_ascii_graphic())
     }
 
-    /// Whether nothing is known of it.
+    /// Whether nobody knows who it is.
     #[must_use]
     pub fn is_unknown(&self) -> bool {
-        *self == Requester::default()
+        self.name.is_empty() && !self.is_operator
+    }
+
+    /// What the state keeps of it: from where it called matters to nothing that is decided.
+    #[must_use]
+    pub fn kept(&self) -> Requester {
+        Requester { name: self.name.clone(), is_operator: self.is_operator, address: None }
     }
 }
 

@@ -27,6 +27,7 @@ pub mod control;
 pub mod cron;
 pub mod cycle;
 pub mod demand;
+pub mod denied;
 pub mod feature;
 pub mod fleet;
 pub mod former_key;
@@ -82,6 +83,7 @@ pub use contract::{
 pub use control::{Control, FieldChange, GroupSize, Requester};
 pub use cron::CronExpression;
 pub use demand::{AcceleratorChoice, AcceleratorRequest, DeviceAmount};
+pub use denied::{DENIED_LINE_BYTES_MAX, DeniedLine};
 pub use feature::{Feature, Features};
 pub use fleet::{Accelerators, DeviceSet, ForeignLoad, HolderId, NodeDraft, NodeSpec};
 pub use host_rules::{CommandShell, CpuBinding, HostRules};

@@ -16,6 +16,8 @@ use crate::web::{Timeouts, Web};
 pub(super) struct Pages {
     pub(super) address: SocketAddr,
     pub(super) web: Web,
+    /// What was denied.
+    recorded: tokio::sync::Mutex<crate::RecordedCalls>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -46,9 +48,12 @@ impl Pages {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("it has one");
         let metrics = muster_metrics::ReplicaMetrics::default();
-        let web = Web::new(Shared::new(engine, ApiConfig::DEFAULT, security), timeouts);
+        let (recorder, recorded) = crate::CallRecorder::queue();
+        let shared = Shared::new(engine, ApiConfig::DEFAULT, security).recording(recorder);
+        let web = Web::new(shared, timeouts);
         let serving = serve_web(web.clone(), metrics, listener, std::future::pending());
-        Pages { address, web, task: tokio::spawn(async move { drop(serving.await) }) }
+        let recorded = tokio::sync::Mutex::new(recorded);
+        Pages { address, web, recorded, task: tokio::spawn(async move { drop(serving.await) }) }
     }
 
     pub(super) async fn ask(&self, method: &str, path: &str, more: &str) -> Answer {
@@ -536,6 +541,43 @@ async fn a_page_shows_what_the_calls_show_to_the_same_certificate() {
     }
     let (status, _) = guarded_site.get(vision, "/jobs/job-00000000000009").await;
     assert_eq!(status, 404);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_that_is_denied_is_recorded_as_denied_calls_are() {
+    let guarded_site = Guarded::start().await;
+    let id = guarded_site.world.job_of("vision").await;
+    let (own, output) = (format!("/jobs/{id}"), format!("/jobs/{id}/output"));
+    let of = |tenant, user| Role::TenantClient { tenant: short(tenant), user: short(user) };
+    let agent = Role::Agent(short("h1"));
+    for (role, path, status) in [
+        (of("vision", "ada"), own.as_str(), 200),
+        (of("vision", "ada"), "/jobs/job-00000000000009", 404),
+        (of("vision", "ada"), "/nothing", 404),
+        (Role::Client(short("eve")), output.as_str(), 403),
+        (of("speech", "bob"), output.as_str(), 403),
+        (agent, "/nodes/h1", 403),
+        (agent, "/nothing", 403),
+        (agent, "/metrics", 403),
+        (agent, "/livez", 200),
+    ] {
+        let (answered, page) = guarded_site.get(role, path).await;
+        assert_eq!(answered, status, "{role} {path}: {page}");
+    }
+    let mut recorded = guarded_site.pages.recorded.lock().await;
+    for (caller, call, reason) in [
+        ("client/eve", "GET /jobs/{id}/output", "may not read the output of workers"),
+        ("tenant/speech/bob", "GET /jobs/{id}/output", "not for vision"),
+        ("agent/h1", "GET /nodes/{name}", "may not read what the pages show"),
+        ("agent/h1", "GET (another address)", "may not read what the pages show"),
+        ("agent/h1", "GET /metrics", "may not read this page"),
+    ] {
+        let told = recorded.waiting().expect("it is recorded");
+        assert_eq!((told.caller.to_string().as_str(), told.call), (caller, call), "{told:?}");
+        assert_eq!(told.code, "PERMISSION_DENIED", "{told:?}");
+        assert!(told.reason.contains(reason) && told.address.is_loopback(), "{told:?}");
+    }
+    assert_eq!(recorded.waiting(), None, "what is shown, or not there, is not denied");
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@
 //! **Invariant:** a page refers to files of this server alone, and its content security policy allows nothing else.
 
 mod cluster;
+mod denied;
 mod events;
 mod jobs;
 mod nodes;
@@ -45,10 +46,13 @@ use crate::forward::{Caller, Router};
 use crate::objectives::ObjectiveAccount;
 use crate::outputs::Outputs;
 use crate::read::{Fresh, freshness, present};
+use crate::recorded::CallRecorder;
 use crate::shared::Shared;
 use crate::shares::{Account, Pool, PoolPermit};
 use crate::unwritten::{AnswerMemory, Ledger, Metered};
 use crate::visibility::Visibility;
+
+pub(crate) use denied::note_denied;
 
 /// Bytes of a path with its query. A selector of labels has 4,096 characters at most, which may be encoded.
 const ADDRESS_BYTES_MAX: usize = 16 << 10;
@@ -128,14 +132,27 @@ pub(crate) struct Web {
     metrics: ReplicaMetrics,
     /// What it has spent of the error budgets.
     objectives: ObjectiveAccount,
+    /// Where pages that are denied are told.
+    recorder: CallRecorder,
 }
 
 impl Web {
     pub(crate) fn new(shared: Shared, timeouts: Timeouts) -> Web {
-        let Shared { router, unwritten, drills, objectives, .. } = shared;
+        let Shared { router, unwritten, drills, objectives, recorder, .. } = shared;
         let (streams, outputs) = (events::places(), output::places());
         let (rendered, metrics) = (events::Rendered::default(), ReplicaMetrics::default());
-        Web { router, streams, outputs, rendered, unwritten, timeouts, drills, metrics, objectives }
+        Web {
+            router,
+            streams,
+            outputs,
+            rendered,
+            unwritten,
+            timeouts,
+            drills,
+            metrics,
+            objectives,
+            recorder,
+        }
     }
 
     /// The same with what is counted there.
@@ -145,6 +162,10 @@ impl Web {
 
     pub(crate) fn security(&self) -> &Security {
         self.router.security()
+    }
+
+    pub(crate) fn recorder(&self) -> &CallRecorder {
+        &self.recorder
     }
 
     pub(crate) fn connection_timeouts(&self) -> ConnectionTimeouts {
@@ -419,6 +440,9 @@ impl IntoResponse for Problem {
         let mut response = html(self.status, page);
         if self.status == StatusCode::SERVICE_UNAVAILABLE {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        if self.status == StatusCode::FORBIDDEN {
+            response.extensions_mut().insert(denied::Reason(self.sentence));
         }
         response
     }

@@ -38,7 +38,8 @@ Examples:
   muster audit --denied /var/lib/muster/server/audit.log --who eve
 
 Every record of the log that somebody asked for says who that was: the name in a certificate and, where a token was used, its
-id. Operators of all tenants see every name; others see the names with jobs, and `redacted` where operators acted.
+id; and the network address from which the call came. Operators of all tenants see every name and address; others see the names
+with jobs, the addresses of their tenants' users, and `redacted` where operators acted.
 
 Calls that were denied change nothing, so the log does not have them. Each replica writes those that it received to audit.log in
 its data directory, together with calls of operators about members, drills and backups. --denied asks every replica for them, the
@@ -84,6 +85,9 @@ struct AuditView {
     #[serde(skip_serializing_if = "Option::is_none")]
     issuer: Option<String>,
     operator: bool,
+    /// From where, or `redacted`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    address: Option<String>,
     what: String,
     object: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -119,6 +123,7 @@ impl AuditView {
             token,
             issuer,
             operator,
+            address: text(by.get("address")),
             what: record.decision.clone(),
             object: object(&content),
             request_id,
@@ -147,8 +152,9 @@ impl AuditView {
         };
         let (time, request) = (self.time.as_deref().unwrap_or("-"), self.request_id.as_deref());
         let text = format!(
-            "{time:<24}  {log_index:>8}  {:<24}  {credential:<22}  {:<22}  {:<36}  {}",
+            "{time:<24}  {log_index:>8}  {:<24}  {credential:<22}  {:<15}  {:<22}  {:<36}  {}",
             self.who,
+            self.address.as_deref().unwrap_or("-"),
             self.what,
             request.unwrap_or("-"),
             self.object
@@ -197,7 +203,7 @@ fn kinds(asked: &[String]) -> Vec<String> {
     }
 }
 
-const HEADER: &str = "TIME                         INDEX  WHO                       CREDENTIAL              WHAT                    REQUEST                               OBJECT";
+const HEADER: &str = "TIME                         INDEX  WHO                       CREDENTIAL              FROM             WHAT                    REQUEST                               OBJECT";
 
 pub async fn run(global: &Global, console: &Console, args: AuditArgs) -> Result<Exit, Failure> {
     if let Some(files) = &args.denied {
@@ -309,7 +315,7 @@ mod tests {
     fn cordon(name: &str) -> Value {
         json!({
             "request": { "id": "00ff", "fingerprint": 3 },
-            "by": { "name": name, "is_operator": true },
+            "by": { "name": name, "is_operator": true, "address": "192.0.2.7" },
             "node": "node-3",
             "cordoned": true,
         })
@@ -324,7 +330,10 @@ mod tests {
         );
         assert_eq!(shown.object, "cordoned=true node=node-3");
         assert_eq!(shown.request_id.as_deref(), Some("00ff"));
+        assert_eq!(shown.address.as_deref(), Some("192.0.2.7"));
         let line = shown.line(7);
+        let column = HEADER.find("FROM").expect("there is a column");
+        assert_eq!(line.get(column..column + 9), Some("192.0.2.7"), "it stands below its title");
         assert!(line.contains("admin/ops") && line.contains("00ff") && line.contains("node-3"), "{line}");
 
         let shown = view(&cordon("tenant/vision/ada+token/00c0ffee")).expect("somebody asked");
@@ -345,6 +354,8 @@ mod tests {
         let decided =
             json!({ "request": null, "by": { "name": "", "is_operator": false }, "node": "node-3" });
         assert!(view(&decided).is_none(), "the leader decided it");
+        let unknown = view(&json!({ "request": { "id": "00ff" }, "by": { "name": "x", "address": null } }));
+        assert_eq!(unknown.expect("somebody asked").address, None);
         let hidden = json!({ "request": { "id": "00ff" }, "by": "redacted" });
         let hidden = view(&hidden).expect("somebody asked");
         assert_eq!(

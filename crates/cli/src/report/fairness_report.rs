@@ -6,15 +6,13 @@ use clap::Args;
 use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid};
 use muster_ledger::Detail;
 use muster_sim::turns::{TurnCheck, TurnCounts};
-use muster_types::PastPoint;
 use serde::Serialize;
 
+use super::common::{self, LogSpan, ReadView, ReportForm, check_form};
 use super::fairness::{Fairness, FairnessSum};
 use super::page::{Bar, page};
-use super::read::{Reading, Watchers, read_in};
+use super::read::{Reading, Watchers};
 use super::rows::{self, Unit};
-use super::{MissingView, ReportForm, text};
-use crate::log::{SourceArgs, point_of_log};
 
 /// Options of the report of fairness.
 #[derive(Args)]
@@ -30,13 +28,7 @@ pub struct FairnessArgs {
 #[derive(Args)]
 pub struct FairnessSpan {
     #[command(flatten)]
-    source: SourceArgs,
-    /// Where the report begins: an RFC 3339 time or a log index [default: the first record]
-    #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
-    from: Option<PastPoint>,
-    /// Where the report ends; the end itself is not included [default: the last record]
-    #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
-    to: Option<PastPoint>,
+    span: LogSpan,
     /// Print another form than a table; it does not go with -o
     #[arg(long, value_enum)]
     form: Option<ReportForm>,
@@ -62,12 +54,8 @@ struct FairRow {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct FairnessView {
-    from: Option<String>,
-    to: Option<String>,
-    first_log_index: u64,
-    last_log_index: u64,
-    missing: Vec<MissingView>,
-    notes: Vec<String>,
+    #[serde(flatten)]
+    read: ReadView,
     rows: Vec<FairRow>,
     unit: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -159,15 +147,13 @@ pub(super) async fn report(
     args: &FairnessSpan,
     verify: bool,
 ) -> Result<Exit, Failure> {
-    if args.form.is_some() && console.format != Format::Table {
-        return Err(super::two_forms());
-    }
-    let source = args.source.open(global, console).await?;
+    check_form(console, args.form.is_some())?;
+    let source = args.span.open(global, console).await?;
     let mut fairness = Fairness::default();
     let mut turns = verify.then(TurnCheck::default);
     let watchers =
         Watchers { fairness: Some(&mut fairness), turns: turns.as_mut(), ..Watchers::told(console) };
-    let mut reading = read_in(&source, args.from, args.to, &Detail::default(), watchers)?;
+    let mut reading = args.span.read(&source, &Detail::default(), watchers)?;
     reading.notes.extend(turns.iter().flat_map(lines_of));
     let capacity = capacity(&reading);
     let of = |kind: &str| capacity.get(kind).copied().unwrap_or_default();
@@ -177,7 +163,7 @@ pub(super) async fn report(
             for (tenant, kind, fair) in fairness.sums() {
                 console.line(&row(tenant, kind, fair, of(kind)).cells().join(","))?;
             }
-            super::notes(&reading).iter().for_each(|note| console.error(note));
+            common::notes(&reading).iter().for_each(|note| console.error(note));
         }
         Some(ReportForm::Html) => html(console, &reading, &fairness, of)?,
         None if console.format == Format::Html => html(console, &reading, &fairness, of)?,
@@ -185,12 +171,7 @@ pub(super) async fn report(
             let rows = fairness.sums().map(|(tenant, kind, fair)| row(tenant, kind, fair, of(kind)));
             let rows = rows.collect();
             let view = FairnessView {
-                from: text(reading.from),
-                to: text(reading.to),
-                first_log_index: reading.first.0,
-                last_log_index: reading.last.0,
-                missing: super::missing(&reading),
-                notes: reading.notes.clone(),
+                read: ReadView::of(&reading),
                 rows,
                 unit: Unit::Accelerators.name(),
                 turns: turns.as_ref().map(turns_of),
@@ -221,7 +202,7 @@ fn html(
         })
     });
     let bars: Vec<Bar> = bars.collect();
-    console.line(&page("Fairness", &bars, &header, &rows, &super::notes(reading)))
+    console.line(&page("Fairness", &bars, &header, &rows, &common::notes(reading)))
 }
 
 /// Thousandths of accelerators times milliseconds of each type that there were.
@@ -296,7 +277,7 @@ fn table(
     console.table(&grid)?;
     console.line("\naccelerator-hours, and percent of what there was; WAITED is what waiting jobs asked for within the quota,")?;
     console.line("and HOURS for how long; a tenant counts with those below it")?;
-    for note in super::notes(reading) {
+    for note in common::notes(reading) {
         console.line(&note)?;
     }
     Ok(())

@@ -5,17 +5,16 @@
 use std::collections::BTreeMap;
 
 use clap::{Args, ValueEnum};
-use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid};
+use muster_console::{Console, Document, Exit, Failure, Global};
 use muster_ledger::{Activity, DAY_MS, DemandRow, Detail, StepSums, StepTimes, UsageRow, View};
-use muster_types::{JobId, LogTime, PastPoint};
+use muster_types::{JobId, LogTime};
 use serde::Serialize;
 use serde::ser::SerializeMap;
 
-use super::page::{Bar, page};
-use super::read::{Reading, Watchers, read_in};
+use super::common::{self, LogSpan, ReadView, ReportForm, TableReport, check_form, distinct};
+use super::page::Bar;
+use super::read::{Reading, Watchers};
 use super::rows::Unit;
-use super::{MissingView, ReportForm, text};
-use crate::log::{SourceArgs, point_of_log};
 
 /// What stands where no job has reported enough steps.
 const NOT_REPORTED: &str = "not reported";
@@ -41,16 +40,10 @@ pub enum GoodputDimension {
 #[derive(Args)]
 pub struct GoodputArgs {
     #[command(flatten)]
-    source: SourceArgs,
+    span: LogSpan,
     /// What the lines are divided by: one or more of these, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', value_name = "DIMENSION")]
     by: Vec<GoodputDimension>,
-    /// Where the report begins: an RFC 3339 time or a log index [default: the first record]
-    #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
-    from: Option<PastPoint>,
-    /// Where the report ends; the end itself is not included [default: the last record]
-    #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
-    to: Option<PastPoint>,
     /// Print another form than a table; it does not go with -o
     #[arg(long, value_enum)]
     form: Option<ReportForm>,
@@ -306,12 +299,8 @@ fn rows(views: &[View], steps: &BTreeMap<JobId, StepSums>, by: &[GoodputDimensio
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct GoodputView {
-    from: Option<String>,
-    to: Option<String>,
-    first_log_index: u64,
-    last_log_index: u64,
-    missing: Vec<MissingView>,
-    notes: Vec<String>,
+    #[serde(flatten)]
+    read: ReadView,
     rows: Vec<GoodputRow>,
     total: GoodputRow,
     unit: &'static str,
@@ -325,51 +314,47 @@ struct GoodputReport {
 }
 
 pub(super) async fn run(global: &Global, console: &Console, args: &GoodputArgs) -> Result<Exit, Failure> {
-    if args.form.is_some() && console.format != Format::Table {
-        return Err(super::two_forms());
-    }
-    let source = args.source.open(global, console).await?;
+    check_form(console, args.form.is_some())?;
+    let source = args.span.open(global, console).await?;
     // The speed of a program is that of a job.
     let detail = Detail { jobs: true, ..Detail::default() };
     let mut steps = StepTimes::default();
     let watchers = Watchers { steps: Some(&mut steps), ..Watchers::told(console) };
-    let reading = read_in(&source, args.from, args.to, &detail, watchers)?;
-    let by = super::distinct(&args.by);
+    let reading = args.span.read(&source, &detail, watchers)?;
+    let by = distinct(&args.by);
     let sums = steps.sums();
     let rows = rows(&reading.views, &sums, &by);
     let mut amounts = Amounts::default();
     rows.iter().for_each(|row| amounts.add(&row.amounts));
     let report = GoodputReport { by, reading, rows, total: GoodputRow { keys: Vec::new(), amounts } };
-    match args.form {
-        Some(ReportForm::Csv) => report.csv(console)?,
-        Some(ReportForm::Html) => console.line(&report.html())?,
-        None if console.format == Format::Html => console.line(&report.html())?,
-        None if console.is_structured() => report.document(console)?,
-        None => report.table(console)?,
-    }
-    Ok(Exit::Ok)
+    common::write(console, args.form, &report)
 }
 
-impl GoodputReport {
+impl TableReport for GoodputReport {
+    fn title(&self) -> &'static str {
+        "Goodput"
+    }
+
     fn header(&self) -> Vec<&'static str> {
         let mut header: Vec<&'static str> = self.by.iter().map(|by| by.title()).collect();
         header.extend(["WANTED", "SCHEDULING", "RUNTIME", "PROGRAM", "MEASURED", "GOODPUT"]);
         header
     }
 
-    /// The lines below the rows.
+    fn cells(&self) -> Vec<Vec<String>> {
+        self.rows.iter().map(GoodputRow::cells).collect()
+    }
+
     fn lines(&self) -> Vec<String> {
-        let (from, to) = (text(self.reading.from), text(self.reading.to));
+        let span = common::span(&self.reading);
         let hours = Unit::Accelerators.hours(self.total.amounts.wanted());
         let [scheduling, runtime, program, measured, goodput] = factor_cells(&self.total.amounts.factors());
         let mut lines = vec![format!(
-            "total {hours} accelerator-hours were wanted, {} to {}: scheduling {scheduling}, runtime {runtime}, program \
-             {program} (of {measured} thousandths of the kept work), goodput {goodput}",
-            from.unwrap_or_default(),
-            to.unwrap_or_default()
+            "total {hours} accelerator-hours were wanted, {span}: scheduling {scheduling}, runtime {runtime}, program \
+             {program} (of {measured} thousandths of the kept work), goodput {goodput}"
         )];
         lines.push("factors are in thousandths".to_owned());
-        lines.extend(super::notes(&self.reading));
+        lines.extend(common::notes(&self.reading));
         lines
     }
 
@@ -389,7 +374,7 @@ impl GoodputReport {
             cells.extend(factors.map(|factor| factor.map_or_else(String::new, |factor| factor.to_string())));
             console.line(&cells.join(","))?;
         }
-        for note in super::notes(&self.reading) {
+        for note in common::notes(&self.reading) {
             console.error(&note);
         }
         Ok(())
@@ -398,12 +383,7 @@ impl GoodputReport {
     fn document(&self, console: &Console) -> Result<(), Failure> {
         let reading = &self.reading;
         let view = GoodputView {
-            from: text(reading.from),
-            to: text(reading.to),
-            first_log_index: reading.first.0,
-            last_log_index: reading.last.0,
-            missing: super::missing(reading),
-            notes: reading.notes.clone(),
+            read: ReadView::of(reading),
             rows: self.rows.clone(),
             total: self.total.clone(),
             unit: Unit::Accelerators.name(),
@@ -411,9 +391,7 @@ impl GoodputReport {
         console.object(&Document::new("GoodputReport", Some(reading.last.0), view))
     }
 
-    fn html(&self) -> String {
-        let header: Vec<String> = self.header().into_iter().map(str::to_owned).collect();
-        let rows: Vec<Vec<String>> = self.rows.iter().map(GoodputRow::cells).collect();
+    fn bars(&self) -> Vec<Bar> {
         let bars = self.rows.iter().flat_map(|row| {
             let keys: String = row.keys.iter().map(|(_, value)| format!("{value} ")).collect();
             let parts = [("wanted", row.amounts.wanted()), ("kept", row.amounts.kept)];
@@ -424,19 +402,7 @@ impl GoodputReport {
                 text: format!("{} h", Unit::Accelerators.hours(amount)),
             })
         });
-        let bars: Vec<Bar> = bars.collect();
-        page("Goodput", &bars, &header, &rows, &self.lines())
-    }
-
-    fn table(&self, console: &Console) -> Result<(), Failure> {
-        let mut grid = Grid::new(self.header());
-        self.rows.iter().for_each(|row| grid.row(row.cells()));
-        console.table(&grid)?;
-        console.line("")?;
-        for line in self.lines() {
-            console.line(&line)?;
-        }
-        Ok(())
+        bars.collect()
     }
 }
 

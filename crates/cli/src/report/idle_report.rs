@@ -7,8 +7,9 @@ use muster_manifest::quantity::show_duration;
 use muster_sim::idle::IdleReasons;
 use muster_types::{LogTime, PastPoint};
 
-use super::read::{Watchers, read_in, time_of};
-use super::{ReportArgs, ReportKind, check_form, show};
+use super::common::check_form;
+use super::read::{Watchers, time_of};
+use super::{ReportArgs, ReportKind, show};
 use crate::log::LogSource;
 
 /// Moments that a span is divided into where nobody states how far they are apart.
@@ -36,11 +37,11 @@ fn sample(text: &str) -> Result<u64, String> {
 
 pub(super) async fn run(global: &Global, console: &Console, args: &IdleArgs) -> Result<Exit, Failure> {
     let report = &args.report;
-    check_form(console, report)?;
-    let source = report.source.open(global, console).await?;
+    check_form(console, report.form.is_some())?;
+    let source = report.span.open(global, console).await?;
     let interval_ms = match args.sample {
         Some(interval_ms) => interval_ms,
-        None => moments_apart_ms(&source, report.from, report.to)?,
+        None => moments_apart_ms(&source, report.span.from, report.span.to)?,
     };
     let mut reasons = (!args.no_planner).then(|| IdleReasons::every(interval_ms));
     if report.ledger.is_some() && reasons.is_some() {
@@ -49,7 +50,7 @@ pub(super) async fn run(global: &Global, console: &Console, args: &IdleArgs) -> 
     }
     let kept = report.ledger.as_deref();
     let watchers = Watchers { reasons: reasons.as_mut(), kept, ..Watchers::told(console) };
-    let mut reading = read_in(&source, report.from, report.to, &report.detail(), watchers)?;
+    let mut reading = report.span.read(&source, &report.detail(), watchers)?;
     reading.notes.extend(reasons.as_ref().map(note));
     show(console, ReportKind::Idle, report, reading)
 }
@@ -106,6 +107,8 @@ mod tests {
     use super::*;
     use crate::log::SourceArgs;
     use crate::report::archives::{START, archive};
+    use crate::report::common::LogSpan;
+    use crate::report::read::read_in;
     use crate::report::rows;
 
     #[test]
@@ -135,9 +138,9 @@ mod tests {
         let source = SourceArgs { archive: vec![dir.path().to_owned()], tail: false };
         let at = |second: u64| Some(PastPoint::Time(LogTime(START + second * 1_000)));
         let log = source.open_at_hand().unwrap();
-        let mut args = ReportArgs { source, by: Vec::new(), from: None, to: None, form: None, ledger: None };
-        assert_eq!(span_ms(&log, args.from, args.to).unwrap(), 200_000);
-        (args.from, args.to) = (at(50), at(900));
-        assert_eq!(span_ms(&log, args.from, args.to).unwrap(), 150_000);
+        let mut span = LogSpan { source, from: None, to: None };
+        assert_eq!(span_ms(&log, span.from, span.to).unwrap(), 200_000);
+        (span.from, span.to) = (at(50), at(900));
+        assert_eq!(span_ms(&log, span.from, span.to).unwrap(), 150_000);
     }
 }

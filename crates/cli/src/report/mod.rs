@@ -4,6 +4,7 @@
 //! **Invariant:** what is not in the log is reported as missing, and nothing is charged for it.
 //! **Invariant:** the rows of a report of accelerators add up to capacity × time, which is printed.
 
+mod common;
 mod cost;
 mod cost_report;
 mod fairness;
@@ -20,21 +21,21 @@ mod rows;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid};
+use muster_console::{Console, Document, Exit, Failure, Global};
 use muster_ledger::Detail;
-use muster_types::{LogTime, PastPoint};
 use serde::Serialize;
 
-use crate::log::{SourceArgs, point_of_log};
+use common::{LogSpan, ReadView, ReportForm, TableReport, check_form, distinct};
 use cost_report::CostArgs;
 use fairness_report::{FairnessArgs, FairnessSpan};
 use goodput::GoodputArgs;
 use idle_report::IdleArgs;
+use page::Bar;
 use predictions::PredictionArgs;
 #[cfg(test)]
 pub(crate) use read::tests as archives;
 pub(crate) use read::time_of;
-use read::{Reading, Watchers, read_in};
+use read::{Reading, Watchers};
 use rows::{Goodput, Row, Unit};
 
 /// Commands about what the fleet was used for.
@@ -178,16 +179,10 @@ impl Dimension {
 #[derive(Args)]
 pub struct ReportArgs {
     #[command(flatten)]
-    source: SourceArgs,
+    span: LogSpan,
     /// What the lines are divided by: one or more of these, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', value_name = "DIMENSION")]
     by: Vec<Dimension>,
-    /// Where the report begins: an RFC 3339 time or a log index [default: the first record]
-    #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
-    from: Option<PastPoint>,
-    /// Where the report ends; the end itself is not included [default: the last record]
-    #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
-    to: Option<PastPoint>,
     /// Print another form than a table; it does not go with -o
     #[arg(long, value_enum)]
     form: Option<ReportForm>,
@@ -201,21 +196,6 @@ impl ReportArgs {
     fn detail(&self) -> Detail {
         Detail { jobs: self.by.contains(&Dimension::Job), ..Detail::default() }
     }
-}
-
-/// Forms of a report apart from those of -o.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ReportForm {
-    /// A header and one line for each sum
-    Csv,
-    /// A page with a chart and a table
-    Html,
-}
-
-/// Two forms were asked for.
-fn two_forms() -> Failure {
-    Failure::usage("--form and -o ask for two forms of one report")
-        .with_next("leave out -o for the form, or leave out --form for what -o names")
 }
 
 /// Which report.
@@ -239,12 +219,8 @@ impl ReportKind {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ReportView {
-    from: Option<String>,
-    to: Option<String>,
-    first_log_index: u64,
-    last_log_index: u64,
-    missing: Vec<MissingView>,
-    notes: Vec<String>,
+    #[serde(flatten)]
+    read: ReadView,
     rows: Vec<Row>,
     /// As text: it may be above what numbers of JSON hold.
     total: String,
@@ -254,17 +230,6 @@ struct ReportView {
     unit: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     goodput: Option<Goodput>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct MissingView {
-    first_log_index: u64,
-    last_log_index: u64,
-    from: Option<String>,
-    /// None where nothing behind it can be read.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    to: Option<String>,
 }
 
 pub async fn run(global: &Global, console: &Console, command: &ReportCommand) -> Result<Exit, Failure> {
@@ -277,21 +242,14 @@ pub async fn run(global: &Global, console: &Console, command: &ReportCommand) ->
         ReportCommand::Goodput(args) => return goodput::run(global, console, args).await,
         ReportCommand::Predictions(args) => return predictions::run(global, console, args).await,
     };
-    check_form(console, args)?;
+    check_form(console, args.form.is_some())?;
     if kind == ReportKind::Waits && args.by.contains(&Dimension::Job) {
         check_waits_by_job(args)?;
     }
-    let source = args.source.open(global, console).await?;
+    let source = args.span.open(global, console).await?;
     let watchers = Watchers { kept: args.ledger.as_deref(), ..Watchers::told(console) };
-    let reading = read_in(&source, args.from, args.to, &args.detail(), watchers)?;
+    let reading = args.span.read(&source, &args.detail(), watchers)?;
     show(console, kind, args, reading)
-}
-
-fn check_form(console: &Console, args: &ReportArgs) -> Result<(), Failure> {
-    if args.form.is_some() && console.format != Format::Table {
-        return Err(two_forms());
-    }
-    Ok(())
 }
 
 /// The waits of each job are known as a whole, and not by day.
@@ -334,25 +292,7 @@ fn show(console: &Console, kind: ReportKind, args: &ReportArgs, reading: Reading
     }
     let goodput = (kind == ReportKind::Usage).then(|| Goodput::of(&reading.views)).flatten();
     let report = Report { kind, by, reading, rows, total, capacity, goodput };
-    match args.form {
-        Some(ReportForm::Csv) => report.csv(console)?,
-        Some(ReportForm::Html) => console.line(&report.html())?,
-        None if console.format == Format::Html => console.line(&report.html())?,
-        None if console.is_structured() => report.document(console)?,
-        None => report.table(console)?,
-    }
-    Ok(Exit::Ok)
-}
-
-/// Each dimension once, where it comes first.
-fn distinct<D: Copy + PartialEq>(by: &[D]) -> Vec<D> {
-    let mut once = Vec::new();
-    for dimension in by {
-        if !once.contains(dimension) {
-            once.push(*dimension);
-        }
-    }
-    once
+    common::write(console, args.form, &report)
 }
 
 struct Report {
@@ -365,72 +305,26 @@ struct Report {
     goodput: Option<Goodput>,
 }
 
-fn text(time: LogTime) -> Option<String> {
-    (time.0 > 0).then(|| time.to_string())
-}
-
-/// What the archive does not have, one sentence each.
-fn notes(reading: &Reading) -> Vec<String> {
-    let mut notes = reading.notes.clone();
-    for gap in &reading.missing {
-        let until = gap.until.and_then(text);
-        let behind = until.map_or("the end".to_owned(), |time| time.clone());
-        notes.push(format!(
-            "missing: records {} to {}; nothing is charged from {} to {behind}",
-            gap.records.from,
-            gap.records.to,
-            text(gap.since).unwrap_or_else(|| "the beginning".to_owned()),
-        ));
-    }
-    notes
-}
-
-/// The same for programs.
-fn missing(reading: &Reading) -> Vec<MissingView> {
-    let missing = reading.missing.iter().map(|gap| MissingView {
-        first_log_index: gap.records.from.0,
-        last_log_index: gap.records.to.0,
-        from: text(gap.since),
-        to: gap.until.and_then(text),
-    });
-    missing.collect()
-}
-
 impl Report {
     fn unit(&self) -> Unit {
         if self.kind == ReportKind::Waits { Unit::Jobs } else { Unit::Accelerators }
     }
 
-    fn csv(&self, console: &Console) -> Result<(), Failure> {
-        let mut header: Vec<String> = self.by.iter().map(|by| by.title().to_lowercase()).collect();
-        header.extend(["state".to_owned(), self.unit().name().to_owned(), "hours".to_owned()]);
-        console.line(&header.join(","))?;
-        for row in &self.rows {
-            let mut cells: Vec<String> = row.keys.iter().map(|(_, value)| value.clone()).collect();
-            cells.extend([row.state.clone(), row.amount.to_string(), self.unit().hours(row.amount)]);
-            console.line(&cells.join(","))?;
-        }
-        for note in notes(&self.reading) {
-            console.error(&note);
-        }
-        Ok(())
+    fn cells_of(&self, row: &Row) -> Vec<String> {
+        let mut cells: Vec<String> = row.keys.iter().map(|(_, value)| value.clone()).collect();
+        let hours = self.unit().hours(row.amount);
+        cells.extend([row.state.clone(), hours, rows::percent(row.amount, self.total)]);
+        cells
     }
+}
 
-    fn document(&self, console: &Console) -> Result<(), Failure> {
-        let view = ReportView {
-            from: text(self.reading.from),
-            to: text(self.reading.to),
-            first_log_index: self.reading.first.0,
-            last_log_index: self.reading.last.0,
-            missing: missing(&self.reading),
-            notes: self.reading.notes.clone(),
-            rows: self.rows.clone(),
-            total: self.total.to_string(),
-            capacity: self.capacity.map(|capacity| capacity.to_string()),
-            unit: self.unit().name(),
-            goodput: self.goodput.clone(),
-        };
-        console.object(&Document::new(self.kind.name(), Some(self.reading.last.0), view))
+impl TableReport for Report {
+    fn title(&self) -> &'static str {
+        match self.kind {
+            ReportKind::Usage => "Use of accelerators",
+            ReportKind::Idle => "Idle accelerators",
+            ReportKind::Waits => "Waiting time of jobs",
+        }
     }
 
     fn header(&self) -> Vec<&'static str> {
@@ -444,58 +338,59 @@ impl Report {
         header
     }
 
-    fn cells(&self, row: &Row) -> Vec<String> {
-        let mut cells: Vec<String> = row.keys.iter().map(|(_, value)| value.clone()).collect();
-        let hours = self.unit().hours(row.amount);
-        cells.extend([row.state.clone(), hours, rows::percent(row.amount, self.total)]);
-        cells
+    fn cells(&self) -> Vec<Vec<String>> {
+        self.rows.iter().map(|row| self.cells_of(row)).collect()
     }
 
-    /// The lines below the rows.
-    fn lines(&self) -> Vec<String> {
-        let (from, to) = (text(self.reading.from), text(self.reading.to));
-        let span = format!("{} to {}", from.unwrap_or_default(), to.unwrap_or_default());
-        let hours = self.unit().hours(self.total);
-        let mut lines = vec![match self.capacity {
-            Some(_) => format!("total {hours} accelerator-hours = capacity × time, {span}"),
-            None => format!("total {hours} job-hours, {span}"),
-        }];
-        lines.extend(self.goodput.iter().map(Goodput::line));
-        lines.extend(notes(&self.reading));
-        lines
-    }
-
-    fn html(&self) -> String {
-        let title = match self.kind {
-            ReportKind::Usage => "Use of accelerators",
-            ReportKind::Idle => "Idle accelerators",
-            ReportKind::Waits => "Waiting time of jobs",
-        };
-        let header: Vec<String> = self.header().into_iter().map(str::to_owned).collect();
-        let rows: Vec<Vec<String>> = self.rows.iter().map(|row| self.cells(row)).collect();
+    fn bars(&self) -> Vec<Bar> {
         let bars = self.rows.iter().map(|row| {
             let keys: String = row.keys.iter().map(|(_, value)| format!("{value} ")).collect();
-            page::Bar {
+            Bar {
                 label: format!("{keys}{}", row.state),
                 group: row.state.clone(),
                 amount: row.amount,
                 text: format!("{} h", self.unit().hours(row.amount)),
             }
         });
-        let bars: Vec<page::Bar> = bars.collect();
-        page::page(title, &bars, &header, &rows, &self.lines())
+        bars.collect()
     }
 
-    fn table(&self, console: &Console) -> Result<(), Failure> {
-        let mut grid = Grid::new(self.header());
+    fn lines(&self) -> Vec<String> {
+        let span = common::span(&self.reading);
+        let hours = self.unit().hours(self.total);
+        let mut lines = vec![match self.capacity {
+            Some(_) => format!("total {hours} accelerator-hours = capacity × time, {span}"),
+            None => format!("total {hours} job-hours, {span}"),
+        }];
+        lines.extend(self.goodput.iter().map(Goodput::line));
+        lines.extend(common::notes(&self.reading));
+        lines
+    }
+
+    fn csv(&self, console: &Console) -> Result<(), Failure> {
+        let mut header: Vec<String> = self.by.iter().map(|by| by.title().to_lowercase()).collect();
+        header.extend(["state".to_owned(), self.unit().name().to_owned(), "hours".to_owned()]);
+        console.line(&header.join(","))?;
         for row in &self.rows {
-            grid.row(self.cells(row));
+            let mut cells: Vec<String> = row.keys.iter().map(|(_, value)| value.clone()).collect();
+            cells.extend([row.state.clone(), row.amount.to_string(), self.unit().hours(row.amount)]);
+            console.line(&cells.join(","))?;
         }
-        console.table(&grid)?;
-        console.line("")?;
-        for line in self.lines() {
-            console.line(&line)?;
+        for note in common::notes(&self.reading) {
+            console.error(&note);
         }
         Ok(())
+    }
+
+    fn document(&self, console: &Console) -> Result<(), Failure> {
+        let view = ReportView {
+            read: ReadView::of(&self.reading),
+            rows: self.rows.clone(),
+            total: self.total.to_string(),
+            capacity: self.capacity.map(|capacity| capacity.to_string()),
+            unit: self.unit().name(),
+            goodput: self.goodput.clone(),
+        };
+        console.object(&Document::new(self.kind.name(), Some(self.reading.last.0), view))
     }
 }

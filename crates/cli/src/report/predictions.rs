@@ -6,25 +6,18 @@ use muster_ledger::Detail;
 use muster_manifest::quantity;
 use muster_manifest::quantity::show_duration;
 use muster_sim::predictions::{PredictionCheck, PredictionCounts};
-use muster_types::PastPoint;
 use serde::Serialize;
 
-use super::read::{Reading, Watchers, read_in};
+use super::common::{self, LogSpan, ReadView};
+use super::idle_report;
+use super::read::{Reading, Watchers};
 use super::rows::percent;
-use super::{MissingView, idle_report, text};
-use crate::log::{SourceArgs, point_of_log};
 
 /// Options of the report of predictions.
 #[derive(Args)]
 pub struct PredictionArgs {
     #[command(flatten)]
-    source: SourceArgs,
-    /// Where the report begins: an RFC 3339 time or a log index [default: the first record]
-    #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
-    from: Option<PastPoint>,
-    /// Where the report ends; the end itself is not included [default: the last record]
-    #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
-    to: Option<PastPoint>,
+    span: LogSpan,
     /// The least log time between two predictions; 0s for one behind each submission [default: a thousandth of the span, and at
     /// least a second]
     #[arg(long, value_name = "DURATION", value_parser = sample)]
@@ -38,12 +31,8 @@ fn sample(text: &str) -> Result<u64, String> {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct PredictionsView {
-    from: Option<String>,
-    to: Option<String>,
-    first_log_index: u64,
-    last_log_index: u64,
-    missing: Vec<MissingView>,
-    notes: Vec<String>,
+    #[serde(flatten)]
+    read: ReadView,
     asked: u64,
     unpredicted: u64,
     started: u64,
@@ -61,21 +50,21 @@ struct PredictionsView {
 }
 
 pub(super) async fn run(global: &Global, console: &Console, args: &PredictionArgs) -> Result<Exit, Failure> {
-    let source = args.source.open(global, console).await?;
+    let source = args.span.open(global, console).await?;
     let interval_ms = match args.sample {
         Some(interval_ms) => interval_ms,
-        None => idle_report::moments_apart_ms(&source, args.from, args.to)?,
+        None => idle_report::moments_apart_ms(&source, args.span.from, args.span.to)?,
     };
     let mut check = PredictionCheck::every(interval_ms);
     let watchers = Watchers { predictions: Some(&mut check), ..Watchers::told(console) };
-    let reading = read_in(&source, args.from, args.to, &Detail::default(), watchers)?;
+    let reading = args.span.read(&source, &Detail::default(), watchers)?;
     if console.is_structured() {
         return document(console, &reading, &check);
     }
     for line in lines(check.counts(), check.errors_ms()) {
         console.line(&line)?;
     }
-    for note in super::notes(&reading) {
+    for note in common::notes(&reading) {
         console.line(&note)?;
     }
     Ok(Exit::Ok)
@@ -96,12 +85,7 @@ fn document(console: &Console, reading: &Reading, check: &PredictionCheck) -> Re
     } = check.counts();
     let errors = check.errors_ms();
     let view = PredictionsView {
-        from: text(reading.from),
-        to: text(reading.to),
-        first_log_index: reading.first.0,
-        last_log_index: reading.last.0,
-        missing: super::missing(reading),
-        notes: reading.notes.clone(),
+        read: ReadView::of(reading),
         asked,
         unpredicted,
         started,

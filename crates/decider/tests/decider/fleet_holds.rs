@@ -71,7 +71,7 @@ fn set(
     target: HoldTarget,
     hold: Option<FleetHold>,
 ) -> Result<(), Refusal> {
-    let by = Requester { name: "admin/ops".to_owned(), is_operator: true };
+    let by = Requester { name: "admin/ops".to_owned(), is_operator: true, address: None };
     let order = FleetHoldOrder { request: request(n), by, target, hold };
     handle(speculation, &Command::SetFleetHold(Box::new(order))).map(|_| ())
 }
@@ -89,7 +89,7 @@ fn upgrade(n: u128, part: FleetPart, start: LogTime) -> BookingOrder {
         clearing: BookingClearing::Stop,
         reason: String::new(),
     };
-    let by = Requester { name: "admin/ops".to_owned(), is_operator: true };
+    let by = Requester { name: "admin/ops".to_owned(), is_operator: true, address: None };
     BookingOrder { request: request(n), by, acts_for: None, name: name(&format!("m{n}")), spec }
 }
 

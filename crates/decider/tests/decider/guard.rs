@@ -74,7 +74,7 @@ fn key(n: u128) -> RequestKey {
 fn overridden(n: u128, node: u32, by: &str, keys: &[&str]) -> Decision {
     let labels = keys.iter().map(|key| (name(key), "x".to_owned())).collect();
     let overrides = Box::new(NodeOverrides { labels, ..NodeOverrides::default() });
-    let by = Requester { name: by.to_owned(), is_operator: true };
+    let by = Requester { name: by.to_owned(), is_operator: true, address: None };
     Decision::NodeOverridesSet { request: key(n), by, node: NodeId(node), overrides }
 }
 
@@ -223,7 +223,7 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
             E::Limit,
             Decision::JobHoldSet {
                 request: key(99),
-                by: Requester { name: "é".to_owned(), is_operator: false },
+                by: Requester { name: "é".to_owned(), is_operator: false, address: None },
                 jobs: vec![pending],
                 held: true,
             },
@@ -276,11 +276,12 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
             },
         ),
         (E::Limit, {
-            let by = Requester { name: "x".repeat(limits::CREATOR_BYTES_MAX + 1), is_operator: true };
+            let name = "x".repeat(limits::CREATOR_BYTES_MAX + 1);
+            let by = Requester { name, is_operator: true, address: None };
             Decision::NodeCordonSet { request: key(99), by, node: NodeId(0), cordoned: true }
         }),
         (E::Limit, {
-            let by = Requester { name: "admin/o ps".to_owned(), is_operator: true };
+            let by = Requester { name: "admin/o ps".to_owned(), is_operator: true, address: None };
             Decision::NodeForgotten { request: None, by, node: NodeId(2) }
         }),
         (E::RequestRepeated, overridden(1, 0, "", &["pool"])),
@@ -797,8 +798,8 @@ fn holds_and_changes_are_checked() {
         assert_eq!(state.apply_round(&round).remove(0).rejection, None);
         state.verify().unwrap();
     };
-    let operator = Requester { name: "admin/ops".to_owned(), is_operator: true };
-    let user = Requester { name: "tenant/vision/ada".to_owned(), is_operator: false };
+    let operator = Requester { name: "admin/ops".to_owned(), is_operator: true, address: None };
+    let user = Requester { name: "tenant/vision/ada".to_owned(), is_operator: false, address: None };
     let hold = |n, by: &Requester, held| Decision::JobHoldSet {
         request: key(n),
         by: by.clone(),

@@ -650,7 +650,7 @@ impl Model {
     /// What people ask of jobs: mostly of those that it can be asked of, for they are few.
     fn control(&mut self) {
         let Some(job) = self.any_job() else { return };
-        let by = Requester { name: "x".to_owned(), is_operator: self.random.once_in(3) };
+        let by = Requester { name: "x".to_owned(), is_operator: self.random.once_in(3), address: None };
         let request = self.request();
         if self.random.once_in(3) {
             let soon = self.now.plus_ms(self.random.below(20_000));

@@ -50,7 +50,7 @@ fn order(n: u128, text: &str, overlap: OverlapRule) -> ScheduleOrder {
     let template = ScheduleTemplate::of(Submission::from(job("nightly", 1, None))).unwrap();
     ScheduleOrder {
         request: request(n),
-        by: Requester { name: "tenant/research/ada".into(), is_operator: false },
+        by: Requester { name: "tenant/research/ada".into(), is_operator: false, address: None },
         acts_for: Some(name(TENANT)),
         role: None,
         schedule: Schedule {
@@ -225,6 +225,7 @@ fn what_an_operator_has_suspended_only_an_operator_resumes() {
         let by = Requester {
             name: if is_operator { "admin/ops" } else { "tenant/research/ada" }.into(),
             is_operator,
+            address: None,
         };
         let (request, schedule) = (request(n), key("nightly"));
         let order = ScheduleControl { request, by, acts_for: None, schedule, action };
@@ -246,6 +247,38 @@ fn what_an_operator_has_suspended_only_an_operator_resumes() {
     assert_eq!(reason(&speculation).as_deref(), Some("theirs"));
     handle(&mut speculation, &asked(7, true, ScheduleAction::Resume)).unwrap();
     assert_eq!(reason(&speculation), None);
+}
+
+/// The state is the same from wherever it was asked; the log says from where.
+#[test]
+fn from_where_somebody_called_is_in_the_log_alone() {
+    let of = |address: Option<[u8; 4]>| {
+        let (mut speculation, mut state) = cluster();
+        let by = |is_operator: bool| Requester {
+            name: if is_operator { "admin/ops" } else { "tenant/research/ada" }.into(),
+            is_operator,
+            address: address.map(Into::into),
+        };
+        set(&mut speculation, ScheduleOrder { by: by(false), ..order(1, "nightly", OverlapRule::Allow) })
+            .unwrap();
+        let suspend = ScheduleControl {
+            request: request(2),
+            by: by(true),
+            acts_for: None,
+            schedule: key("nightly"),
+            action: ScheduleAction::Suspend { reason: "the data moves".into() },
+        };
+        handle(&mut speculation, &Command::ControlSchedule(Box::new(suspend))).unwrap();
+        let round = commit(&mut speculation, &mut state).unwrap();
+        let asked = round.decisions.iter().filter_map(Decision::requester);
+        let addresses: Vec<bool> = asked.map(|by| by.address.is_some()).collect();
+        (addresses, row(&speculation).clone(), state.rows_digest())
+    };
+    let (known, unknown) = (of(Some([192, 0, 2, 7])), of(None));
+    assert_eq!(known.0, [true, true]);
+    assert_eq!(unknown.0, [false, false]);
+    assert_eq!((known.1.by.address, &known.1), (None, &unknown.1));
+    assert_eq!(known.2, unknown.2);
 }
 
 #[test]
@@ -341,7 +374,7 @@ fn a_certificate_that_is_revoked_suspends_what_its_holder_has_set() {
     carry_out(&mut speculation);
     let revoke = |n, serial: u8, holder: &str| Command::RevokeCertificate {
         request: request(n),
-        by: Requester { name: "admin/root".into(), is_operator: true },
+        by: Requester { name: "admin/root".into(), is_operator: true, address: None },
         serial: CertificateSerial::from_bytes(&[serial; 20]).unwrap(),
         revocation: Revocation { holder: holder.into(), until: LogTime(u64::MAX) },
     };
@@ -361,7 +394,7 @@ fn a_certificate_that_is_revoked_suspends_what_its_holder_has_set() {
     assert_eq!(row(&speculation).submitted, 0);
     // An operator takes it over; what was revoked earlier was another's.
     let mut taken = ScheduleOrder { is_new: false, ..order(60, "nightly", OverlapRule::Allow) };
-    taken.by = Requester { name: "admin/root".into(), is_operator: true };
+    taken.by = Requester { name: "admin/root".into(), is_operator: true, address: None };
     taken.acts_for = None;
     set(&mut speculation, taken).unwrap();
     control(&mut speculation, 61, ScheduleAction::Resume).unwrap();

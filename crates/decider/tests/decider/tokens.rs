@@ -200,9 +200,10 @@ fn who_is_bound_to_a_tenant_revokes_no_administrator_but_itself() {
         let refused = code(revoke(&mut speculation, n, Some("vision"), token));
         assert_eq!(refused, Some(RefusalCode::TokenNotFound), "{token}");
     }
+    let who = format!("tenant/vision/ada+token/{}", TokenId(1));
     let own = Command::RevokeToken {
         request: request(22),
-        by: Requester { name: format!("tenant/vision/ada+token/{}", TokenId(1)), is_operator: false },
+        by: Requester { name: who, is_operator: false, address: None },
         acts_for: Some(name("vision")),
         token: TokenId(1),
     };
@@ -270,7 +271,7 @@ fn the_guard_refuses_what_breaks_a_rule() {
         lifetime_ms: order.lifetime_ms,
     };
     let nobody = Requester::default();
-    let wrong = Requester { name: "a b".into(), is_operator: false };
+    let wrong = Requester { name: "a b".into(), is_operator: false, address: None };
     let revoked = |n, token| Decision::TokenRevoked {
         request: key(n),
         by: Requester::default(),

@@ -318,7 +318,7 @@ impl<'a> Drive<'a> {
     }
 
     fn command_of(&self, request: RequestId, act: &Act) -> Option<Command> {
-        let by = |is_operator| Requester { name: "tenant/lab/ada".to_owned(), is_operator };
+        let by = |is_operator| Requester { name: "tenant/lab/ada".to_owned(), is_operator, address: None };
         Some(match act {
             Act::Control { job, control, is_operator } => {
                 let selection = JobSelection::named(vec![self.records[*job].id?]);

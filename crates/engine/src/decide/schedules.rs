@@ -96,7 +96,7 @@ mod tests {
             };
             let order = ScheduleOrder {
                 request: RequestId(number as u128),
-                by: Requester { name: "admin/ops".to_owned(), is_operator: true },
+                by: Requester { name: "admin/ops".to_owned(), is_operator: true, address: None },
                 acts_for: None,
                 role: None,
                 schedule,

@@ -468,8 +468,7 @@ fn change() -> impl Strategy<Value = FieldChange> {
 
 /// What people ask of jobs.
 fn controls() -> impl Strategy<Value = Decision> {
-    let asked =
-        ("[a-z/]{0,9}", any::<bool>()).prop_map(|(name, is_operator)| Requester { name, is_operator });
+    let asked = requester();
     let jobs = vec(any::<u64>().prop_map(JobId), 0..4);
     (request(), asked, jobs, any::<bool>(), (0..4u8, vec(change(), 1..4), estimate())).prop_map(
         |(request, by, jobs, yes, (kind, changes, estimate))| match kind {
@@ -504,7 +503,8 @@ fn part() -> impl Strategy<Value = SubmittedPart> {
 
 /// Who asks for something.
 fn requester() -> impl Strategy<Value = Requester> {
-    ("[a-z/]{0,9}", any::<bool>()).prop_map(|(name, is_operator)| Requester { name, is_operator })
+    ("[a-z/]{0,9}", any::<bool>(), option::of(any::<std::net::IpAddr>()))
+        .prop_map(|(name, is_operator, address)| Requester { name, is_operator, address })
 }
 
 /// What concerns arrays; each strategy here is one variant.
@@ -780,7 +780,7 @@ fn restrictions() -> impl Strategy<Value = Decision> {
 }
 
 fn overrides() -> impl Strategy<Value = Decision> {
-    let by = ("[a-z/]{0,9}", any::<bool>()).prop_map(|(name, is_operator)| Requester { name, is_operator });
+    let by = requester();
     let set = (btree_map(name(), "[ -~é]{0,20}", 0..4), vec(name(), 0..4));
     let set = set.prop_map(|(labels, taints)| NodeOverrides { labels, taints: taints.into_iter().collect() });
     (request(), by, any::<u32>(), set).prop_map(|(request, by, node, overrides)| Decision::NodeOverridesSet {

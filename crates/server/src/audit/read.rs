@@ -10,8 +10,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use muster_api::{DeniedCallLog, DeniedCalls, DeniedPage, DeniedQuery};
-use muster_types::token::user_of;
-use serde::Deserialize;
+use muster_types::{DENIED_LINE_BYTES_MAX, DeniedLine};
 
 use super::FILE;
 use super::file::numbered;
@@ -19,8 +18,6 @@ use crate::config::AuditConfig;
 
 /// Bytes that one reading looks at: a few hundred thousand lines.
 const READ_BYTES_MAX: u64 = 64 << 20;
-/// Bytes of a line; those that are written are far shorter.
-const LINE_BYTES_MAX: u64 = 64 << 10;
 
 /// The files of one replica.
 pub(crate) struct AuditFiles {
@@ -34,60 +31,30 @@ impl AuditFiles {
     }
 }
 
-/// A line as it is written.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Line {
-    #[serde(default)]
-    time: Option<String>,
-    #[serde(default)]
-    last_time: Option<String>,
-    #[serde(default)]
-    caller: String,
-    #[serde(default)]
-    address: String,
-    #[serde(default)]
-    call: String,
-    code: String,
-    #[serde(default)]
-    reason: String,
-    count: u64,
-}
-
-fn ms(text: Option<&String>) -> Option<u64> {
-    let time: jiff::Timestamp = text?.parse().ok()?;
+/// A time as milliseconds since the Unix epoch.
+fn ms(text: &str) -> Option<u64> {
+    let time: jiff::Timestamp = text.parse().ok()?;
     u64::try_from(time.as_millisecond()).ok()
 }
 
-impl Line {
-    fn calls(self) -> DeniedCalls {
-        DeniedCalls {
-            first_ms: ms(self.time.as_ref()),
-            last_ms: ms(self.last_time.as_ref()),
-            caller: self.caller,
-            address: self.address,
-            call: self.call,
-            code: self.code,
-            reason: self.reason,
-            count: self.count,
-        }
+fn calls(line: DeniedLine) -> DeniedCalls {
+    DeniedCalls {
+        first_ms: line.time.as_deref().and_then(ms),
+        last_ms: line.last_time.as_deref().and_then(ms),
+        caller: line.caller,
+        address: line.address,
+        call: line.call,
+        code: line.code,
+        reason: line.reason,
+        count: line.count,
     }
 }
 
-/// Whether somebody asks for these. Calls without a time may have come at any.
-fn is_asked_for(calls: &DeniedCalls, query: &DeniedQuery) -> bool {
-    let is_early = query.from_ms.zip(calls.last_ms).is_some_and(|(from, last)| last < from);
-    let is_late = query.to_ms.zip(calls.first_ms).is_some_and(|(to, first)| first > to);
-    // The name without the token or the issuer that spoke for it.
-    let name = user_of(&calls.caller);
-    let wanted = query.caller.as_str();
-    let is_by = wanted.is_empty()
-        || calls.caller == wanted
-        || name == wanted
-        || name.rsplit('/').next() == Some(wanted);
-    let is_for =
-        query.reason.is_empty() || calls.code == query.reason || calls.reason.contains(&query.reason);
-    !is_early && !is_late && is_by && is_for
+/// Whether somebody asks for these.
+fn is_asked_for(line: &DeniedLine, query: &DeniedQuery) -> bool {
+    let is_by = query.caller.is_empty() || line.is_of(&query.caller);
+    let is_for = query.reason.is_empty() || line.is_because_of(&query.reason);
+    is_by && is_for && line.is_within((query.from_ms, query.to_ms), ms)
 }
 
 impl DeniedCallLog for AuditFiles {
@@ -113,29 +80,29 @@ impl DeniedCallLog for AuditFiles {
                 break;
             }
             let mut found = VecDeque::new();
-            newest_of(file, metadata.len(), &mut bytes_left, |calls| match calls {
+            newest_of(file, metadata.len(), &mut bytes_left, |part| match part {
                 FilePart::Unread => page.unread = page.unread.saturating_add(1),
                 FilePart::Skipped => page.is_cut = true,
-                FilePart::Calls(calls) if !is_asked_for(&calls, query) => {}
-                FilePart::Calls(calls) => {
+                FilePart::Calls(line) if !is_asked_for(&line, query) => {}
+                FilePart::Calls(line) => {
                     if found.len() == lines_left {
                         found.pop_front();
                         page.is_cut = true;
                     }
-                    found.push_back(calls);
+                    found.push_back(line);
                 }
             })?;
             found.append(&mut newer);
             newer = found;
         }
-        page.calls = newer.into();
+        page.calls = newer.into_iter().map(calls).collect();
         Ok(page)
     }
 }
 
 /// What a file has, piece by piece.
 enum FilePart {
-    Calls(DeniedCalls),
+    Calls(DeniedLine),
     /// A line that is none of a replica.
     Unread,
     /// The older part of the file is not looked at.
@@ -161,7 +128,7 @@ fn newest_of(
     let mut line = Vec::new();
     loop {
         line.clear();
-        if reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line)? == 0 {
+        if reader.by_ref().take(DENIED_LINE_BYTES_MAX).read_until(b'\n', &mut line)? == 0 {
             return Ok(());
         }
         // The first one was cut, where the file was.
@@ -170,10 +137,7 @@ fn newest_of(
         if is_cut || text.is_empty() {
             continue;
         }
-        each(
-            serde_json::from_slice::<Line>(text)
-                .map_or(FilePart::Unread, |line| FilePart::Calls(line.calls())),
-        );
+        each(serde_json::from_slice(text).map_or(FilePart::Unread, FilePart::Calls));
     }
 }
 

@@ -22,7 +22,7 @@ impl HoldRow {
     pub(crate) fn over(before: Option<HoldRow>, by: &Requester, since: LogTime, suspended: bool) -> HoldRow {
         let suspended = suspended || before.as_ref().is_some_and(|before| before.suspended);
         let beneath = before.filter(|before| by.is_operator && !before.by.is_operator).map(Box::new);
-        HoldRow { by: by.clone(), since, suspended, beneath }
+        HoldRow { by: by.kept(), since, suspended, beneath }
     }
 }
 

@@ -226,7 +226,7 @@ impl NodeRow {
             return NodeRow { spec: said, overrides: None, ..self.clone() };
         }
         let spec = Arc::new(said.overridden_by(overrides));
-        let set = NodeOverridesRow { overrides: overrides.clone(), by: by.clone(), set_at, said };
+        let set = NodeOverridesRow { overrides: overrides.clone(), by: by.kept(), set_at, said };
         NodeRow { spec, overrides: Some(Arc::new(set)), ..self.clone() }
     }
 

@@ -78,7 +78,7 @@ pub(super) async fn give_up_all(client: &Client) {
 
 fn requester(is_operator: bool) -> Requester {
     let name = if is_operator { "admin/ops" } else { "tenant/free/ada" };
-    Requester { name: name.to_owned(), is_operator }
+    Requester { name: name.to_owned(), is_operator, address: None }
 }
 
 /// Mostly nobody's in particular; else the tenant's own, and now and then another's.
@@ -223,7 +223,7 @@ fn owner(state: &State) -> Requester {
         Some(token) => format!("{SCHEDULE_OWNER}+token/{token}"),
         None => SCHEDULE_OWNER.to_owned(),
     };
-    Requester { name, is_operator: false }
+    Requester { name, is_operator: false, address: None }
 }
 
 /// Every minute; now and then in a zone that there is not.

@@ -99,8 +99,8 @@ fn order(
     selected: Selected,
     (is_found, is_operator): (bool, bool),
 ) -> Command {
-    let by =
-        Requester { name: if is_operator { "admin/ops" } else { "tenant/free/ada" }.to_owned(), is_operator };
+    let name = if is_operator { "admin/ops" } else { "tenant/free/ada" }.to_owned();
+    let by = Requester { name, is_operator, address: None };
     let selection = JobSelection { is_found, arrays: selected.arrays, ..JobSelection::named(selected.jobs) };
     let order = ControlOrder { acts_for: None, request, by, control, selection };
     Command::Control(Box::new(order))
@@ -152,7 +152,7 @@ fn modify(client: &Client, job: JobId) -> Command {
         5 => vec![FieldChange::Front(None)],
         _ => vec![FieldChange::Labels([("stage".to_owned(), format!("s{}", below(3)))].into())],
     };
-    let by = Requester { name: "tenant/free/ada".to_owned(), is_operator: false };
+    let by = Requester { name: "tenant/free/ada".to_owned(), is_operator: false, address: None };
     // A version that was read long ago.
     let old = JobVersion { generation: 1, changed_at: LogIndex(1) };
     let expected = is_strange(client, 80).then_some(old);

@@ -75,9 +75,10 @@ impl World {
     /// Who asks: the operators, or with `as=TENANT` who acts for a tenant.
     fn booker(&self, words: &[&str]) -> (Requester, Option<Name>) {
         match self.number(words, "as=") {
-            None => (Requester { name: "admin/ada".to_owned(), is_operator: true }, None),
+            None => (Requester { name: "admin/ada".to_owned(), is_operator: true, address: None }, None),
             Some(tenant) => {
-                let by = Requester { name: format!("tenant/{tenant}/bob"), is_operator: false };
+                let who = format!("tenant/{tenant}/bob");
+                let by = Requester { name: who, is_operator: false, address: None };
                 (by, Some(name(tenant)))
             }
         }

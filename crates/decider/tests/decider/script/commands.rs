@@ -228,7 +228,7 @@ impl World {
                 (None, None) => _ = change.set_taints.insert(name(word)),
             }
         }
-        let by = Requester { name: "admin/ada".to_owned(), is_operator: true };
+        let by = Requester { name: "admin/ada".to_owned(), is_operator: true, address: None };
         Command::SetNodeOverrides(Box::new(OverridesOrder { request, by, node, change }))
     }
 

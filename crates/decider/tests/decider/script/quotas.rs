@@ -99,8 +99,9 @@ impl World {
 fn who(tenant: Option<&str>) -> (Requester, Option<muster_types::Name>) {
     match tenant {
         Some(tenant) => {
-            (Requester { name: format!("tenant/{tenant}/ada"), is_operator: false }, Some(name(tenant)))
+            let who = format!("tenant/{tenant}/ada");
+            (Requester { name: who, is_operator: false, address: None }, Some(name(tenant)))
         }
-        None => (Requester { name: "admin/ops".to_owned(), is_operator: true }, None),
+        None => (Requester { name: "admin/ops".to_owned(), is_operator: true, address: None }, None),
     }
 }

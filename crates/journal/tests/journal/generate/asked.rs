@@ -4,8 +4,7 @@ use super::*;
 
 /// What concerns bookings; each strategy here is one variant.
 pub(super) fn bookings() -> impl Strategy<Value = Decision> {
-    let asked =
-        || ("[a-z/]{0,9}", any::<bool>()).prop_map(|(name, is_operator)| Requester { name, is_operator });
+    let asked = requester;
     let names = || vec(name(), 0..4);
     let amount = prop_oneof![
         any::<u32>().prop_map(BookingAmount::Hosts),
@@ -91,8 +90,7 @@ pub(super) fn own_roles() -> impl Strategy<Value = BTreeMap<Name, OwnRole>> {
 
 /// What concerns tokens; each strategy here is one variant.
 pub(super) fn tokens() -> impl Strategy<Value = Decision> {
-    let asked =
-        || ("[a-z/]{0,9}", any::<bool>()).prop_map(|(name, is_operator)| Requester { name, is_operator });
+    let asked = requester;
     let id = || any::<u64>().prop_map(TokenId);
     let role = prop::sample::select(TokenRole::ALL.to_vec());
     let grant = ("[a-z]{1,9}", role, any::<bool>(), any::<[u8; 32]>()).prop_map(
