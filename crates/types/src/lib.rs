@@ -83,7 +83,7 @@ pub use control::{Control, FieldChange, GroupSize, Requester};
 pub use cron::CronExpression;
 pub use demand::{AcceleratorChoice, AcceleratorRequest, DeviceAmount};
 pub use feature::{Feature, Features};
-pub use fleet::{Accelerators, DeviceSet, ForeignLoad, HolderId, NodeDraft, NodeSpec};
+pub use fleet::{Accelerators, AgentStart, DeviceSet, ForeignLoad, HolderId, NodeDraft, NodeSpec, StartId};
 pub use host_rules::{CommandShell, CpuBinding, HostRules};
 pub use ids::{ArrayId, ClusterId, JobId, Leadership, LogIndex, NodeId, ParseIdError, ReplicaId, RequestId};
 pub use job::{

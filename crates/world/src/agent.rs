@@ -351,6 +351,7 @@ impl Sessions {
         let opening = Opening {
             spec: self.machine.spec.clone(),
             holder: self.machine.workers.holder(),
+            start: None,
             workers: workers.into_iter().map(report_of).collect(),
             takes: Features::all(),
         };
