@@ -308,7 +308,7 @@ impl Sessions {
             .parse()
             .map_err(|_| SessionError::Registered("cluster_id must be 32 hexadecimal digits"))?;
         let state = Arc::clone(&self.state);
-        let bound = move || {
+        let bound = move || -> Result<(), StateDirError> {
             state.bind_cluster(theirs)?;
             if let Err(error) = state.note_registered() {
                 // The next session tries again.
