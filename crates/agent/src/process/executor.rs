@@ -150,6 +150,9 @@ impl ProcessExecutor {
         if let Some(parent) = &cgroup_parent {
             cgroup::prefer_agent(parent);
         }
+        if !settings.isolating.io().is_empty() && !cgroup_parent.as_deref().is_some_and(cgroup::limits_disks) {
+            tracing::warn!("workers.io limits nothing: control groups of workers have no `io` controller");
+        }
         let ended = EndedWorkers::new(settings.tasks.clone(), settings.logs.clone());
         let (tasks, guard) = (settings.tasks.clone(), settings.guard_command.clone());
         let namespaces = settings.isolating.namespaces();
@@ -280,6 +283,7 @@ impl ProcessExecutor {
             memory_watched: settings.memory_limit == MemoryLimit::Enforced,
             cpu_milli: worker.cpu_milli,
             cpu_max_milli: settings.isolating.cpu_max_milli(worker.cpu_milli),
+            io: settings.isolating.io().clone(),
             temporary,
             disk_bytes_max: settings.isolating.disk_bytes_max(),
             artifacts: placement.artifacts.clone(),

@@ -58,7 +58,7 @@ pub(crate) const WAIT: &str = "wait";
 pub(crate) const SPEAKS: &str = "speaks";
 /// What agent and shim say to one another: rises with every change of it, so that an agent finds a program
 /// of another release out that is installed next to it.
-pub(crate) const SPEECH: &str = concat!(env!("CARGO_PKG_VERSION"), " 11");
+pub(crate) const SPEECH: &str = concat!(env!("CARGO_PKG_VERSION"), " 12");
 /// How the control groups of workers begin whose shims waited for them.
 pub(crate) const WAITING_GROUP: &str = "muster_ready_";
 /// How the name of a worker's own group begins.
@@ -328,6 +328,7 @@ fn worker_life(
     let (cgroup, cgroup_absent) = match waited_in {
         Some(group) => {
             group.limit_to(spec.group_limits());
+            group.limit_io(&spec.io);
             (Some(group), None)
         }
         None => make_cgroup(spec),
@@ -435,7 +436,10 @@ fn make_cgroup(spec: &TaskSpec) -> (Option<Cgroup>, Option<String>) {
         return (None, Some("not configured".to_owned()));
     };
     match Cgroup::create(parent, &group_name(spec.key, spec.holder), spec.group_limits()) {
-        Ok(group) => (Some(group), None),
+        Ok(group) => {
+            group.limit_io(&spec.io);
+            (Some(group), None)
+        }
         Err(error) => (None, Some(format!("{}: {error}", parent.display()))),
     }
 }
