@@ -81,29 +81,14 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     let health = begin_health(&config).await;
     let listed = health.inventory();
     config.check_own()?;
-    if let Some(divided) =
-        listed.as_ref().map(health::Inventory::divided).filter(|divided| !divided.is_empty())
-    {
-        tracing::error!(
-            ?divided,
-            "devices are divided into instances (MIG), which are not supported: this host offers no accelerators"
-        );
-    }
+    report_divided(listed.as_ref());
     let root = config.host_root.clone();
     let found = config.check_with(&root, listed.as_ref())?.accelerators.clone();
     let isolating = isolate(&config, found.as_ref()).await.map_err(AgentError::Isolation)?;
     let runtime = process::runtime::find(&config.images, isolating.namespaces(), &config.state_dir).await;
     if let Some(node) = &mut config.node {
         node.accelerators = AcceleratorConfig::of(found.as_ref());
-        let taints = isolating.taints().filter(|taint| !node.taints.contains(taint)).collect::<Vec<_>>();
-        node.taints.extend(taints);
-        // What is so goes before what an operator says.
-        node.labels.extend(isolating.facts().map(|(label, fact)| (label.to_owned(), fact.to_owned())));
-        node.labels.extend(isolating.binding_fact());
-        node.labels.remove(muster_types::container::VERSION_LABEL);
-        node.labels.extend(process::runtime::facts(runtime.as_ref()));
-        node.labels.remove(muster_types::blob::STORE_LABEL);
-        node.labels.extend(config.files.fact());
+        state_facts(node, &isolating, runtime.as_ref(), config.files.fact());
     }
     let spec = config.check_with(&root, listed.as_ref())?;
     traces::begin(&config.traces, spec.name.as_str());
@@ -217,6 +202,33 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     }
     traces::end().await;
     Ok(())
+}
+
+/// Devices that are divided into instances are none that are offered.
+fn report_divided(listed: Option<&health::Inventory>) {
+    if let Some(divided) = listed.map(health::Inventory::divided).filter(|divided| !divided.is_empty()) {
+        tracing::error!(
+            ?divided,
+            "devices are divided into instances (MIG), which are not supported: this host offers no accelerators"
+        );
+    }
+}
+
+/// What is so goes before what an operator says of the node.
+fn state_facts(
+    node: &mut NodeConfig,
+    isolating: &process::isolation::Isolating,
+    runtime: Option<&process::runtime::FoundRuntime>,
+    of_files: Option<(String, String)>,
+) {
+    let taints = isolating.taints().filter(|taint| !node.taints.contains(taint)).collect::<Vec<_>>();
+    node.taints.extend(taints);
+    node.labels.extend(isolating.facts().map(|(label, fact)| (label.to_owned(), fact.to_owned())));
+    node.labels.extend(isolating.binding_fact());
+    node.labels.remove(muster_types::container::VERSION_LABEL);
+    node.labels.extend(process::runtime::facts(runtime));
+    node.labels.remove(muster_types::blob::STORE_LABEL);
+    node.labels.extend(of_files);
 }
 
 /// What keeps workers from this host, tried out.
