@@ -21,7 +21,7 @@ use std::path::PathBuf;
 const USUAL_TERMINAL: &str = "xterm-256color";
 
 /// A worker, and the variables that its environment begins with.
-type Based<'a> = (Cow<'a, Launch>, Cow<'a, BTreeMap<String, String>>);
+type WorkerBase<'a> = (Cow<'a, Launch>, Cow<'a, BTreeMap<String, String>>);
 
 /// The worker with the command of its image where it has none, and the variables of image and host.
 fn based<'a>(
@@ -29,7 +29,7 @@ fn based<'a>(
     worker: &'a Launch,
     image: Option<&Prepared>,
     edits: &Edits,
-) -> Result<Based<'a>, String> {
+) -> Result<WorkerBase<'a>, String> {
     let Some(image) = image else { return Ok((Cow::Borrowed(worker), Cow::Borrowed(&settings.environment))) };
     let command = image.config.command(&worker.command).map_err(|error| error.to_string())?;
     let variables = image.config.environment(&settings.environment);

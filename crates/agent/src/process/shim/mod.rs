@@ -326,8 +326,8 @@ fn worker_life(
     let waited_in = prepared.cgroup.take().filter(|group| group.path().exists());
     let stage = prepared.stage.take().map(|stage| (stage, waited_in.is_some()));
     let (cgroup, cgroup_absent) = worker_cgroup(spec, waited_in);
-    let made = Made::around(task, spec, cgroup.as_ref(), cgroup_absent.as_deref());
-    let Made { image, shared_memory, terminal } = match made {
+    let made = WorkerResources::around(task, spec, cgroup.as_ref(), cgroup_absent.as_deref());
+    let WorkerResources { image, shared_memory, terminal } = match made {
         Ok(made) => made,
         Err(why) => {
             remove_cgroup(cgroup.as_ref());
@@ -386,22 +386,22 @@ fn worker_cgroup(spec: &TaskSpec, waited_in: Option<Cgroup>) -> (Option<Cgroup>,
     (group, absent)
 }
 
-/// What a worker has around it as long as it lives, next to its group.
-struct Made {
+/// What a worker has as long as it runs, in addition to its group.
+struct WorkerResources {
     /// Its image stays unpacked as long as this is there.
     image: Option<File>,
     shared_memory: Option<confine::SharedMemory>,
     terminal: Option<terminal::WorkerTerminal>,
 }
 
-impl Made {
+impl WorkerResources {
     /// Makes it, behind what keeps the group to its devices.
     fn around(
         task: &TaskDir,
         spec: &TaskSpec,
         cgroup: Option<&Cgroup>,
         cgroup_absent: Option<&str>,
-    ) -> Result<Made, String> {
+    ) -> Result<WorkerResources, String> {
         keep_devices(spec, cgroup, cgroup_absent)?;
         let image = spec.image.as_ref().map(|image| hold(&image.image)).transpose();
         let image = image.map_err(|error| format!("hold the worker's image: {error}"))?;
@@ -409,7 +409,7 @@ impl Made {
         let shared_memory =
             shared_memory.map_err(|error| format!("make the gang's shared memory: {error}"))?;
         let terminal = terminal::WorkerTerminal::open(task, spec)?;
-        Ok(Made { image, shared_memory, terminal })
+        Ok(WorkerResources { image, shared_memory, terminal })
     }
 }
 
