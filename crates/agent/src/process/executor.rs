@@ -143,7 +143,8 @@ impl ProcessExecutor {
         if let Some(parent) = &cgroup_parent {
             cgroup::prefer_agent(parent);
         }
-        if !settings.isolating.io().is_empty() && !cgroup_parent.as_deref().is_some_and(cgroup::limits_disks) {
+        let limits_disks = cgroup_parent.as_deref().is_some_and(cgroup::limits_disks);
+        if !limits_disks && !settings.isolating.io().is_empty() {
             tracing::warn!("workers.io limits nothing: control groups of workers have no `io` controller");
         }
         let ended = EndedWorkers::new(settings.tasks.clone(), settings.logs.clone());

@@ -8,9 +8,9 @@ use muster_journal::RankUpdate;
 use muster_types::health::{HealthAction, HealthPolicy, HealthReport};
 use muster_types::policy::{NotificationProgress, Policy, PolicyUpdate, QuotaGrant};
 use muster_types::{
-    AgentStart, Approval, Artifacts, CertificateSerial, Control, DeviceSet, FencingToken, ForeignLoad, HolderId, JobId,
-    LogIndex, LogTime, Name, NodeAdmission, NodeId, NodeSpec, RequestId, Requester, Revocation, ScheduleKey,
-    Submission, TokenGrant, TokenId,
+    AgentStart, Approval, Artifacts, CertificateSerial, Control, DeviceSet, FencingToken, ForeignLoad,
+    HolderId, JobId, LogIndex, LogTime, Name, NodeAdmission, NodeId, NodeSpec, RequestId, Requester,
+    Revocation, ScheduleKey, Submission, TokenGrant, TokenId,
 };
 
 use crate::commands::booking::BookingOrder;
