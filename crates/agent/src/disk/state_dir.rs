@@ -6,7 +6,7 @@
 //! the other one: its agent is another holder, which waits until the lease of the first is over. Where a holder outlives boots
 //! and machines the leader tells copies apart: each start has a number, which comes behind that of the one registered before.
 
-use crate::disk::durable::{DurableError, read_record, write_record};
+use crate::disk::durable::{DurableError, read_record, write_record, write_record_of_boot};
 use crate::limits;
 use muster_types::{AgentStart, ClusterId, HolderId, StartId};
 use serde::{Deserialize, Serialize};
@@ -194,7 +194,7 @@ impl StateDir {
         }
         let (holder, id) = (self.holder, self.start.id);
         let record = StartRecord { holder, id, registered: Some(id) };
-        write_record(&self.root.join("start"), &record).map_err(StateDirError::Record)?;
+        write_record_of_boot(&self.root.join("start"), &record).map_err(StateDirError::Record)?;
         self.is_noted.store(true, Ordering::Release);
         Ok(())
     }
@@ -386,7 +386,8 @@ fn settle_holder(root: &Path, boot_id_path: &Path) -> Result<HolderId, StateDirE
 }
 
 /// The start of this agent: behind the last one of its holder that was registered. One that is not known to be registered goes
-/// on, for the leader's answer may have been lost.
+/// on, for the leader's answer may have been lost. The record is not synced: without it, or with an earlier one, the agent is
+/// taken for that of a copy, and waits until the lease is over, as it would after a power cut in any case.
 fn settle_start(root: &Path, holder: HolderId) -> Result<AgentStart, StateDirError> {
     let path = root.join("start");
     let known = match read_record::<StartRecord>(&path) {
@@ -404,7 +405,7 @@ fn settle_start(root: &Path, holder: HolderId) -> Result<AgentStart, StateDirErr
         return Ok(unsure);
     }
     let id = StartId(rand::random_range(1..=u64::MAX));
-    match (write_record(&path, &StartRecord { holder, id, registered: before }), last) {
+    match (write_record_of_boot(&path, &StartRecord { holder, id, registered: before }), last) {
         (Ok(()), _) => Ok(AgentStart { id, before }),
         // A full disk is no reason to let the workers' lease run out.
         (Err(error), Some(last)) => {
