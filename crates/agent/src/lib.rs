@@ -61,6 +61,7 @@ use parking_lot::Mutex;
 use process::{ProcessExecutor, ProcessSettings};
 use state_dir::StateDir;
 use std::future::Future;
+use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
@@ -114,29 +115,16 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     let host_commands = open_host_commands(&config, &state, &spec)?;
     let in_memory = config.runtime_dir.clone().or_else(state_dir::usual_runtime);
     let lease_path = state.lease_on_memory(in_memory.as_deref());
-    let (executor, told) = ProcessExecutor::new(ProcessSettings {
-        tasks: state.tasks(),
+    let parts = ExecutorParts {
         lease: lease_path.clone(),
-        holder: state.holder(),
-        shim_command: config.shim_command.clone(),
         guard_command: guard_command(&config).await,
-        ready_max: config.ready_workers.unwrap_or_else(|| limits::ready_workers(spec.device_count())),
-        node: spec.name.to_string(),
-        accelerator: spec.accelerators.as_ref().map(|a| a.kind.to_string()).unwrap_or_default(),
-        environment: config.base_environment(),
-        secrets_dir: config.secrets_dir.clone(),
-        logs: config.logs.clone(),
-        control_groups: config.control_groups.clone(),
-        memory_limit: config.memory_limit,
         metrics: monitor.metrics().clone(),
         agent_socket: notes.as_ref().map(|_| state.socket()),
         isolating: Arc::new(isolating),
-        shown: vec![state.root().to_owned()],
         images: images.clone(),
-        files: process::work_files::WorkFiles::of(&config.files).map(Arc::new),
         host_commands: host_commands.clone(),
-        is_in_job: false,
-    });
+    };
+    let (executor, told) = ProcessExecutor::new(executor_settings(&config, &state, &spec, parts));
     let adopted = executor.adopt().await.map_err(AgentError::Adopt)?;
     let epoch_floor = adopted.iter().map(|found| found.epoch).max().unwrap_or(0);
     let lease = lease::Lease::open(&lease_path, state.holder().0, epoch_floor)?;
@@ -202,6 +190,50 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     }
     traces::end().await;
     Ok(())
+}
+
+/// What the executor of a host has in addition to the configuration.
+struct ExecutorParts {
+    lease: PathBuf,
+    guard_command: Vec<String>,
+    metrics: muster_metrics::AgentMetrics,
+    agent_socket: Option<PathBuf>,
+    isolating: Arc<process::isolation::Isolating>,
+    images: Option<Arc<process::runtime::Images>>,
+    host_commands: Option<Arc<process::host_commands::HostCommands>>,
+}
+
+fn executor_settings(
+    config: &AgentConfig,
+    state: &StateDir,
+    spec: &NodeSpec,
+    parts: ExecutorParts,
+) -> ProcessSettings {
+    let ExecutorParts { lease, guard_command, metrics, agent_socket, isolating, images, host_commands } =
+        parts;
+    ProcessSettings {
+        tasks: state.tasks(),
+        lease,
+        holder: state.holder(),
+        shim_command: config.shim_command.clone(),
+        guard_command,
+        ready_max: config.ready_workers.unwrap_or_else(|| limits::ready_workers(spec.device_count())),
+        node: spec.name.to_string(),
+        accelerator: spec.accelerators.as_ref().map(|a| a.kind.to_string()).unwrap_or_default(),
+        environment: config.base_environment(),
+        secrets_dir: config.secrets_dir.clone(),
+        logs: config.logs.clone(),
+        control_groups: config.control_groups.clone(),
+        memory_limit: config.memory_limit,
+        metrics,
+        agent_socket,
+        isolating,
+        shown: vec![state.root().to_owned()],
+        images,
+        files: process::work_files::WorkFiles::of(&config.files).map(Arc::new),
+        host_commands,
+        is_in_job: false,
+    }
 }
 
 /// Devices that are divided into instances are none that are offered.
