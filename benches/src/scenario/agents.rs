@@ -75,6 +75,8 @@ pub(super) fn registration(n: u32, devices: u32) -> agent::SessionRequest {
         workers: Vec::new(),
         version: String::new(),
         takes: Vec::new(),
+        start_id: 0,
+        start_before_id: 0,
     };
     agent::SessionRequest { message: Some(Request::Register(register)) }
 }

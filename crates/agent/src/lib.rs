@@ -61,6 +61,7 @@ use parking_lot::Mutex;
 use process::{ProcessExecutor, ProcessSettings};
 use state_dir::StateDir;
 use std::future::Future;
+use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
@@ -81,29 +82,14 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     let health = begin_health(&config).await;
     let listed = health.inventory();
     config.check_own()?;
-    if let Some(divided) =
-        listed.as_ref().map(health::Inventory::divided).filter(|divided| !divided.is_empty())
-    {
-        tracing::error!(
-            ?divided,
-            "devices are divided into instances (MIG), which are not supported: this host offers no accelerators"
-        );
-    }
+    report_divided(listed.as_ref());
     let root = config.host_root.clone();
     let found = config.check_with(&root, listed.as_ref())?.accelerators.clone();
     let isolating = isolate(&config, found.as_ref()).await.map_err(AgentError::Isolation)?;
     let runtime = process::runtime::find(&config.images, isolating.namespaces(), &config.state_dir).await;
     if let Some(node) = &mut config.node {
         node.accelerators = AcceleratorConfig::of(found.as_ref());
-        let taints = isolating.taints().filter(|taint| !node.taints.contains(taint)).collect::<Vec<_>>();
-        node.taints.extend(taints);
-        // What is so goes before what an operator says.
-        node.labels.extend(isolating.facts().map(|(label, fact)| (label.to_owned(), fact.to_owned())));
-        node.labels.extend(isolating.binding_fact());
-        node.labels.remove(muster_types::container::VERSION_LABEL);
-        node.labels.extend(process::runtime::facts(runtime.as_ref()));
-        node.labels.remove(muster_types::blob::STORE_LABEL);
-        node.labels.extend(config.files.fact());
+        state_facts(node, &isolating, runtime.as_ref(), config.files.fact());
     }
     let spec = config.check_with(&root, listed.as_ref())?;
     traces::begin(&config.traces, spec.name.as_str());
@@ -129,29 +115,16 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     let host_commands = open_host_commands(&config, &state, &spec)?;
     let in_memory = config.runtime_dir.clone().or_else(state_dir::usual_runtime);
     let lease_path = state.lease_on_memory(in_memory.as_deref());
-    let (executor, told) = ProcessExecutor::new(ProcessSettings {
-        tasks: state.tasks(),
+    let parts = ExecutorParts {
         lease: lease_path.clone(),
-        holder: state.holder(),
-        shim_command: config.shim_command.clone(),
         guard_command: guard_command(&config).await,
-        ready_max: config.ready_workers.unwrap_or_else(|| limits::ready_workers(spec.device_count())),
-        node: spec.name.to_string(),
-        accelerator: spec.accelerators.as_ref().map(|a| a.kind.to_string()).unwrap_or_default(),
-        environment: config.base_environment(),
-        secrets_dir: config.secrets_dir.clone(),
-        logs: config.logs.clone(),
-        control_groups: config.control_groups.clone(),
-        memory_limit: config.memory_limit,
         metrics: monitor.metrics().clone(),
         agent_socket: notes.as_ref().map(|_| state.socket()),
         isolating: Arc::new(isolating),
-        shown: vec![state.root().to_owned()],
         images: images.clone(),
-        files: process::work_files::WorkFiles::of(&config.files).map(Arc::new),
         host_commands: host_commands.clone(),
-        is_in_job: false,
-    });
+    };
+    let (executor, told) = ProcessExecutor::new(executor_settings(&config, &state, &spec, parts));
     let adopted = executor.adopt().await.map_err(AgentError::Adopt)?;
     let epoch_floor = adopted.iter().map(|found| found.epoch).max().unwrap_or(0);
     let lease = lease::Lease::open(&lease_path, state.holder().0, epoch_floor)?;
@@ -217,6 +190,77 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     }
     traces::end().await;
     Ok(())
+}
+
+/// What the executor of a host has in addition to the configuration.
+struct ExecutorParts {
+    lease: PathBuf,
+    guard_command: Vec<String>,
+    metrics: muster_metrics::AgentMetrics,
+    agent_socket: Option<PathBuf>,
+    isolating: Arc<process::isolation::Isolating>,
+    images: Option<Arc<process::runtime::Images>>,
+    host_commands: Option<Arc<process::host_commands::HostCommands>>,
+}
+
+fn executor_settings(
+    config: &AgentConfig,
+    state: &StateDir,
+    spec: &NodeSpec,
+    parts: ExecutorParts,
+) -> ProcessSettings {
+    let ExecutorParts { lease, guard_command, metrics, agent_socket, isolating, images, host_commands } =
+        parts;
+    ProcessSettings {
+        tasks: state.tasks(),
+        lease,
+        holder: state.holder(),
+        shim_command: config.shim_command.clone(),
+        guard_command,
+        ready_max: config.ready_workers.unwrap_or_else(|| limits::ready_workers(spec.device_count())),
+        node: spec.name.to_string(),
+        accelerator: spec.accelerators.as_ref().map(|a| a.kind.to_string()).unwrap_or_default(),
+        environment: config.base_environment(),
+        secrets_dir: config.secrets_dir.clone(),
+        logs: config.logs.clone(),
+        control_groups: config.control_groups.clone(),
+        memory_limit: config.memory_limit,
+        metrics,
+        agent_socket,
+        isolating,
+        shown: vec![state.root().to_owned()],
+        images,
+        files: process::work_files::WorkFiles::of(&config.files).map(Arc::new),
+        host_commands,
+        is_in_job: false,
+    }
+}
+
+/// Devices that are divided into instances are none that are offered.
+fn report_divided(listed: Option<&health::Inventory>) {
+    if let Some(divided) = listed.map(health::Inventory::divided).filter(|divided| !divided.is_empty()) {
+        tracing::error!(
+            ?divided,
+            "devices are divided into instances (MIG), which are not supported: this host offers no accelerators"
+        );
+    }
+}
+
+/// What is so goes before what an operator says of the node.
+fn state_facts(
+    node: &mut NodeConfig,
+    isolating: &process::isolation::Isolating,
+    runtime: Option<&process::runtime::FoundRuntime>,
+    of_files: Option<(String, String)>,
+) {
+    let taints = isolating.taints().filter(|taint| !node.taints.contains(taint)).collect::<Vec<_>>();
+    node.taints.extend(taints);
+    node.labels.extend(isolating.facts().map(|(label, fact)| (label.to_owned(), fact.to_owned())));
+    node.labels.extend(isolating.binding_fact());
+    node.labels.remove(muster_types::container::VERSION_LABEL);
+    node.labels.extend(process::runtime::facts(runtime));
+    node.labels.remove(muster_types::blob::STORE_LABEL);
+    node.labels.extend(of_files);
 }
 
 /// What keeps workers from this host, tried out.

@@ -228,12 +228,15 @@ impl Sessions {
     }
 
     fn register(&self, workers: Vec<WorkerState>) -> agent::Register {
+        let start = self.state.start();
         agent::Register {
             node: Some(convert::node_spec_to_proto(&self.spec)),
             holder_id: convert::holder_id_to_text(self.state.holder()),
             workers: workers.into_iter().map(|state| state_message(state, &self.kept)).collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             takes: convert::features_to_proto(Features::all()),
+            start_id: start.id.0,
+            start_before_id: start.before.map_or(0, |before| before.0),
         }
     }
 
@@ -305,7 +308,15 @@ impl Sessions {
             .parse()
             .map_err(|_| SessionError::Registered("cluster_id must be 32 hexadecimal digits"))?;
         let state = Arc::clone(&self.state);
-        tokio::task::spawn_blocking(move || state.bind_cluster(theirs))
+        let bound = move || -> Result<(), StateDirError> {
+            state.bind_cluster(theirs)?;
+            if let Err(error) = state.note_registered() {
+                // The next session tries again.
+                tracing::warn!(%error, "it could not be written down that this start is registered");
+            }
+            Ok(())
+        };
+        tokio::task::spawn_blocking(bound)
             .await
             .map_err(|_| SessionError::ShuttingDown)?
             .map_err(SessionError::Cluster)

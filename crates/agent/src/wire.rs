@@ -84,21 +84,7 @@ pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderErro
     short("checkpoint_directory", &order.checkpoint_directory, 2 * bounds::TEXT_BYTES_MAX)?;
     short("working_directory", &order.working_directory, bounds::TEXT_BYTES_MAX)?;
     let rank_map = order.rank_map.into_iter().map(rank_place).collect::<Result<Vec<_>, _>>()?;
-    let mut workers = Vec::with_capacity(order.workers.len());
-    let mut ranks = BTreeSet::new();
-    let mut taken = DeviceLoad::NONE;
-    for worker in order.workers {
-        let worker = launch(worker)?;
-        if worker.rank as usize >= world || !ranks.insert(worker.rank) {
-            return Err(broken("workers.rank", "must be in the rank map, and there once"));
-        }
-        taken.add(worker.devices, worker.device_milli);
-        if taken.overfull(&DeviceLoad::NONE).is_some() {
-            return Err(broken("workers.devices", "names a device for more than there is of it"));
-        }
-        workers.push(worker);
-    }
-    workers.sort_by_key(|w| w.rank);
+    let workers = launches(order.workers, world)?;
     let rendezvous_port = u16::try_from(order.rendezvous_port)
         .ok()
         .filter(|port| *port != 0)
@@ -113,18 +99,10 @@ pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderErro
     }
     let artifacts = order.artifacts.map(convert::artifacts_from_proto);
     if let Some(rules) = &artifacts {
-        let mut found = Vec::new();
-        rules.check(&mut found);
-        if let Some(violation) = found.first() {
-            return Err(violated("artifacts", violation));
-        }
+        kept("artifacts", |found| rules.check(found))?;
     }
     let ulimits = order.ulimits.map(convert::ulimits_from_proto).unwrap_or_default();
-    let mut broken_rules = Vec::new();
-    ulimits.check(&mut broken_rules);
-    if let Some(violation) = broken_rules.first() {
-        return Err(violated("ulimits", violation));
-    }
+    kept("ulimits", |found| ulimits.check(found))?;
     let host = order.host.map(|asked| convert::host_rules_from_proto(&asked)).transpose();
     let host = host.map_err(|violation| violated("host", &violation))?.unwrap_or_default();
     // No work waits for a trace: what cannot be read is none.
@@ -162,6 +140,33 @@ pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderErro
         checkpoint,
         gang_secret: order.gang_secret,
     })
+}
+
+/// The workers that are to be launched here, by rank.
+fn launches(messages: Vec<agent::WorkerLaunch>, world: usize) -> Result<Vec<Launch>, OrderError> {
+    let mut workers = Vec::with_capacity(messages.len());
+    let mut ranks = BTreeSet::new();
+    let mut taken = DeviceLoad::NONE;
+    for message in messages {
+        let worker = launch(message)?;
+        if worker.rank as usize >= world || !ranks.insert(worker.rank) {
+            return Err(broken("workers.rank", "must be in the rank map, and there once"));
+        }
+        taken.add(worker.devices, worker.device_milli);
+        if taken.overfull(&DeviceLoad::NONE).is_some() {
+            return Err(broken("workers.devices", "names a device for more than there is of it"));
+        }
+        workers.push(worker);
+    }
+    workers.sort_by_key(|worker| worker.rank);
+    Ok(workers)
+}
+
+/// Whether a field keeps its rules, by what collects those that are broken.
+fn kept(field: &'static str, check: impl FnOnce(&mut Vec<Violation>)) -> Result<(), OrderError> {
+    let mut found = Vec::new();
+    check(&mut found);
+    found.first().map_or(Ok(()), |violation| Err(violated(field, violation)))
 }
 
 fn group_sizes(groups: Vec<agent::GroupSize>, world: usize) -> Result<Vec<GroupSize>, OrderError> {

@@ -10,7 +10,9 @@ use muster_engine::{
 use muster_state::State;
 use muster_transport::ShortName;
 use muster_types::container::is_reference;
-use muster_types::{Features, NodeId, Refusal, RefusalCode, StartStage, Violation, limits};
+use muster_types::{
+    AgentStart, Features, NodeId, Refusal, RefusalCode, StartId, StartStage, Violation, limits,
+};
 use muster_wire::agent;
 use muster_wire::agent::node_service_client::NodeServiceClient;
 use muster_wire::agent::node_service_server::NodeService;
@@ -218,10 +220,16 @@ fn opening(register: &agent::Register) -> Result<Opening, Status> {
     match (spec, holder, workers) {
         (Some(spec), Some(holder), Some(workers)) => {
             let takes = features_from_proto(&register.takes);
-            Ok(Opening { spec, holder, workers, takes })
+            Ok(Opening { spec, holder, start: agent_start_of(register), workers, takes })
         }
         _ => Err(invalid(violations)),
     }
+}
+
+/// Which start of the agent it is, where it says that.
+fn agent_start_of(register: &agent::Register) -> Option<AgentStart> {
+    let start = |id: u64| (id > 0).then_some(StartId(id));
+    Some(AgentStart { id: start(register.start_id)?, before: start(register.start_before_id) })
 }
 
 /// Workers as the engine takes them.

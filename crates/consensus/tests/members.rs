@@ -264,6 +264,24 @@ async fn an_interrupted_change_of_the_voters_is_finished_by_the_next_leader() {
         (status.membership_settled, voters.collect::<BTreeSet<_>>())
     };
     until("the change is finished", || rest.iter().all(|id| votes(id) == (true, voters.clone()))).await;
+    // Who finished it could not know whether the old leader was to stay: it does, until the change is asked for again.
+    let follows = |id: &u64| {
+        let status = cluster.replicas[id].consensus.status();
+        status.members.iter().any(|member| member.replica == old.replica && !member.votes)
+    };
+    assert!(rest.iter().all(follows));
+    let finished = cluster.consensus(cluster.leader_among(&rest).await.replica).clone();
+    let removed = async {
+        loop {
+            // The change that was finished may be under way a moment longer.
+            match finished.remove(old.replica, ChangeOptions::default()).await {
+                Err(MembershipError::Busy { .. }) => tokio::task::yield_now().await,
+                other => break other,
+            }
+        }
+    };
+    guarded("the removal", removed).await.unwrap();
+    until("it is gone", || !rest.iter().any(follows)).await;
     // The old voters are not needed any more: two of the three new ones decide.
     let leading = cluster.leader_among(&rest).await;
     let gone = others(&rest, leading.replica)[0];

@@ -381,7 +381,11 @@ impl Model {
 
     /// A joint configuration that is committed is followed by the new voters alone.
     fn finish_change(&self, state: &mut State, leader: usize) -> Option<()> {
-        let (_, Kind::Joint(_, new, learners)) = state.replicas[leader].members()? else { return None };
+        let replica = &state.replicas[leader];
+        let (at, Kind::Joint(old, new, learners)) = replica.members()? else { return None };
+        // A leader that did not begin it does not know who was to go.
+        let is_ours = replica.log[at].ballot == replica.vote;
+        let learners = if is_ours { learners } else { learners | old };
         state.push(leader, Kind::Members(new, learners & !new));
         // The progress of those that are no members any more ends.
         let ballot = state.ballot(leader);

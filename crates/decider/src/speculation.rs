@@ -815,6 +815,7 @@ fn changes_capacity_or_demand(state: &State, decision: &Decision) -> bool {
         | Decision::SchedulePlanned { .. }
         | Decision::ScheduleRan { .. }
         | Decision::SessionResumed { .. }
+        | Decision::AgentStarted { .. }
         | Decision::NotificationsDelivered { .. }
         | Decision::ArrayMembersFailed { .. }
         | Decision::JobCancelRequested { .. }

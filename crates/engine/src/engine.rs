@@ -702,7 +702,7 @@ fn node_memory_kib(command: &Command) -> u32 {
         Command::ReportHealth { report, .. } => {
             report.findings.iter().chain(&report.events).map(|seen| 96 + seen.detail.len()).sum()
         }
-        Command::Register { spec, .. } => {
+        Command::Register { spec, .. } | Command::RegisterStart { spec, .. } => {
             spec.labels.iter().map(|(name, value)| 96 + name.len() + value.len()).sum::<usize>()
         }
         Command::NoteSoundNetwork { nodes } => nodes.len() * 8,

@@ -15,7 +15,7 @@ use muster_types::{
     DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange, FleetHold, ForeignLoad, HoldTarget,
     HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeAdmission, NodeId,
     NodeOverrides, NodeSpec, OwnerRole, Parameters, QueueKey, ReplicaId, RequestId, Requester, Revocation,
-    Schedule, ScheduleKey, ScheduleRun, TokenGrant, TokenId,
+    Schedule, ScheduleKey, ScheduleRun, StartId, TokenGrant, TokenId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -900,5 +900,15 @@ pub enum Decision {
     FleetHoldEnded {
         /// What is held no more.
         target: HoldTarget,
+    },
+    /// Input: the agent of a node was started and has opened its session at this leader, as with `SessionResumed`. Who comes
+    /// with an earlier start of the same holder comes from an older copy of its state directory.
+    AgentStarted {
+        /// Which node.
+        node: NodeId,
+        /// Its incarnation, which stays the same.
+        incarnation: u32,
+        /// Which start.
+        start: StartId,
     },
 }

@@ -136,6 +136,7 @@ impl Decision {
             Decision::NodeApprovalSet { .. } => "node_approval_set",
             Decision::CertificateRevoked { .. } => "certificate_revoked",
             Decision::SessionResumed { .. } => "session_resumed",
+            Decision::AgentStarted { .. } => "agent_started",
             Decision::JobMetadataSet { .. } => "job_metadata_set",
             Decision::JobHoldSet { .. } => "job_hold_set",
             Decision::JobRequeueRequested { .. } => "job_requeue_requested",

@@ -157,6 +157,7 @@ impl ChangeSet {
             | Decision::NodeApprovalSet { .. }
             | Decision::ForeignLoadSet { .. }
             | Decision::SessionResumed { .. }
+            | Decision::AgentStarted { .. }
             | Decision::NotificationsDelivered { .. }
             | Decision::CertificateRevoked { .. }
             | Decision::TokenCreated { .. }
@@ -273,6 +274,7 @@ impl ChangeSet {
             | Decision::SchedulePlanned { .. }
             | Decision::ScheduleRan { .. }
             | Decision::SessionResumed { .. }
+            | Decision::AgentStarted { .. }
             | Decision::NotificationsDelivered { .. }
             | Decision::JobMetadataSet { .. } => {}
         }

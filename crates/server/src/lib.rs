@@ -287,6 +287,43 @@ async fn open_history(config: &ServerConfig) -> Result<HistorySettings, ServerEr
     Ok(history)
 }
 
+/// What a new cluster begins with.
+fn founding_of(config: &ServerConfig, generation: u32, security: &Security) -> BootstrapConfig {
+    BootstrapConfig {
+        cluster: config.cluster_id,
+        generation,
+        parameters: config.parameters,
+        format_max: config.format_max(),
+        new_cluster_format: Some(config.format_max()),
+        admission: match security {
+            // A node that reaches such a listener is taken for what it claims to be in any case.
+            Security::Plaintext => muster_types::AdmissionMode::Open,
+            Security::Tls(_) => muster_types::AdmissionMode::Pinned,
+        },
+    }
+}
+
+fn consensus_settings(
+    config: &ServerConfig,
+    version: &str,
+    security: &Security,
+    view: &View,
+) -> ConsensusConfig {
+    let mut settings = ConsensusConfig::new(config.cluster_id, config.replica_id);
+    settings.timing = config.timing;
+    settings.snapshots = config.snapshots;
+    settings.leader = config.leader.clone();
+    settings.known_peers = config.members.clone();
+    settings.security = security.clone();
+    settings.advertise = Advertise {
+        version: version.to_owned(),
+        format_max: config.format_max().into(),
+        marks: view.marks(),
+        is_volatile: volatile(&config.data_dir),
+    };
+    settings
+}
+
 /// Runs a replica until `shutdown` or until it stops by itself. `version` is what it tells the other replicas.
 ///
 /// # Errors
@@ -309,18 +346,7 @@ pub async fn run(args: ServerArgs, version: &str, shutdown: CancellationToken) -
     muster_planted::admit(&config.data_dir)?;
     begin_traces(&config, version);
     let store = open_store(&config, start).await?;
-    let founding = BootstrapConfig {
-        cluster: config.cluster_id,
-        generation: store.identity().generation,
-        parameters: config.parameters,
-        format_max: config.format_max(),
-        new_cluster_format: Some(config.format_max()),
-        admission: match &security {
-            // A node that reaches such a listener is taken for what it claims to be in any case.
-            Security::Plaintext => muster_types::AdmissionMode::Open,
-            Security::Tls(_) => muster_types::AdmissionMode::Pinned,
-        },
-    };
+    let founding = founding_of(&config, store.identity().generation, &security);
     let (replicated, view) = muster_engine::replicated(founding.format_max);
     let metrics = ReplicaMetrics::default();
     measure(&metrics, &view, &store);
@@ -334,18 +360,7 @@ pub async fn run(args: ServerArgs, version: &str, shutdown: CancellationToken) -
         let up_to = archived.map_or(0, |archive| purge_up_to(archive, store.identity().generation));
         store.log.hold_purge(Some(up_to));
     }
-    let mut settings = ConsensusConfig::new(config.cluster_id, config.replica_id);
-    settings.timing = config.timing;
-    settings.snapshots = config.snapshots;
-    settings.leader = config.leader.clone();
-    settings.known_peers = config.members.clone();
-    settings.security = security.clone();
-    settings.advertise = Advertise {
-        version: version.to_owned(),
-        format_max: config.format_max().into(),
-        marks: view.marks(),
-        is_volatile: volatile(&config.data_dir),
-    };
+    let settings = consensus_settings(&config, version, &security, &view);
     let consensus = Consensus::start(settings, store, replicated).await?;
     let peers = {
         // Ends with the runtime: the others hear this replica until consensus has stopped.

@@ -218,6 +218,10 @@ impl State {
             Decision::FleetHoldEnded { target } => self.fold_fleet_hold_ended(target),
             // Who leads next asks the log for it.
             Decision::SessionResumed { .. } => Vec::new(),
+            Decision::AgentStarted { node, start, .. } => {
+                self.change_node(*node, false, |row| row.start = Some(*start));
+                Vec::new()
+            }
             Decision::NotificationsDelivered { progress } => self.fold_notifications(progress),
         }
     }
@@ -461,6 +465,7 @@ impl State {
                     row.spec = spec;
                     row.overrides = overrides;
                     row.holder = holder;
+                    row.start = None;
                     row.incarnation += 1;
                     row.status = NodeStatus::Up;
                 });
@@ -475,6 +480,7 @@ impl State {
                 self.indexes.add_shape(id, &spec);
                 let row = NodeRow {
                     holder,
+                    start: None,
                     incarnation: 1,
                     status: NodeStatus::Up,
                     cordoned: false,

@@ -93,6 +93,12 @@ impl State {
         self.indexes.grant_ends.iter().take_while(move |(until, _)| *until <= now).map(|(_, id)| *id)
     }
 
+    /// When the next request or grant that is not over ends.
+    #[must_use]
+    pub fn next_grant_end(&self) -> Option<LogTime> {
+        self.indexes.grant_ends.iter().next().map(|(until, _)| *until)
+    }
+
     /// Whether an administrator of one tenant answers for another: one that is below its own.
     #[must_use]
     pub fn may_give_quota(&self, giver: &Name, tenant: &Name) -> bool {

@@ -228,7 +228,8 @@ impl State {
             Decision::ScheduleRan { schedule, due, next, run } => {
                 self.check_schedule_ran(schedule, *due, *next, run)
             }
-            Decision::SessionResumed { node, incarnation } => {
+            Decision::SessionResumed { node, incarnation }
+            | Decision::AgentStarted { node, incarnation, .. } => {
                 let row = self.nodes.get(node).ok_or(GuardError::NodeUnknown)?;
                 let is_current = row.status == NodeStatus::Up && row.incarnation == *incarnation;
                 require(is_current, GuardError::NodeNotCurrent)

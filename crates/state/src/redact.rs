@@ -545,6 +545,7 @@ impl Redaction {
             | Decision::NodeAdmissionSet { .. }
             | Decision::NodeApprovalSet { .. }
             | Decision::SessionResumed { .. }
+            | Decision::AgentStarted { .. }
             | Decision::JobHoldSet { .. }
             | Decision::JobRequeueRequested { .. }
             | Decision::ArrayMembersCreated { .. }

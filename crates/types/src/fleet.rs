@@ -122,6 +122,28 @@ impl fmt::Debug for HolderId {
     }
 }
 
+/// One start of an agent on its state directory: a number that was made at random then; never 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct StartId(pub u64);
+
+/// Which start of an agent a session is of. A directory takes another one only when the last one is registered, so that of
+/// two copies of a directory at most one goes on from what the log knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentStart {
+    /// This one.
+    pub id: StartId,
+    /// The one before it that was registered; none where there was none.
+    pub before: Option<StartId>,
+}
+
+impl AgentStart {
+    /// Whether it is the start that is known, or the next one behind it.
+    #[must_use]
+    pub fn continues(&self, known: StartId) -> bool {
+        self.id == known || self.before == Some(known)
+    }
+}
+
 /// What an agent says of its host; checked by [`NodeDraft::check`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeDraft {

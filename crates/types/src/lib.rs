@@ -85,7 +85,7 @@ pub use cron::CronExpression;
 pub use demand::{AcceleratorChoice, AcceleratorRequest, DeviceAmount};
 pub use denied::{DENIED_LINE_BYTES_MAX, DeniedLine};
 pub use feature::{Feature, Features};
-pub use fleet::{Accelerators, DeviceSet, ForeignLoad, HolderId, NodeDraft, NodeSpec};
+pub use fleet::{Accelerators, AgentStart, DeviceSet, ForeignLoad, HolderId, NodeDraft, NodeSpec, StartId};
 pub use host_rules::{CommandShell, CpuBinding, HostRules};
 pub use ids::{ArrayId, ClusterId, JobId, Leadership, LogIndex, NodeId, ParseIdError, ReplicaId, RequestId};
 pub use job::{

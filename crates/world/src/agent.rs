@@ -20,8 +20,8 @@ use muster_agent::rules::{
 use muster_engine::{Inbound, Opening, Order, Outbound, ProbeReport, StartOrder, StopOrder, WorkerReport};
 use muster_types::health::Finding;
 use muster_types::{
-    Accelerators, DeviceAmount, Features, FencingToken, JobId, LaunchForm, Name, NodeDraft, NodeId, NodeSpec,
-    Parameters,
+    Accelerators, AgentStart, DeviceAmount, Features, FencingToken, JobId, LaunchForm, Name, NodeDraft,
+    NodeId, NodeSpec, Parameters,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -321,9 +321,11 @@ impl Sessions {
         self.events.send(Event::Holdings(ask)).await.ok()?;
         let workers = held.await.ok()?;
         let sent = now();
-        let mut link = self.dial(replica, workers);
+        let start = self.machine.workers.start();
+        let mut link = self.dial(replica, start, workers);
         match runtime::timeout(OPEN_PATIENCE, link.next()).await {
             Ok(Some(ToAgent::Said(Outbound::Registered { node, parameters, .. }))) => {
+                self.machine.workers.note_registered(start);
                 self.renew(sent, parameters);
                 let (outgoing, queued) = mpsc::channel(limits::OUTGOING_QUEUED_MAX);
                 let stop_grace = Duration::from_millis(parameters.lease_stop_grace_ms());
@@ -346,11 +348,12 @@ impl Sessions {
     }
 
     /// Connects to a replica, which serves the session if it leads.
-    fn dial(&self, replica: Host, workers: Vec<WorkerState>) -> End<Inbound, ToAgent> {
+    fn dial(&self, replica: Host, start: AgentStart, workers: Vec<WorkerState>) -> End<Inbound, ToAgent> {
         let (mine, theirs) = connect(&self.cluster.site, self.machine.agent, replica);
         let opening = Opening {
             spec: self.machine.spec.clone(),
             holder: self.machine.workers.holder(),
+            start: Some(start),
             workers: workers.into_iter().map(report_of).collect(),
             takes: Features::all(),
         };

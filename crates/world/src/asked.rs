@@ -83,6 +83,7 @@ pub fn asked_of(command: &Command) -> Option<&'static str> {
         Command::CommitCheckpoint { .. }
         | Command::NoteStraggler { .. }
         | Command::Register { .. }
+        | Command::RegisterStart { .. }
         | Command::Recover { .. }
         | Command::ReportHealth { .. }
         | Command::NoteSoundNetwork { .. }

@@ -13,7 +13,7 @@ use muster_agent::rules::{
     WorkerKey, deadline_of, renewed,
 };
 use muster_types::health::{Finding, HealthReport, Observation, Repair, RepairEnd};
-use muster_types::{DeviceSet, ExitStatus, FencingToken, HolderId, JobId, Parameters};
+use muster_types::{AgentStart, DeviceSet, ExitStatus, FencingToken, HolderId, JobId, Parameters, StartId};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -64,6 +64,10 @@ impl Worker {
 
 struct Inner {
     holder: u128,
+    /// Which start of the agent it is, and the one before that was registered; see `StateDir` of the agent. 0 is none.
+    start: u64,
+    start_before: u64,
+    is_start_registered: bool,
     fences: FenceTable,
     lease: Option<LeaseTerm>,
     /// How long a worker may take to end behind its lease.
@@ -132,6 +136,9 @@ impl Workers {
     pub fn new(host: Host, place: u32, devices: u16) -> Workers {
         let inner = Inner {
             holder: u128::from(place) << 64,
+            start: 0,
+            start_before: 0,
+            is_start_registered: true,
             fences: FenceTable::new(FENCES_MAX),
             lease: None,
             lease_grace_ms: 0,
@@ -152,9 +159,29 @@ impl Workers {
         HolderId(lock(&self.inner).holder + 1)
     }
 
+    /// Which start of the agent it is.
+    pub fn start(&self) -> AgentStart {
+        let inner = lock(&self.inner);
+        let before = (inner.start_before > 0).then_some(StartId(inner.start_before));
+        AgentStart { id: StartId(inner.start), before }
+    }
+
+    /// A leader has registered this start.
+    pub fn note_registered(&self, start: AgentStart) {
+        let mut inner = lock(&self.inner);
+        if start.id == StartId(inner.start) {
+            inner.is_start_registered = true;
+        }
+    }
+
     /// What an earlier agent left, for one that hears from now on what comes.
     pub fn adopt(&self, agent: mpsc::UnboundedSender<News>) -> Vec<Adopted> {
         let mut inner = lock(&self.inner);
+        if inner.is_start_registered {
+            inner.start_before = inner.start;
+            inner.start += 1;
+            inner.is_start_registered = false;
+        }
         inner.agent = Some(agent);
         let adopted = inner.workers.iter().map(|(key, worker)| Adopted {
             key: *key,
@@ -178,6 +205,8 @@ impl Workers {
         site.checks.machine_lost(self.host);
         let mut inner = lock(&self.inner);
         inner.holder += 1;
+        // Another holder's starts begin with none before.
+        (inner.start, inner.is_start_registered) = (0, true);
         inner.boot += 1;
         inner.ills.clear();
         inner.health += 1;

@@ -3,16 +3,18 @@
 //! **Invariant:** two holders never share running workers: the holder id lasts as long as the boot it
 //! was made in, the clock it counts on and the directory that it was made in, and what an earlier holder left behind is set
 //! aside before anything starts. A directory that was copied, or put back from a copy, knows less than was started from
-//! the other one: its agent is another holder, which waits until the lease of the first is over.
+//! the other one: its agent is another holder, which waits until the lease of the first is over. Where a holder outlives boots
+//! and machines the leader tells copies apart: each start has a number, which comes behind that of the one registered before.
 
-use crate::disk::durable::{DurableError, read_record, write_record};
+use crate::disk::durable::{DurableError, read_record, write_record, write_record_of_boot};
 use crate::limits;
-use muster_types::{ClusterId, HolderId};
+use muster_types::{AgentStart, ClusterId, HolderId, StartId};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What is wrong with the state directory.
 #[derive(Debug, thiserror::Error)]
@@ -81,11 +83,23 @@ impl DirectoryId {
     }
 }
 
+/// The newest start of the agents of a holder on this directory.
+#[derive(Debug, Serialize, Deserialize)]
+struct StartRecord {
+    holder: HolderId,
+    id: StartId,
+    /// The last one that a leader is known to have registered; this one, once it is.
+    registered: Option<StartId>,
+}
+
 /// An open, locked state directory.
 #[derive(Debug)]
 pub struct StateDir {
     root: PathBuf,
     holder: HolderId,
+    start: AgentStart,
+    /// Whether it is written down that the start is registered.
+    is_noted: AtomicBool,
     // Held as long as the agent runs; the kernel releases it however the agent ends.
     _lock: File,
 }
@@ -126,7 +140,8 @@ impl StateDir {
             let path = root.join(directory);
             std::fs::create_dir_all(&path).map_err(fail(&path))?;
         }
-        Ok(StateDir { root, holder, _lock: lock })
+        let start = settle_start(&root, holder)?;
+        Ok(StateDir { root, holder, start, is_noted: AtomicBool::new(false), _lock: lock })
     }
 
     /// The directory itself.
@@ -160,6 +175,28 @@ impl StateDir {
     #[must_use]
     pub fn holder(&self) -> HolderId {
         self.holder
+    }
+
+    /// Which start of the holder's agents this is.
+    #[must_use]
+    pub fn start(&self) -> AgentStart {
+        self.start
+    }
+
+    /// Writes down that a leader has registered this start, so that the next one comes behind it. A copy that was made before
+    /// has an older one.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn note_registered(&self) -> Result<(), StateDirError> {
+        if self.is_noted.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let (holder, id) = (self.holder, self.start.id);
+        let record = StartRecord { holder, id, registered: Some(id) };
+        write_record_of_boot(&self.root.join("start"), &record).map_err(StateDirError::Record)?;
+        self.is_noted.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// The directory of the workers' directories.
@@ -348,6 +385,37 @@ fn settle_holder(root: &Path, boot_id_path: &Path) -> Result<HolderId, StateDirE
     Ok(record.holder)
 }
 
+/// The start of this agent: behind the last one of its holder that was registered. One that is not known to be registered goes
+/// on, for the leader's answer may have been lost. The record is not synced: without it, or with an earlier one, the agent is
+/// taken for that of a copy, and waits until the lease is over, as it would after a power cut in any case.
+fn settle_start(root: &Path, holder: HolderId) -> Result<AgentStart, StateDirError> {
+    let path = root.join("start");
+    let known = match read_record::<StartRecord>(&path) {
+        Ok(record) => record.filter(|record| record.holder == holder),
+        // Then it comes behind none, and is taken for that of a copy: it waits until the lease is over.
+        Err(error @ DurableError::Corrupt { .. }) => {
+            tracing::error!(%error, "the record of starts is damaged");
+            None
+        }
+        Err(error) => return Err(StateDirError::Record(error)),
+    };
+    let before = known.as_ref().and_then(|record| record.registered);
+    let last = known.map(|record| AgentStart { id: record.id, before });
+    if let Some(unsure) = last.filter(|last| before != Some(last.id)) {
+        return Ok(unsure);
+    }
+    let id = StartId(rand::random_range(1..=u64::MAX));
+    match (write_record_of_boot(&path, &StartRecord { holder, id, registered: before }), last) {
+        (Ok(()), _) => Ok(AgentStart { id, before }),
+        // A full disk is no reason to let the workers' lease run out.
+        (Err(error), Some(last)) => {
+            tracing::warn!(%error, "this start goes on under the number of the last one");
+            Ok(last)
+        }
+        (Err(error), None) => Err(StateDirError::Record(error)),
+    }
+}
+
 /// Moves the task directories of the former holder away and keeps the newest few archives.
 fn archive_tasks(root: &Path) -> Result<(), StateDirError> {
     let fail = |path: &Path| {
@@ -445,6 +513,39 @@ mod tests {
         let moved = dir.path().join("moved");
         std::fs::rename(&root, &moved).unwrap();
         assert_eq!(StateDir::open(&moved, &path).unwrap().holder(), rolled_back);
+    }
+
+    /// The leader refuses who comes from an older start than it knows.
+    #[test]
+    fn of_two_copies_one_alone_comes_behind_the_registered_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = boot(dir.path(), "one");
+        let [root, copy] = ["state", "copy"].map(|name| dir.path().join(name));
+        let first = {
+            let state = StateDir::open_for_remote(&root, &path).unwrap();
+            assert_eq!(state.start().before, None);
+            state.start()
+        };
+        // Nobody knows whether it was registered.
+        let state = StateDir::open_for_remote(&root, &path).unwrap();
+        assert_eq!(state.start(), first);
+        state.note_registered().unwrap();
+        state.note_registered().unwrap();
+        let holder = state.holder();
+        drop(state);
+        let done = std::process::Command::new("cp").arg("-a").args([&root, &copy]).status();
+        assert!(done.unwrap().success());
+        let [ours, twin] = [&root, &copy].map(|root| StateDir::open_for_remote(root, &path).unwrap());
+        assert_eq!((ours.holder(), twin.holder()), (holder, holder));
+        assert!(ours.start().continues(first.id) && twin.start().continues(first.id));
+        // Whichever of them is registered, the other one does not continue it.
+        assert!(!twin.start().continues(ours.start().id) && !ours.start().continues(twin.start().id));
+        ours.note_registered().unwrap();
+        drop(ours);
+        let next = StateDir::open_for_remote(&root, &path).unwrap().start();
+        assert!(!next.continues(first.id) && !next.continues(twin.start().id));
+        std::fs::write(root.join("start"), b"garbage").unwrap();
+        assert_eq!(StateDir::open_for_remote(&root, &path).unwrap().start().before, None);
     }
 
     #[test]

@@ -205,6 +205,63 @@ fn volumes(settings: &Settings, placement: &Placement) -> (Vec<Value>, Vec<Value
     (volumes, mounts)
 }
 
+/// What the containers of a pod may do.
+fn security_context(settings: &Settings) -> Value {
+    let mut security =
+        json!({"allowPrivilegeEscalation": false, "seccompProfile": {"type": "RuntimeDefault"}});
+    if let Some(user) = settings.written.run_as_user {
+        security["runAsUser"] = user.into();
+    }
+    security
+}
+
+/// The container that brings the program of the runner.
+fn shim_container(settings: &Settings, resources: &Value) -> Value {
+    json!({
+        "name": SHIM_CONTAINER,
+        "image": settings.written.shim_image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["/usr/bin/muster-agent", "shim", "install", PROGRAM_DIRECTORY],
+        "resources": resources,
+        "securityContext": security_context(settings),
+        "volumeMounts": [{"name": "muster", "mountPath": PROGRAM_DIRECTORY}],
+    })
+}
+
+/// The container of the workers.
+fn workers_container(
+    settings: &Settings,
+    name: &str,
+    placement: &Placement,
+    resources: &Value,
+    mounts: &[Value],
+) -> Value {
+    let container = placement.workers.first().and_then(|worker| worker.container.as_ref());
+    let image = container.map(|own| &own.image).or(settings.written.default_image.as_ref());
+    let pull = match container.map(|own| own.pull).unwrap_or_default() {
+        PullRule::Missing => "IfNotPresent",
+        PullRule::Always => "Always",
+        PullRule::Never => "Never",
+    };
+    let mut command = own_program::installed_in(Path::new(PROGRAM_DIRECTORY));
+    command.extend(["shim".to_owned(), "kubernetes".to_owned()]);
+    let field = |path: &str| json!({"fieldRef": {"fieldPath": path}});
+    json!({
+        "name": WORKERS_CONTAINER,
+        "image": image,
+        "imagePullPolicy": pull,
+        "command": command,
+        "env": [
+            {"name": TICKET_VARIABLE, "valueFrom": {"secretKeyRef": {"name": name, "key": TICKET_KEY}}},
+            {"name": POD_VARIABLE, "valueFrom": field("metadata.uid")},
+            {"name": POD_NODE_VARIABLE, "valueFrom": field("spec.nodeName")},
+        ],
+        "resources": resources,
+        "securityContext": security_context(settings),
+        "volumeMounts": mounts,
+    })
+}
+
 /// The pod of a share.
 ///
 /// # Errors
@@ -219,25 +276,9 @@ pub(super) fn pod(
 ) -> Result<Pod, String> {
     check(settings, placement)?;
     let written = &settings.written;
-    let container = placement.workers.first().and_then(|worker| worker.container.as_ref());
-    let image = container.map(|own| &own.image).or(written.default_image.as_ref());
-    let pull = match container.map(|own| own.pull).unwrap_or_default() {
-        PullRule::Missing => "IfNotPresent",
-        PullRule::Always => "Always",
-        PullRule::Never => "Never",
-    };
     check_slice(placement, offered)?;
     let (before, own) = resources(placement, offered)?;
     let (volumes, mounts) = volumes(settings, placement);
-    let installed = Path::new(PROGRAM_DIRECTORY);
-    let mut command = own_program::installed_in(installed);
-    command.extend(["shim".to_owned(), "kubernetes".to_owned()]);
-    let field = |path: &str| json!({"fieldRef": {"fieldPath": path}});
-    let mut security =
-        json!({"allowPrivilegeEscalation": false, "seccompProfile": {"type": "RuntimeDefault"}});
-    if let Some(user) = written.run_as_user {
-        security["runAsUser"] = user.into();
-    }
     let grace = placement.stop_grace.saturating_add(GRACE_BEYOND);
     let grace = grace.as_secs() + u64::from(grace.subsec_nanos() > 0);
     let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
@@ -250,29 +291,8 @@ pub(super) fn pod(
         "enableServiceLinks": false,
         "affinity": affinity,
         "tolerations": tolerations(settings),
-        "initContainers": [{
-            "name": SHIM_CONTAINER,
-            "image": written.shim_image,
-            "imagePullPolicy": "IfNotPresent",
-            "command": ["/usr/bin/muster-agent", "shim", "install", PROGRAM_DIRECTORY],
-            "resources": before,
-            "securityContext": security,
-            "volumeMounts": [{"name": "muster", "mountPath": PROGRAM_DIRECTORY}],
-        }],
-        "containers": [{
-            "name": WORKERS_CONTAINER,
-            "image": image,
-            "imagePullPolicy": pull,
-            "command": command,
-            "env": [
-                {"name": TICKET_VARIABLE, "valueFrom": {"secretKeyRef": {"name": name, "key": TICKET_KEY}}},
-                {"name": POD_VARIABLE, "valueFrom": field("metadata.uid")},
-                {"name": POD_NODE_VARIABLE, "valueFrom": field("spec.nodeName")},
-            ],
-            "resources": own,
-            "securityContext": security,
-            "volumeMounts": mounts,
-        }],
+        "initContainers": [shim_container(settings, &before)],
+        "containers": [workers_container(settings, name, placement, &own, &mounts)],
         "volumes": volumes,
     });
     if written.host_network {

@@ -204,6 +204,7 @@ fn tell(key: WorkerKey, kept: &Artifacts) {
 mod tests {
     use super::*;
     use crate::disk::lease::Lease;
+    use crate::process::disk_io::GroupIo;
     use crate::process::notice;
     use crate::process::task::{GangFiles, Running};
     use crate::process::work_files::FilesConfig;
@@ -284,6 +285,7 @@ mod tests {
                 memory_watched: false,
                 cpu_milli: 0,
                 cpu_max_milli: 0,
+                io: GroupIo::default(),
                 temporary: None,
                 disk_bytes_max: 0,
                 isolation: Isolation::default(),

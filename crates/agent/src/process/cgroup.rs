@@ -9,6 +9,7 @@
 
 use crate::process::cores::cpu_list;
 use crate::process::devices::CharacterDevices;
+use crate::process::disk_io::GroupIo;
 use crate::settings::ControlGroups;
 use muster_device_filter::Character;
 use std::fs;
@@ -95,9 +96,9 @@ fn locate(membership: &str, mounts: &str) -> Result<PathBuf, String> {
 /// The agent's own group where it had to leave that group for those of workers.
 const AGENT_GROUP: &str = "muster-agent";
 /// What workers are limited with.
-const CONTROLLERS: [&str; 4] = ["memory", "cpu", "pids", "cpuset"];
+const CONTROLLERS: [&str; 5] = ["memory", "cpu", "pids", "cpuset", "io"];
 /// The largest that the kernel takes.
-const CPU_WEIGHT_MAX: &str = "10000";
+const WEIGHT_MAX: &str = "10000";
 /// Processes and threads of one worker: far above any program, far below what a host has.
 const PIDS_MAX: u64 = 65_536;
 
@@ -142,14 +143,22 @@ pub fn delegate(parent: &Path) -> Result<(), String> {
     })
 }
 
-/// Gives an agent that moved into a separate group, and its shims with it, the processor before any worker has it.
+/// Gives an agent that moved into a separate group, and its shims with it, the processor and the disks before any worker has them.
 pub fn prefer_agent(parent: &Path) {
     let (leaf, own) = (parent.join(AGENT_GROUP), std::process::id().to_string());
     let is_in =
         fs::read_to_string(leaf.join("cgroup.procs")).is_ok_and(|text| text.lines().any(|pid| pid == own));
     if is_in {
-        Cgroup::at(leaf).limit("cpu.weight", CPU_WEIGHT_MAX);
+        let group = Cgroup::at(leaf);
+        group.limit("cpu.weight", WEIGHT_MAX);
+        group.limit("io.weight", WEIGHT_MAX);
     }
+}
+
+/// Whether groups below `parent` have the controller of disks.
+pub fn limits_disks(parent: &Path) -> bool {
+    let given = fs::read_to_string(parent.join("cgroup.subtree_control")).unwrap_or_default();
+    given.split_ascii_whitespace().any(|name| name == "io")
 }
 
 impl Cgroup {
@@ -192,6 +201,17 @@ impl Cgroup {
         if cpu_max_milli > 0 {
             // Microseconds of processor time in each period.
             self.limit("cpu.max", &format!("{} {CPU_PERIOD_US}", cpu_max_milli * CPU_PERIOD_US / 1_000));
+        }
+    }
+
+    /// Sets what it may have of disks, where the controller is there.
+    pub fn limit_io(&self, io: &GroupIo) {
+        if io.weight > 0 {
+            self.limit("io.weight", &io.weight.to_string());
+        }
+        // One write for each disk: the kernel takes one line at a time.
+        for disk in &io.disks {
+            self.limit("io.max", &disk.line());
         }
     }
 
@@ -303,6 +323,7 @@ pub fn join(group: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::disk_io::GroupDisk;
 
     #[test]
     fn the_group_is_found_below_its_mount() {
@@ -342,8 +363,10 @@ mod tests {
         write("cgroup.controllers", "cpuset cpu io memory pids\n");
         write("cgroup.subtree_control", "cpu\n");
         delegate(dir.path()).unwrap();
-        assert_eq!(control(), "+memory +pids +cpuset");
+        assert_eq!(control(), "+memory +pids +cpuset +io");
+        assert!(!limits_disks(&dir.path().join("nowhere")));
         write("cgroup.subtree_control", "cpu cpuset memory pids io\n");
+        assert!(limits_disks(dir.path()));
         delegate(dir.path()).unwrap();
         assert_eq!(control(), "cpu cpuset memory pids io\n");
         assert!(delegate(&dir.path().join("nowhere")).is_err());
@@ -357,7 +380,7 @@ mod tests {
             fs::read_to_string(leaf.join("cpu.weight")).unwrap()
         };
         assert_eq!(weight("1\n"), "100");
-        assert_eq!(weight(&format!("1\n{}\n", std::process::id())), CPU_WEIGHT_MAX);
+        assert_eq!(weight(&format!("1\n{}\n", std::process::id())), WEIGHT_MAX);
         // What a worker's group is made with, and what it says.
         let group = Cgroup::create(dir.path(), "worker", Limits::default()).unwrap();
         assert!(!group.limits_memory() && !group.ran_out_of_memory());
@@ -374,6 +397,18 @@ mod tests {
         assert_eq!(said("cpuset.cpus"), "\n");
         group.bind_to(&[0, 1, 2, 8]);
         assert_eq!(said("cpuset.cpus"), "0-2,8");
+        let disk = GroupDisk { major: 8, minor: 0, read_bytes_max: 1_000, write_bytes_max: 0 };
+        let io = GroupIo { weight: 50, disks: vec![disk] };
+        // Without the controller there is no file.
+        group.limit_io(&io);
+        assert!(!group.path().join("io.max").exists());
+        for file in ["io.weight", "io.max"] {
+            fs::write(group.path().join(file), "\n").unwrap();
+        }
+        group.limit_io(&GroupIo::default());
+        assert_eq!([said("io.weight"), said("io.max")], ["\n", "\n"]);
+        group.limit_io(&io);
+        assert_eq!([said("io.weight"), said("io.max")], ["50", "8:0 rbps=1000 wbps=max"]);
         group.limit_to(Limits { memory_bytes: 0, cpu_milli: 2_500, cpu_max_milli: 2_500 });
         assert_eq!(said("cpu.max"), "250000 100000");
         fs::write(group.path().join("memory.max"), "1048576\n").unwrap();

@@ -5,31 +5,29 @@
 //! process id alone.
 
 mod preparing;
+mod spec;
 
 use crate::chain::chain;
 use crate::clock::BootTime;
-use crate::contract::{self, NodeContext};
+use crate::contract;
 use crate::executor::{
     Adopted, ExecInput, ExecOutput, ExecRequest, Executor, ExecutorError, ExecutorEvent, KeptArtifacts,
     OutputChunk, OutputRequest, PortStream, StopRequest,
 };
 use crate::limits;
 use crate::offload::blocking;
-use crate::own_program;
 use crate::process::artifacts;
-use crate::process::cdi;
 use crate::process::cgroup::{self, Cgroup};
 use crate::process::ended_workers::{self, EndedWorkers};
 use crate::process::exec;
 use crate::process::guards::{self, Guarded};
 use crate::process::host_commands::{HostCommands, NotReady, WorkerRecord};
-use crate::process::image_root;
-use crate::process::isolation::{Isolating, Isolation, Namespaces};
+use crate::process::isolation::{Isolating, Namespaces};
 use crate::process::notice;
 use crate::process::ports;
 use crate::process::prewarm_pool::{self, Pool, Shim, Waiting, next_line};
-use crate::process::processes::{self, MARK_VARIABLE};
-use crate::process::runtime::{Images, Prepared};
+use crate::process::processes;
+use crate::process::runtime::Images;
 use crate::process::secrets;
 use crate::process::shim;
 use crate::process::task::{self, Blank, Exit, GangFiles, TaskDir, TaskError, TaskSpec};
@@ -37,16 +35,14 @@ use crate::process::terminal;
 use crate::process::transcript::OutputTally;
 use crate::process::unlisted;
 use crate::process::work_files::{Staged, WorkFiles};
-use crate::rules::{DEVICE_MILLI, HttpNotice, Launch, Placement, WorkerKey, detail};
+use crate::rules::{DEVICE_MILLI, Launch, Placement, WorkerKey, detail};
 use crate::settings::{ControlGroups, LogLimits, MemoryLimit};
-use crate::temporary;
 use muster_metrics::{AgentMetrics, OutputFate};
 use muster_types::terminal::TerminalSize;
 use muster_types::{DeviceSet, ExitStatus, HolderId, StartStage};
 use parking_lot::Mutex;
 use preparing::{StageClock, waits};
 use sha2::{Digest, Sha256};
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -59,9 +55,6 @@ use tokio::io::{AsyncReadExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::net::unix::pipe;
 use tokio::sync::{Notify, mpsc};
-
-/// The kind of terminal that a worker finds in `TERM` where its job does not say.
-const USUAL_TERMINAL: &str = "xterm-256color";
 
 /// What the executor is made of.
 #[derive(Clone, Debug)]
@@ -150,6 +143,10 @@ impl ProcessExecutor {
         if let Some(parent) = &cgroup_parent {
             cgroup::prefer_agent(parent);
         }
+        let limits_disks = cgroup_parent.as_deref().is_some_and(cgroup::limits_disks);
+        if !limits_disks && !settings.isolating.io().is_empty() {
+            tracing::warn!("workers.io limits nothing: control groups of workers have no `io` controller");
+        }
         let ended = EndedWorkers::new(settings.tasks.clone(), settings.logs.clone());
         let (tasks, guard) = (settings.tasks.clone(), settings.guard_command.clone());
         let namespaces = settings.isolating.namespaces();
@@ -181,116 +178,6 @@ impl ProcessExecutor {
 
     fn task(&self, key: WorkerKey) -> TaskDir {
         TaskDir::of(&self.shared.settings.tasks, key)
-    }
-
-    /// `image` is the worker's, prepared; none for a worker of the host.
-    fn spec(
-        &self,
-        placement: &Placement,
-        worker: &Launch,
-        epoch: u64,
-        isolation: &Isolation,
-        image: Option<&Prepared>,
-    ) -> Result<TaskSpec, String> {
-        let settings = &self.shared.settings;
-        let seen = contract::seen_devices(placement, worker, &settings.node);
-        let of_images = settings.images.as_deref().filter(|_| image.is_some());
-        let edits = of_images.map(|images| images.edits(seen)).unwrap_or_default();
-        let mut base = Cow::Borrowed(&settings.environment);
-        let mut worker = Cow::Borrowed(worker);
-        if let Some(image) = image {
-            let command = image.config.command(&worker.command).map_err(|error| error.to_string())?;
-            worker.to_mut().command = command;
-            let variables = image.config.environment(&settings.environment);
-            let mut variables = variables.map_err(|error| error.to_string())?;
-            variables.extend(edits.variables.clone());
-            base = Cow::Owned(variables);
-        }
-        let worker = &*worker;
-        let key = placement.key(worker.rank);
-        let task = self.task(key);
-        let (rank_map, hostfile, rank_hostfile) = (task.rank_map(), task.hostfile(), task.rank_hostfile());
-        let notice = task.notice();
-        let mut launcher = settings.shim_command.clone();
-        launcher.push(crate::launch::LAUNCH.to_owned());
-        let here = NodeContext {
-            node: &settings.node,
-            node_accelerator: &settings.accelerator,
-            base: &base,
-            rank_map_path: &rank_map,
-            hostfile_path: &hostfile,
-            rank_hostfile_path: &rank_hostfile,
-            notice_path: &notice,
-            agent_socket: settings.agent_socket.as_deref(),
-            hides_devices: settings.isolating.hides_devices(),
-            launcher: &launcher,
-        };
-        let mut environment = contract::environment(placement, worker, &here);
-        environment.insert(MARK_VARIABLE.to_owned(), mark(key, settings.holder));
-        if let Some(path) = cdi::library_path(environment.get(cdi::LIBRARY_PATH), &edits.libraries) {
-            environment.insert(cdi::LIBRARY_PATH.to_owned(), path);
-        }
-        if placement.terminal {
-            environment.entry("TERM".to_owned()).or_insert_with(|| USUAL_TERMINAL.to_owned());
-        }
-        let working_directory = if placement.workdir.is_some() {
-            task.work()
-        } else if placement.working_directory.is_empty() {
-            let of_image = image.and_then(|image| image.config.working_directory());
-            of_image.unwrap_or_else(|| task.work())
-        } else {
-            PathBuf::from(&placement.working_directory)
-        };
-        environment.extend(contract::submit_directory(placement, worker, &working_directory));
-        let isolation = settings.isolating.of_worker(isolation, (key, worker), seen)?;
-        environment.extend(isolation.variables(&placement.tenant, &task.work(), &worker.environment));
-        // With its own `/tmp` it needs none, and a directory that the job names for that is the job's.
-        let has_its_own =
-            isolation.private_tmp || image.is_some() || worker.environment.contains_key(temporary::VARIABLE);
-        let temporary = (!has_its_own).then(|| temporary::of(key, settings.holder));
-        if let Some(directory) = &temporary {
-            environment.insert(temporary::VARIABLE.to_owned(), directory.display().to_string());
-        }
-        let (images, socket) = (settings.images.as_deref(), settings.agent_socket.as_deref());
-        let root_of = |image| image_root::of((images, socket, &edits), placement, worker, image, &task);
-        let image = image.map(root_of).transpose()?;
-        Ok(TaskSpec {
-            image,
-            isolation,
-            key,
-            tenant: placement.tenant.clone(),
-            is_in_job: settings.is_in_job,
-            command: contract::command(placement, worker, &here),
-            environment,
-            working_directory,
-            devices: worker.devices,
-            device_milli: worker.device_milli,
-            lease_path: settings.lease.clone(),
-            holder: settings.holder,
-            epoch,
-            stop_grace_ms: u64::try_from(placement.stop_grace.as_millis()).unwrap_or(u64::MAX),
-            shim_arguments: own_program::arguments_of(&settings.guard_command).to_vec(),
-            log_bytes_max: settings.logs.worker_bytes_max,
-            log_free_min: settings.logs.free_bytes_min,
-            cgroup_parent: self.shared.cgroup_parent.clone(),
-            memory_bytes: match settings.memory_limit {
-                MemoryLimit::Off => 0,
-                _ => worker.memory_bytes.max(limits::WORKER_MEMORY_MIN),
-            },
-            memory_watched: settings.memory_limit == MemoryLimit::Enforced,
-            cpu_milli: worker.cpu_milli,
-            cpu_max_milli: settings.isolating.cpu_max_milli(worker.cpu_milli),
-            temporary,
-            disk_bytes_max: settings.isolating.disk_bytes_max(),
-            artifacts: placement.artifacts.clone(),
-            artifacts_bytes_max: placement.artifacts_bytes_max,
-            terminal: placement.terminal,
-            notice: placement.notice.as_ref().and_then(|to| {
-                let local_rank = contract::local_rank(placement, &settings.node, worker.rank);
-                let port = contract::notice_port(to.port, local_rank)?;
-                Some(HttpNotice { port, path: to.path.clone() })
-            }),
-        })
     }
 
     /// Launches a worker whose image is prepared, if it is still wanted.

@@ -10,6 +10,7 @@
 
 use crate::process::cores::{CPUS_VARIABLE, HostCores, cpu_list};
 use crate::process::devices::{CharacterDevices, DeviceFiles};
+use crate::process::disk_io::{GroupIo, IoLimits};
 use crate::process::task::TaskSpec;
 use crate::rules::{ExecutorEvent, Launch, Placement, WorkerKey};
 use muster_types::config_value::bytes;
@@ -246,6 +247,8 @@ pub struct WorkersConfig {
     /// `/dev/shm` where these are its own. They are counted again and again; who has more is killed. No bound with 0.
     #[serde(rename = "disk_size_max", with = "bytes")]
     pub disk_bytes_max: u64,
+    /// What the disks do for one worker at most, where its control group has that controller.
+    pub io: IoLimits,
     /// What this host is to keep its workers apart by: `user`, `pid`, `tmp`, `devices`. For each that it cannot, its node
     /// has a taint, `lacks-isolation.user` and so on: only jobs that tolerate it are placed here.
     pub wanted: Vec<String>,
@@ -339,7 +342,7 @@ impl WorkersConfig {
         if self.isolation == IsolationMode::Off && self.private_tmp == Some(true) {
             return Some(("workers.private_tmp", "needs workers.isolation".to_owned()));
         }
-        None
+        self.io.violation()
     }
 
     fn uid_of(&self, tenant: &str) -> Option<u32> {
@@ -361,6 +364,8 @@ impl WorkersConfig {
 pub struct Isolating {
     config: WorkersConfig,
     namespaces: Namespaces,
+    /// What the control groups of workers say of disks.
+    io: GroupIo,
     /// The accelerators' files of this host.
     files: DeviceFiles,
     /// Whether control groups of workers let them open only what they are told.
@@ -386,6 +391,7 @@ impl Isolating {
         config: &WorkersConfig,
         try_out: impl Fn(Namespaces) -> Result<(), String>,
     ) -> Result<Isolating, String> {
+        let io = config.io.of_group()?;
         let wanted = if geteuid().is_root() { Namespaces::Root } else { Namespaces::User };
         let namespaces = match config.isolation {
             IsolationMode::Off => Namespaces::Host,
@@ -401,7 +407,7 @@ impl Isolating {
                 }
             },
         };
-        Ok(Isolating { config: config.clone(), namespaces, ..Isolating::default() })
+        Ok(Isolating { config: config.clone(), namespaces, io, ..Isolating::default() })
     }
 
     /// The same on a host with these files of accelerators; `try_filter` has a control group hold a process to devices.
@@ -486,6 +492,12 @@ impl Isolating {
     #[must_use]
     pub fn disk_bytes_max(&self) -> u64 {
         self.config.disk_bytes_max
+    }
+
+    /// What the control group of each worker says of disks.
+    #[must_use]
+    pub fn io(&self) -> &GroupIo {
+        &self.io
     }
 
     /// The processor time that a worker with this promise is held to, in thousandths; 0 for no ceiling.

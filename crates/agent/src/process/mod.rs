@@ -5,6 +5,7 @@ pub(crate) mod cdi;
 pub mod cgroup;
 pub mod cores;
 pub mod devices;
+pub mod disk_io;
 mod ended_workers;
 mod exec;
 mod executor;

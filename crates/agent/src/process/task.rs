@@ -29,6 +29,7 @@
 //! **Invariant:** a directory with a spec and no `exit` is a worker that may be running.
 
 use crate::disk::durable::{DurableError, read_record, write_record_of_boot as write_record};
+use crate::process::disk_io::GroupIo;
 use crate::process::isolation::Isolation;
 use crate::process::transcript::OutputTally;
 use crate::rules::{HttpNotice, WorkerKey};
@@ -91,6 +92,9 @@ pub struct TaskSpec {
     /// The most of it, for the control group; 0 for no ceiling.
     #[serde(default)]
     pub cpu_max_milli: u64,
+    /// What its control group says of disks; launches of earlier versions have nothing.
+    #[serde(default)]
+    pub io: GroupIo,
     /// Its own directory for temporary files, where it shares `/tmp` with others; launches of earlier versions have none.
     #[serde(default)]
     pub temporary: Option<PathBuf>,

@@ -439,7 +439,8 @@ impl<E: Environment> Membership<E> {
 
     /// Finishes changes that were interrupted, until the replica stops. A leader that dies between the two steps of a
     /// change leaves both sets of voters in force, and every decision then needs both. The next leader takes the
-    /// second step.
+    /// second step. Whether those without a vote were to stay as learners is not in the log, so they do: a replica that was to
+    /// stay is not lost, and one that was to go is removed when the change is asked for again.
     pub(crate) async fn finish_changes(self, stop: StopHandle) {
         let pause = self.timing.lease() * 4;
         let mut stop = stop.subscribe();
@@ -449,28 +450,39 @@ impl<E: Environment> Membership<E> {
                 _ = stop.wait_for(Option::is_some) => return,
                 () = E::sleep(pause) => {}
             }
-            let is_left_over = || {
-                let metrics = self.raft.metrics();
-                let metrics = metrics.borrow_watched();
-                metrics.membership_config.membership().get_joint_config().len() > 1
-                    && metrics.membership_config.log_id() == metrics.committed_membership_config.log_id()
-            };
-            if self.leadership.mine().is_none() || !self.changes.is_idle() || !is_left_over() {
+            if self.leadership.mine().is_none() || !self.changes.is_idle() {
                 continue;
             }
+            let Some(leaving) = self.left_over() else { continue };
             let Ok(permit) = self.changes.begin("finishing an interrupted change".to_owned()) else {
                 continue;
             };
             permit.at(ChangeStep::ChangingVoters);
-            match self.change(ChangeMembers::AddVoterIds(BTreeSet::new()), false).await {
-                Ok(raft_index) => {
-                    tracing::info!(raft_index, "an interrupted change of the voters is finished")
-                }
+            match self.change(ChangeMembers::AddVoterIds(BTreeSet::new()), true).await {
+                Ok(raft_index) => tracing::info!(
+                    raft_index,
+                    learners = ?leaving,
+                    "an interrupted change of the voters is finished; who has lost its vote by it follows as a learner"
+                ),
                 Err(error) => {
                     tracing::warn!(%error, "an interrupted change of the voters is not finished yet")
                 }
             }
         }
+    }
+
+    /// Who loses its vote by a change that is committed by half; none where nothing is left over.
+    fn left_over(&self) -> Option<BTreeSet<ReplicaId>> {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow_watched();
+        let known = &metrics.membership_config;
+        if known.log_id() != metrics.committed_membership_config.log_id() {
+            return None;
+        }
+        let sets = known.membership().get_joint_config();
+        let (to, from) = sets.split_last().filter(|(_, from)| !from.is_empty())?;
+        let leaving = from.iter().flatten().filter(|id| !to.contains(*id));
+        Some(leaving.copied().map(ReplicaId).collect())
     }
 
     fn membership_error(&self, error: RaftError<E, ClientWriteError<E>>) -> MembershipError {

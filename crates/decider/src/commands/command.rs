@@ -8,9 +8,9 @@ use muster_journal::RankUpdate;
 use muster_types::health::{HealthAction, HealthPolicy, HealthReport};
 use muster_types::policy::{NotificationProgress, Policy, PolicyUpdate, QuotaGrant};
 use muster_types::{
-    Approval, Artifacts, CertificateSerial, Control, DeviceSet, FencingToken, ForeignLoad, HolderId, JobId,
-    LogIndex, LogTime, Name, NodeAdmission, NodeId, NodeSpec, RequestId, Requester, Revocation, ScheduleKey,
-    Submission, TokenGrant, TokenId,
+    AgentStart, Approval, Artifacts, CertificateSerial, Control, DeviceSet, FencingToken, ForeignLoad,
+    HolderId, JobId, LogIndex, LogTime, Name, NodeAdmission, NodeId, NodeSpec, RequestId, Requester,
+    Revocation, ScheduleKey, Submission, TokenGrant, TokenId,
 };
 
 use crate::commands::booking::BookingOrder;
@@ -101,6 +101,15 @@ pub enum Command {
         holder: HolderId,
         /// Whether the session of another holder, if there is one, is known to have run out.
         other_session_is_over: bool,
+    },
+    /// An agent opens a session, and says which of its starts it is.
+    RegisterStart {
+        /// Its host.
+        spec: NodeSpec,
+        /// Itself.
+        holder: HolderId,
+        /// Which start.
+        start: AgentStart,
     },
     /// Every replica has said that it knows a newer format: rounds are written in it from the next one on.
     RaiseFormat {

@@ -80,7 +80,10 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
             Ok(jobs::note_straggler(speculation, *job, *token, *rank, *slow_milli))
         }
         Command::Register { spec, holder, other_session_is_over } => {
-            node::register(speculation, spec, *holder, *other_session_is_over)
+            node::register(speculation, spec, (*holder, None), *other_session_is_over)
+        }
+        Command::RegisterStart { spec, holder, start } => {
+            node::register(speculation, spec, (*holder, Some(*start)), false)
         }
         Command::SessionOver { node, incarnation } => {
             Ok(node::lost(speculation, *node, *incarnation, NodeLostCause::LeaseExpired))

@@ -4,10 +4,10 @@ use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::vec::Vec;
 use muster_journal::{Decision, NodeLostCause, RankUpdate, RequestKey, hash};
-use muster_state::{NodeStatus, RankState};
+use muster_state::{NodeRow, NodeStatus, RankState};
 use muster_types::{
-    DeviceSet, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, NodeDraft, NodeId, NodeSpec, Refusal,
-    RefusalCode, RequestId, Requester, Violation, limits,
+    AgentStart, DeviceSet, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, Name, NodeDraft, NodeId,
+    NodeSpec, Refusal, RefusalCode, RequestId, Requester, StartId, Violation, limits,
 };
 
 use crate::commands::answer::{Answer, repeated};
@@ -16,10 +16,13 @@ use crate::rules::text::cut;
 use crate::settle::job::{settle, settle_many};
 use crate::speculation::Speculation;
 
+/// A session of a holder, and of which of its starts, where it says that.
+type Opener = (HolderId, Option<AgentStart>);
+
 pub(super) fn register(
     speculation: &mut Speculation,
     spec: &NodeSpec,
-    holder: HolderId,
+    (holder, start): Opener,
     other_session_is_over: bool,
 ) -> Result<Answer, Refusal> {
     let known = speculation.state().node_named(&spec.name);
@@ -29,7 +32,7 @@ pub(super) fn register(
             return Err(Refusal::new(RefusalCode::FleetFull, text));
         }
         admission::check(speculation, spec)?;
-        return Ok(registered(speculation, spec, holder));
+        return Ok(registered(speculation, spec, (holder, start)));
     };
     let row = speculation.state().node(id).expect("a named node has a row").clone();
     if row.status == NodeStatus::Up {
@@ -41,23 +44,19 @@ pub(super) fn register(
         // What operators have set is no part of what the agent says.
         let said = row.said();
         let is_same = **said == *spec || (is_busy && differ_in_facts(said, spec) && !loses_isolation);
-        if row.holder == holder && is_same {
+        // What an older copy of a state directory knows is not what runs, so that its agent is another one.
+        let is_copy = row.holder == holder && !continues(start, row.start);
+        let is_other = row.holder != holder || is_copy;
+        if !is_other && is_same {
             admission::check_standing(speculation, spec)?;
-            // The same session goes on: nothing has changed but at whom it is.
-            let resumed = Decision::SessionResumed { node: id, incarnation: row.incarnation };
-            let at = match speculation.hears(id) {
-                true => speculation.push(resumed),
-                false => speculation.last_index(),
-            };
-            return Ok(Answer::Registered { node: id, incarnation: row.incarnation, at });
+            return Ok(resumed(speculation, id, &row, start));
         }
-        if row.holder != holder && !other_session_is_over {
-            let text = format!("another agent holds {}, and its lease has not run out", spec.name);
-            return Err(Refusal::new(RefusalCode::NodeHeldByAnother, text).with("node", &spec.name));
+        if is_other && !other_session_is_over {
+            return Err(held_by_another(&spec.name, is_copy));
         }
         // Before the one that is there is given up for it.
         admission::check(speculation, spec)?;
-        if row.holder != holder {
+        if is_other {
             lost(speculation, id, row.incarnation, NodeLostCause::Replaced);
         } else if is_busy {
             let text =
@@ -67,7 +66,41 @@ pub(super) fn register(
     }
     admission::check(speculation, spec)?;
     admission::keep_what_it_had(speculation, &row.spec, spec);
-    Ok(registered(speculation, spec, holder))
+    Ok(registered(speculation, spec, (holder, start)))
+}
+
+/// Whether a start goes on from the one that the log knows. An agent that does not say which start it is is believed.
+fn continues(start: Option<AgentStart>, known: Option<StartId>) -> bool {
+    match (start, known) {
+        (Some(start), Some(known)) => start.continues(known),
+        _ => true,
+    }
+}
+
+fn held_by_another(name: &Name, is_copy: bool) -> Refusal {
+    let text = if is_copy {
+        format!(
+            "another agent holds {name}: one that was started since on a copy of this state directory, which is the \
+             older one of the two; stop one of them, and start this one with an empty state directory if it is to go on"
+        )
+    } else {
+        format!("another agent holds {name}, and its lease has not run out")
+    };
+    Refusal::new(RefusalCode::NodeHeldByAnother, text).with("node", name)
+}
+
+/// The same session goes on: nothing has changed but at whom it is, and maybe that the agent was started.
+fn resumed(speculation: &mut Speculation, node: NodeId, row: &NodeRow, start: Option<AgentStart>) -> Answer {
+    let incarnation = row.incarnation;
+    let is_first = speculation.hears(node);
+    let at = match start.filter(|start| row.start != Some(start.id)) {
+        Some(AgentStart { id: start, .. }) => {
+            speculation.push(Decision::AgentStarted { node, incarnation, start })
+        }
+        None if is_first => speculation.push(Decision::SessionResumed { node, incarnation }),
+        None => speculation.last_index(),
+    };
+    Answer::Registered { node, incarnation, at }
 }
 
 /// Labels with this prefix say how the agent isolates workers. It gives them to its node itself, and another release of
@@ -86,11 +119,14 @@ fn differ_in_facts(known: &NodeSpec, said: &NodeSpec) -> bool {
     without(known) == without(said)
 }
 
-fn registered(speculation: &mut Speculation, spec: &NodeSpec, holder: HolderId) -> Answer {
-    let at = speculation.push(Decision::NodeRegistered { spec: spec.clone(), holder });
+fn registered(speculation: &mut Speculation, spec: &NodeSpec, (holder, start): Opener) -> Answer {
+    let mut at = speculation.push(Decision::NodeRegistered { spec: spec.clone(), holder });
     let node = speculation.state().node_named(&spec.name).expect("the node was registered just now");
     let incarnation = speculation.state().node(node).expect("a named node has a row").incarnation;
     speculation.hears(node);
+    if let Some(AgentStart { id: start, .. }) = start {
+        at = speculation.push(Decision::AgentStarted { node, incarnation, start });
+    }
     Answer::Registered { node, incarnation, at }
 }
 

@@ -14,8 +14,8 @@ use muster_state::{Phase, State};
 use muster_types::health::HealthReport;
 use muster_types::policy::{TenantLimits, TenantPolicy};
 use muster_types::{
-    ClusterId, Dependency, DependencyRule, ExitStatus, JobId, LogTime, NodeId, Parameters, Refusal,
-    RefusalCode, Requester, limits,
+    AgentStart, ClusterId, Dependency, DependencyRule, ExitStatus, JobId, LogTime, NodeId, Parameters,
+    Refusal, RefusalCode, Requester, StartId, limits,
 };
 
 use crate::support::{
@@ -670,6 +670,54 @@ fn a_tenant_has_no_more_jobs_than_its_policy_lets_it_have() {
         estimates: vec![muster_journal::Estimate::default()],
     };
     assert_eq!(state.check(&decision), Err(muster_state::GuardError::TenantLimit));
+}
+
+/// Two agents on copies of one state directory do not both hold the node.
+#[test]
+fn an_agent_of_an_older_copy_is_another_holder() {
+    let mut state = State::default();
+    let mut speculation = Speculation::begin(state.clone(), leadership(1, 1), LogTime(1_000_000), BOOTSTRAP);
+    commit(&mut speculation, &mut state);
+    let register = |speculation: &mut Speculation, id: u64, before: u64| {
+        let spec = node_spec("n0", "eu", "c1", None);
+        let start = AgentStart { id: StartId(id), before: (before > 0).then_some(StartId(before)) };
+        handle(speculation, &Command::RegisterStart { spec, holder: holder(1), start })
+    };
+    let incarnation = |answer: Result<Answer, Refusal>| match answer {
+        Ok(Answer::Registered { incarnation, .. }) => incarnation,
+        other => panic!("it may register: {other:?}"),
+    };
+    let known = |speculation: &Speculation| speculation.state().node(NodeId(0)).and_then(|row| row.start);
+    assert_eq!(incarnation(register(&mut speculation, 7, 0)), 1);
+    assert_eq!(known(&speculation), Some(StartId(7)));
+    // The same start again, and the next one, go on.
+    assert_eq!(incarnation(register(&mut speculation, 7, 0)), 1);
+    assert_eq!(incarnation(register(&mut speculation, 8, 7)), 1);
+    assert_eq!(known(&speculation), Some(StartId(8)));
+    // The first one again, or another one behind it, is of an older copy, as long as the lease stands.
+    for id in [7, 9] {
+        let before = if id == 7 { 0 } else { 7 };
+        let refusal = register(&mut speculation, id, before).expect_err("another one holds it");
+        assert_eq!(refusal.code, RefusalCode::NodeHeldByAnother);
+        assert!(refusal.to_string().contains("on a copy of this state directory"), "{refusal}");
+    }
+    assert_eq!(known(&speculation), Some(StartId(8)));
+    // After that it is a new session, and the copy that was the newer one is the older one.
+    let over = Command::SessionOver { node: NodeId(0), incarnation: 1 };
+    handle(&mut speculation, &over).expect("it is over");
+    assert_eq!(incarnation(register(&mut speculation, 9, 7)), 2);
+    let refusal = register(&mut speculation, 8, 7).expect_err("another one holds it");
+    assert_eq!(refusal.code, RefusalCode::NodeHeldByAnother);
+    // Who does not say which start it is is believed, as before.
+    let plain = Command::Register {
+        spec: node_spec("n0", "eu", "c1", None),
+        holder: holder(1),
+        other_session_is_over: false,
+    };
+    assert_eq!(incarnation(handle(&mut speculation, &plain)), 2);
+    let round = speculation.take_round().expect("a round");
+    state.apply_round(&round);
+    check(&state);
 }
 
 /// Who leads next knows from the log which leaders have heard a node.

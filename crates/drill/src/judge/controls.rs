@@ -17,9 +17,8 @@ use muster_types::{
 
 use super::Rule;
 
-/// How long a leader may take to record that the time of a grant or a token is over: it looks every ten seconds, and as long
-/// again may pass between two leaders.
-const TIMER_MS: u64 = 20_000;
+/// How long a leader may take to record that the time of a grant or a token is over: it wakes for the next end.
+const TIMER_MS: u64 = 5_000;
 
 /// Who holds a job: its owner, an operator, or both.
 #[derive(Clone, Copy, Default)]

@@ -288,7 +288,7 @@ fn a_gang_starts_in_what_was_promised_to_it_also_behind_the_end_of_a_grant() {
     log.is_sound(Decision::Rearranged { stops, promises });
     log.passed_ms = UNTIL_MS;
     let other = log.submit("lab", 1);
-    log.passed_ms += 21_000;
+    log.passed_ms += 6_000;
     assert_eq!(log.place(promised, vec![slot(0, 0b10)]), Vec::<String>::new());
     let found = log.place(other, vec![slot(0, 0b100)]);
     assert!(found.iter().any(|text| text.starts_with("GRANT_OUTLIVED")), "{found:?}");

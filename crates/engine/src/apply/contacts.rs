@@ -1,7 +1,7 @@
 //! Until when each node may have been told that its lease goes on, by what the log says.
 //!
 //! A leader acknowledges no heartbeat of a node before a record of that leadership says that the node
-//! has opened a session: `NodeRegistered` or `SessionResumed`. A leadership without such a record has acknowledged
+//! has opened a session: `NodeRegistered`, `AgentStarted` or `SessionResumed`. A leadership without one has acknowledged
 //! nothing, so the last acknowledgement came before that leadership began. If the leadership before it has no such
 //! record either, the bound is the beginning of that one, and so on. Without this every leader would have to wait a whole
 //! lease from its own beginning, and leaders that follow each other faster than that would never declare a node lost.

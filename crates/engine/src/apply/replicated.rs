@@ -343,7 +343,9 @@ impl Replicated {
                     self.shared.contacts().opened(node, leadership);
                 }
             }
-            Decision::SessionResumed { node, .. } => self.shared.contacts().opened(*node, leadership),
+            Decision::SessionResumed { node, .. } | Decision::AgentStarted { node, .. } => {
+                self.shared.contacts().opened(*node, leadership);
+            }
             Decision::NodeLost { node, .. } | Decision::NodeForgotten { node, .. } => {
                 self.shared.contacts().lost(*node);
             }

@@ -609,7 +609,7 @@ impl<G: Environment> Term<'_, G> {
     }
 
     /// When the next job has run for as long as it may, takes its fallback, or may start: one that was not to start
-    /// before, or that waits after a failure.
+    /// before, or that waits after a failure; or when the next grant of quota or request for one is over.
     fn next_due(&self) -> Option<LogTime> {
         // Nothing is stopped or released before leases of the previous generation are over.
         if self.speculation.is_recovering() {
@@ -620,7 +620,8 @@ impl<G: Environment> Term<'_, G> {
         // Many that come due one after the other are looked at together.
         let earliest = LogTime(self.released.0.saturating_add(RELEASES_APART_MS));
         let start = state.not_before_after(self.released).into_iter();
-        let start = start.chain(self.speculation.next_fallback(self.released)).min();
+        let start = start.chain(self.speculation.next_fallback(self.released));
+        let start = start.chain(state.next_grant_end()).min();
         limit.into_iter().chain(start.map(|time| time.max(earliest))).min()
     }
 

@@ -177,6 +177,13 @@ impl Engine {
             return if is_done { Ok(self.unchanged()) } else { Err(unknown(gone)) };
         };
         if !old.votes {
+            // The voters were changed by a call that was interrupted, and a later leader has finished that part of it.
+            if replacement.is_some_and(|member| member.votes && member.node == node) {
+                return match options.keep_as_learners {
+                    true => Ok(self.unchanged()),
+                    false => self.consensus().remove(gone, options).await.map_err(|error| refusal_of(&error)),
+                };
+            }
             return Err(refused(format!("{gone} has no vote to hand on; add {id}, and remove {gone}")));
         }
         match replacement {

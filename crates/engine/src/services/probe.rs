@@ -17,7 +17,7 @@ use muster_types::{FailureClass, Feature, FencingToken, JobId, NodeId, Refusal, 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 
 use crate::clock::{instant, until};
 use crate::engine::Engine;
@@ -67,6 +67,28 @@ pub struct ProbeResult {
 
 fn unavailable(text: impl Into<String>) -> Refusal {
     Refusal::new(RefusalCode::ProbeUnavailable, text)
+}
+
+/// Where each node listens, by its place among them.
+async fn listening_ports<G: Environment>(
+    reports: &mut mpsc::Receiver<(NodeId, ProbeReport)>,
+    place_of: &BTreeMap<NodeId, usize>,
+    names: &[String],
+) -> Result<BTreeMap<usize, u16>, Refusal> {
+    let mut ports: BTreeMap<usize, u16> = BTreeMap::new();
+    let deadline = instant::<G>() + LISTEN_MAX;
+    while ports.len() < names.len() {
+        let Ok(Some((node, report))) = G::within(until::<G>(deadline), reports.recv()).await else {
+            let silent = (0..names.len()).find(|place| !ports.contains_key(place)).unwrap_or(0);
+            return Err(unavailable(format!("the agent of {} does not answer", names[silent])));
+        };
+        let (Some(place), ProbeReport::Listening { port, .. }) = (place_of.get(&node), report) else {
+            continue;
+        };
+        let port = port.map_err(|why| unavailable(format!("{} cannot listen: {why}", names[*place])))?;
+        ports.insert(*place, port);
+    }
+    Ok(ports)
 }
 
 impl<G: Environment> Engine<G> {
@@ -151,16 +173,12 @@ impl<G: Environment> Engine<G> {
         Ok(links)
     }
 
-    async fn probe_once(
+    /// The sessions of nodes that are to probe. An agent that comes back is waited for a moment, all of them at once.
+    async fn probed_sessions(
         &self,
         nodes: &[NodeId],
         names: &[String],
-    ) -> Result<(Vec<Link>, Vec<Ring>), Refusal> {
-        // Two reports of each node at most; a node that says more is not waited for.
-        let mut running = self.inner.probes.begin(2 * nodes.len());
-        let (probe, key) = (running.probe, running.key);
-        let view = self.view();
-        // An agent that comes back is waited for a moment, all of them at once.
+    ) -> Result<Vec<mpsc::Sender<Outbound>>, Refusal> {
         let sessions = nodes.iter().zip(names).map(|(node, name)| async move {
             let session = self.session_of(*node).await.map_err(|refusal| match refusal.code {
                 RefusalCode::LogsUnavailable | RefusalCode::OutputNotFound => {
@@ -173,7 +191,19 @@ impl<G: Environment> Engine<G> {
             }
             Ok(session)
         });
-        let sessions = futures::future::try_join_all(sessions).await?;
+        futures::future::try_join_all(sessions).await
+    }
+
+    async fn probe_once(
+        &self,
+        nodes: &[NodeId],
+        names: &[String],
+    ) -> Result<(Vec<Link>, Vec<Ring>), Refusal> {
+        // Two reports of each node at most; a node that says more is not waited for.
+        let mut running = self.inner.probes.begin(2 * nodes.len());
+        let (probe, key) = (running.probe, running.key);
+        let view = self.view();
+        let sessions = self.probed_sessions(nodes, names).await?;
         let send = |place: usize, order: ProbeOrder| {
             let sent = sessions[place].try_send(Outbound::Probe(order));
             sent.map_err(|_| unavailable(format!("the session of {} takes nothing at present", names[place])))
@@ -183,20 +213,7 @@ impl<G: Environment> Engine<G> {
         }
         let place_of: BTreeMap<NodeId, usize> =
             nodes.iter().enumerate().map(|(at, node)| (*node, at)).collect();
-        let mut ports: BTreeMap<usize, u16> = BTreeMap::new();
-        let deadline = instant::<G>() + LISTEN_MAX;
-        while ports.len() < nodes.len() {
-            let Ok(Some((node, report))) = G::within(until::<G>(deadline), running.reports.recv()).await
-            else {
-                let silent = (0..nodes.len()).find(|place| !ports.contains_key(place)).unwrap_or(0);
-                return Err(unavailable(format!("the agent of {} does not answer", names[silent])));
-            };
-            let (Some(place), ProbeReport::Listening { port, .. }) = (place_of.get(&node), report) else {
-                continue;
-            };
-            let port = port.map_err(|why| unavailable(format!("{} cannot listen: {why}", names[*place])))?;
-            ports.insert(*place, port);
-        }
+        let ports = listening_ports::<G>(&mut running.reports, &place_of, names).await?;
         let address = |place: &usize| view.node(nodes[*place]).map(|row| row.spec.address.clone());
         let peers = ports.iter().map(|(place, port)| (address(place).unwrap_or_default(), *port)).collect();
         let peers: Arc<Vec<(String, u16)>> = Arc::new(peers);

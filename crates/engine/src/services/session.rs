@@ -84,8 +84,11 @@ impl<G: Environment> Engine<G> {
         let name = opening.spec.name.clone();
         // Another holder's session that is over was declared lost before: nobody is to be replaced.
         let spec = opening.spec.clone();
-        let command =
-            Command::Register { spec: opening.spec, holder: opening.holder, other_session_is_over: false };
+        let (spec_said, holder) = (opening.spec, opening.holder);
+        let command = match opening.start {
+            Some(start) => Command::RegisterStart { spec: spec_said, holder, start },
+            None => Command::Register { spec: spec_said, holder, other_session_is_over: false },
+        };
         let answer = self.execute_for_node(command).await.map_err(|refusal| {
             if refusal.code == RefusalCode::NodeNotAdmitted {
                 self.inner.pending.note(spec, &refusal, now::<G>());

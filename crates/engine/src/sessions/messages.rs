@@ -4,7 +4,7 @@ use muster_decider::PlannedImage;
 use muster_types::health::{HealthReport, Repair};
 use muster_types::probe::{Link, Ring};
 use muster_types::{
-    Artifacts, ExitStatus, Features, FencingToken, ForeignLoad, HolderId, JobId, NodeId, NodeSpec,
+    AgentStart, Artifacts, ExitStatus, Features, FencingToken, ForeignLoad, HolderId, JobId, NodeId, NodeSpec,
     Parameters, Refusal,
 };
 use std::sync::Arc;
@@ -43,6 +43,8 @@ pub struct Opening {
     pub spec: NodeSpec,
     /// Itself.
     pub holder: HolderId,
+    /// Which start of it; none where it is of a release that does not say that.
+    pub start: Option<AgentStart>,
     /// What it still has.
     pub workers: Vec<WorkerReport>,
     /// What it says to take; nothing where it is of a release that says nothing.

@@ -1,11 +1,11 @@
 //! Commands, reads and watches, and what bounds them.
 
-use muster_decider::{Answer, Command};
+use muster_decider::{Answer, Command, QuotaOrder};
 use muster_journal::FORMAT_MAX;
-use muster_types::policy::PurchaseKind;
+use muster_types::policy::{PolicyDraft, PurchaseKind, QuotaGrant, TenantPolicy};
 use muster_types::{
     CapacityFallback, CapacityRules, FencingToken, JobDraft, JobId, LogIndex, LogTime, NodeDraft,
-    PurchaseSet, RefusalCode, RequestId, limits,
+    PurchaseSet, RefusalCode, RequestId, Requester, limits,
 };
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -73,6 +73,38 @@ async fn a_fallback_opens_when_it_is_due_and_waits_for_nothing_else() {
     // What is done now and then is done every ten seconds.
     let opened = until(&engine, "its fallback", |view| view.closed_fallbacks().next().is_none());
     tokio::time::timeout(Duration::from_secs(6), opened).await.expect("nothing else has to happen");
+}
+
+#[tokio::test]
+async fn a_grant_of_quota_is_over_when_its_time_is_and_waits_for_nothing_else() {
+    let engine = leader().await;
+    let _session = open(&engine, opening("h1", 1)).await;
+    let mut policy = PolicyDraft::default();
+    policy.tenants.insert(name("lab"), TenantPolicy::default());
+    let set = Command::SetPolicy {
+        request: RequestId(1),
+        by: Requester::default(),
+        policy: Box::new(policy.check().expect("a policy")),
+        expected_version: None,
+    };
+    let answer = guarded("the policy", engine.execute(set)).await;
+    assert!(answer.is_ok(), "{answer:?}");
+    let soon = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + Duration::from_millis(400);
+    let grant = QuotaGrant {
+        tenant: name("lab"),
+        kind: name("h100"),
+        region: None,
+        amount_milli: 1_000,
+        until: LogTime(u64::try_from(soon.as_millis()).unwrap()),
+        reason: "a deadline".to_owned(),
+    };
+    let order = QuotaOrder { request: RequestId(2), by: Requester::default(), acts_for: None, grant };
+    let answer = guarded("the grant", engine.execute(Command::GrantQuota(Box::new(order)))).await;
+    assert!(answer.is_ok(), "{answer:?}");
+    assert_eq!(engine.view().grants_in_force().count(), 1);
+    // What is done now and then is done every ten seconds.
+    let over = until(&engine, "its end", |view| view.grants_in_force().next().is_none());
+    tokio::time::timeout(Duration::from_secs(6), over).await.expect("nothing else has to happen");
 }
 
 #[tokio::test]

@@ -116,7 +116,8 @@ pub(crate) async fn submitted(engine: &Engine, request: u128, workers: u32) -> J
 }
 
 pub(crate) fn opening(host_name: &str, holder: u128) -> Opening {
-    Opening { spec: host(host_name), holder: HolderId(holder), workers: Vec::new(), takes: Features::all() }
+    let (spec, holder) = (host(host_name), HolderId(holder));
+    Opening { spec, holder, start: None, workers: Vec::new(), takes: Features::all() }
 }
 
 pub(crate) async fn open(engine: &Engine, opening: Opening) -> Session {

@@ -4,8 +4,8 @@ use muster_decider::{Answer, Command};
 use muster_state::{NodeStatus, Phase, RankState, State};
 use muster_types::health::{HealthAction, HealthReport};
 use muster_types::{
-    Artifacts, DeviceSet, ExitStatus, Features, FencingToken, ForeignLoad, HolderId, JobId, LogIndex, NodeId,
-    RefusalCode, RequestId, StopReason,
+    AgentStart, Artifacts, DeviceSet, ExitStatus, Features, FencingToken, ForeignLoad, HolderId, JobId,
+    LogIndex, NodeId, RefusalCode, RequestId, StartId, StopReason,
 };
 use std::time::{Duration, Instant};
 
@@ -59,6 +59,31 @@ async fn a_second_holder_is_refused_while_the_lease_stands() {
     let lost = |view: &State| view.node(node).is_some_and(|n| n.status == NodeStatus::Lost);
     until(&engine, "the session runs out", lost).await;
     assert_eq!(open(&engine, opening("h1", 2)).await.incarnation, 2);
+}
+
+/// Two agents on copies of one state directory, whose holder is the same.
+#[tokio::test]
+async fn an_agent_of_an_older_copy_is_refused_while_the_lease_stands() {
+    let engine = leader().await;
+    let started = |id: u64, before: u64| {
+        let start = AgentStart { id: StartId(id), before: (before > 0).then_some(StartId(before)) };
+        Opening { start: Some(start), ..opening("h1", 1) }
+    };
+    let first = open(&engine, started(7, 0)).await;
+    let twin = open(&engine, started(8, 7)).await;
+    assert_eq!((twin.node, twin.incarnation), (first.node, first.incarnation), "it was started after the first");
+    let refused = guarded("the first again", engine.open_session(started(7, 0))).await;
+    let refusal = refused.err().expect("the other one is known");
+    assert_eq!(refusal.code, RefusalCode::NodeHeldByAnother);
+    assert!(refusal.message.contains("empty state directory"), "{refusal}");
+    let node = twin.node;
+    drop((first, twin));
+    let lost = |view: &State| view.node(node).is_some_and(|n| n.status == NodeStatus::Lost);
+    until(&engine, "the session runs out", lost).await;
+    // What it says to run is of an earlier incarnation.
+    assert_eq!(open(&engine, started(7, 0)).await.incarnation, 2);
+    let refused = guarded("the other one again", engine.open_session(started(8, 7))).await;
+    assert_eq!(code(refused), Some(RefusalCode::NodeHeldByAnother));
 }
 
 #[tokio::test]

@@ -30,7 +30,7 @@ use muster_types::{
     Mount, Name, NodeAdmission, NodeBounds, NodeDraft, NodeExpression, NodeId, NodeOverrides,
     NodeRequirements, NodeSpec, NoticeRules, OverlapRule, Parameters, Preflight, PriorityTier, PullRule,
     PurchaseSet, QueueKey, ReplicaId, RequestId, Requester, RetryRules, Revocation, Schedule, ScheduleKey,
-    ScheduleRun, ScheduleTemplate, Spread, TaskGroup, TokenGrant, TokenId, TokenRole, TopologyRule,
+    ScheduleRun, ScheduleTemplate, Spread, StartId, TaskGroup, TokenGrant, TokenId, TokenRole, TopologyRule,
     TraceParent, Ulimits, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
@@ -611,6 +611,11 @@ fn inputs() -> impl Strategy<Value = Decision> {
         ),
         (node_id(), any::<u32>())
             .prop_map(|(node, incarnation)| Decision::SessionResumed { node, incarnation }),
+        (node_id(), any::<u32>(), any::<u64>()).prop_map(|(node, incarnation, start)| Decision::AgentStarted {
+            node,
+            incarnation,
+            start: StartId(start)
+        }),
         controls(),
         arrays(),
         tokens(),

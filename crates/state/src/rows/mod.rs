@@ -23,7 +23,7 @@ use muster_types::health::{Drain, HealthPolicy, NodeHealth, Quarantine, Repair};
 use muster_types::policy::{Policy, PurchaseKind};
 use muster_types::{
     ClusterId, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, JobSpec, LogIndex, LogTime, Name,
-    NodeId, NodeOverrides, NodeSpec, Parameters, Requester,
+    NodeId, NodeOverrides, NodeSpec, Parameters, Requester, StartId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -80,6 +80,8 @@ pub struct NodeRow {
     pub spec: Arc<NodeSpec>,
     /// Who holds it.
     pub holder: HolderId,
+    /// Which start of its agent was registered last; none where the agent does not say that.
+    pub start: Option<StartId>,
     /// Rises whenever a session begins that does not continue the one before.
     pub incarnation: u32,
     /// Whether its session stands.
@@ -190,6 +192,7 @@ impl Derived<NodeId, NodeRow> for NodeFacts {
         let NodeRow {
             spec: _,
             holder,
+            start,
             incarnation,
             status,
             cordoned,
@@ -200,7 +203,7 @@ impl Derived<NodeId, NodeRow> for NodeFacts {
             overrides: _,
             restricted: _,
         } = row;
-        let session = (holder, incarnation, status, cordoned);
+        let session = (holder, start, incarnation, status, cordoned);
         hash(&(id, self.hash, session, free, promised, changed_at, changed_index))
     }
 }

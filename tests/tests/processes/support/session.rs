@@ -44,6 +44,8 @@ pub fn registration(node: v1::NodeDescription, holder_id: &str) -> agent::Sessio
         workers: Vec::new(),
         version: String::new(),
         takes: Vec::new(),
+        start_id: 0,
+        start_before_id: 0,
     };
     agent::SessionRequest { message: Some(agent::session_request::Message::Register(register)) }
 }

@@ -58,7 +58,7 @@ pub(crate) const WAIT: &str = "wait";
 pub(crate) const SPEAKS: &str = "speaks";
 /// What agent and shim say to one another: rises with every change of it, so that an agent finds a program
 /// of another release out that is installed next to it.
-pub(crate) const SPEECH: &str = concat!(env!("CARGO_PKG_VERSION"), " 11");
+pub(crate) const SPEECH: &str = concat!(env!("CARGO_PKG_VERSION"), " 12");
 /// How the control groups of workers begin whose shims waited for them.
 pub(crate) const WAITING_GROUP: &str = "muster_ready_";
 /// How the name of a worker's own group begins.
@@ -325,37 +325,10 @@ fn worker_life(
     };
     let waited_in = prepared.cgroup.take().filter(|group| group.path().exists());
     let stage = prepared.stage.take().map(|stage| (stage, waited_in.is_some()));
-    let (cgroup, cgroup_absent) = match waited_in {
-        Some(group) => {
-            group.limit_to(spec.group_limits());
-            (Some(group), None)
-        }
-        None => make_cgroup(spec),
-    };
-    if let Some(group) = &cgroup {
-        group.bind_to(&spec.isolation.cpus);
-    }
-    if let Err(why) = keep_devices(spec, cgroup.as_ref(), cgroup_absent.as_deref()) {
-        remove_cgroup(cgroup.as_ref());
-        return failed(why);
-    }
-    // Its image stays unpacked as long as this is there.
-    let image = match spec.image.as_ref().map(|image| hold(&image.image)).transpose() {
-        Ok(image) => image,
-        Err(error) => {
-            remove_cgroup(cgroup.as_ref());
-            return failed(format!("hold the worker's image: {error}"));
-        }
-    };
-    let shared_memory = match confine::SharedMemory::of(spec) {
-        Ok(shared) => shared,
-        Err(error) => {
-            remove_cgroup(cgroup.as_ref());
-            return failed(format!("make the gang's shared memory: {error}"));
-        }
-    };
-    let terminal = match terminal::WorkerTerminal::open(task, spec) {
-        Ok(terminal) => terminal,
+    let (cgroup, cgroup_absent) = worker_cgroup(spec, waited_in);
+    let made = WorkerResources::around(task, spec, cgroup.as_ref(), cgroup_absent.as_deref());
+    let WorkerResources { image, shared_memory, terminal } = match made {
+        Ok(made) => made,
         Err(why) => {
             remove_cgroup(cgroup.as_ref());
             return failed(why);
@@ -369,19 +342,7 @@ fn worker_life(
         }
     };
     let (copying, note) = copy_output(task, spec, &mut launched, terminal.as_ref());
-    let init_pid = launched.init.as_raw();
-    let running = Running {
-        shim_pid: std::process::id().cast_signed(),
-        // Its first child, unless it is gone already.
-        worker_pid: processes::children(init_pid).first().copied().unwrap_or(init_pid),
-        cgroup: cgroup.as_ref().map(|g| g.path().to_owned()),
-        cgroup_absent,
-    };
-    // Without the record an agent would know less of the leavings of a killed shim; the mark in the
-    // environment still finds them.
-    if let Err(error) = task.write_running(&running) {
-        complain(&format!("{error}: {}", chain(&error)));
-    }
+    note_running(task, launched.init.as_raw(), cgroup.as_ref(), cgroup_absent);
     announce();
     let memory_max = memory_max(spec, cgroup.as_ref());
     let end = match guard::Guard::new(lease, watch, launched, cgroup.as_ref(), spec.stop_grace_ms) {
@@ -406,6 +367,64 @@ fn worker_life(
             failed(String::from_utf8_lossy(&why).into_owned())
         }
         _ => end,
+    }
+}
+
+/// The group of a worker, with its limits: the one that its shim has waited in, or another; with why there is none.
+fn worker_cgroup(spec: &TaskSpec, waited_in: Option<Cgroup>) -> (Option<Cgroup>, Option<String>) {
+    let (group, absent) = match waited_in {
+        Some(group) => {
+            group.limit_to(spec.group_limits());
+            group.limit_io(&spec.io);
+            (Some(group), None)
+        }
+        None => make_cgroup(spec),
+    };
+    if let Some(group) = &group {
+        group.bind_to(&spec.isolation.cpus);
+    }
+    (group, absent)
+}
+
+/// What a worker has as long as it runs, in addition to its group.
+struct WorkerResources {
+    /// Its image stays unpacked as long as this is there.
+    image: Option<File>,
+    shared_memory: Option<confine::SharedMemory>,
+    terminal: Option<terminal::WorkerTerminal>,
+}
+
+impl WorkerResources {
+    /// Makes it, behind what keeps the group to its devices.
+    fn around(
+        task: &TaskDir,
+        spec: &TaskSpec,
+        cgroup: Option<&Cgroup>,
+        cgroup_absent: Option<&str>,
+    ) -> Result<WorkerResources, String> {
+        keep_devices(spec, cgroup, cgroup_absent)?;
+        let image = spec.image.as_ref().map(|image| hold(&image.image)).transpose();
+        let image = image.map_err(|error| format!("hold the worker's image: {error}"))?;
+        let shared_memory = confine::SharedMemory::of(spec);
+        let shared_memory =
+            shared_memory.map_err(|error| format!("make the gang's shared memory: {error}"))?;
+        let terminal = terminal::WorkerTerminal::open(task, spec)?;
+        Ok(WorkerResources { image, shared_memory, terminal })
+    }
+}
+
+/// Writes down what runs. Without the record an agent would know less of the leavings of a killed shim; the mark in the
+/// environment still finds them.
+fn note_running(task: &TaskDir, init_pid: i32, cgroup: Option<&Cgroup>, cgroup_absent: Option<String>) {
+    let running = Running {
+        shim_pid: std::process::id().cast_signed(),
+        // Its first child, unless it is gone already.
+        worker_pid: processes::children(init_pid).first().copied().unwrap_or(init_pid),
+        cgroup: cgroup.map(|group| group.path().to_owned()),
+        cgroup_absent,
+    };
+    if let Err(error) = task.write_running(&running) {
+        complain(&format!("{error}: {}", chain(&error)));
     }
 }
 
@@ -435,7 +454,10 @@ fn make_cgroup(spec: &TaskSpec) -> (Option<Cgroup>, Option<String>) {
         return (None, Some("not configured".to_owned()));
     };
     match Cgroup::create(parent, &group_name(spec.key, spec.holder), spec.group_limits()) {
-        Ok(group) => (Some(group), None),
+        Ok(group) => {
+            group.limit_io(&spec.io);
+            (Some(group), None)
+        }
         Err(error) => (None, Some(format!("{}: {error}", parent.display()))),
     }
 }

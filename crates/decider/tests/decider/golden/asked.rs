@@ -73,7 +73,11 @@ fn hold(run: &mut Run) {
 pub(super) fn fall_back(run: &mut Run) {
     let mut bought = node_draft("bought", "eu", "c8", Some(accelerators("gb200", 4)));
     bought.labels.insert(name("purchase"), "on_demand".into());
-    run.register(bought.check().unwrap(), 62);
+    let bought = bought.check().unwrap();
+    run.register(bought.clone(), 62);
+    let start = AgentStart { id: StartId(7), before: None };
+    let started = Command::RegisterStart { spec: bought, holder: holder(62), start };
+    handle(&mut run.speculation, &started).unwrap();
     let mut draft = job_draft("falls-back", vec![group("main", 1, Some(accelerators("gb200", 4)))]);
     draft.capacity = Some(Box::new(CapacityRules {
         purchases: [PurchaseKind::Spot].into_iter().collect(),

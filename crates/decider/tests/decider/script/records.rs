@@ -162,6 +162,9 @@ impl World {
             Decision::SessionResumed { node, incarnation } => {
                 format!(" {} incarnation={incarnation}", self.node_label(*node))
             }
+            Decision::AgentStarted { node, incarnation, .. } => {
+                format!(" {} incarnation={incarnation}", self.node_label(*node))
+            }
             Decision::Rearranged { stops, promises } => {
                 let mut text = String::new();
                 for stop in stops {
