@@ -4,7 +4,7 @@ use muster_engine::StartOrder;
 use muster_journal::{Outcome, RearrangeCause, StopCause, WorkerSlot};
 use muster_state::usage::Capacity;
 use muster_state::{
-    Failure, JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow, QueueRow, QuotaUse, RankArtifacts,
+    Failure, JobRow, NodeReason, NodeRow, NodeStatus, Phase, Placement, PromiseRow, QueueRow, QuotaUse, RankArtifacts,
     RankState, RestrictionRow, State, Straggler,
 };
 use muster_types::job::ArrayMember;
@@ -478,6 +478,16 @@ pub(crate) fn node_with(
             .overrides
             .as_ref()
             .map(|set| node_overrides_to_proto(&set.overrides, &set.by, set.set_at)),
+        cordon_reason: row.reasons.as_ref().and_then(|reasons| reasons.cordon.as_ref()).map(node_reason),
+        drain_reason: row.reasons.as_ref().and_then(|reasons| reasons.drain.as_ref()).map(node_reason),
+    }
+}
+
+fn node_reason(said: &NodeReason) -> v1::NodeReason {
+    v1::NodeReason {
+        reason: said.reason.clone(),
+        creator: said.by.name.clone(),
+        create_time: log_time(said.set_at),
     }
 }
 

@@ -417,11 +417,11 @@ mod tests {
         assert_eq!(times(Visibility::Nobodys, &made), (0, true));
         let by = muster_types::Requester { name: "admin/hunter2".to_owned(), is_operator: true };
         let node = muster_types::NodeId(1);
-        let cordoned = Decision::NodeCordonSet { request, by, node, cordoned: true };
+        let cordoned = Decision::NodeCordonSet { request, by, node, cordoned: true, reason: None };
         assert_eq!(times(Visibility::All, &cordoned), (1, false));
         assert_eq!(times(speech, &cordoned), (0, true));
         let by = muster_types::Requester::default();
-        let drained = Decision::NodeDrainSet { request: None, by, node, drain: None };
+        let drained = Decision::NodeDrainSet { request: None, by, node, drain: None, reason: None };
         assert_eq!(times(Visibility::Nobodys, &drained), (0, false), "the leader decided it");
         let created = Decision::LeaderStarted;
         assert_eq!(times(Visibility::Nobodys, &created), (0, false));

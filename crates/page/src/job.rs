@@ -258,7 +258,10 @@ fn clusters(explained: &v1::Explanation) -> Markup {
                 td { (fit.accelerator_type) }
                 td.number { (fit.free_devices) " of " (fit.total_devices) }
                 td.number { (fit.workers_that_fit) }
-                td { (fit.nodes.as_ref().map(node_counts).unwrap_or_default()) }
+                td {
+                    (fit.nodes.as_ref().map(node_counts).unwrap_or_default())
+                    @for reason in &fit.out_of_service_reasons { br; (text::of_people(reason)) }
+                }
             }
         }
     };

@@ -189,6 +189,16 @@ fn about(node: &v1::Node, described: &v1::NodeDescription) -> Markup {
                     @if !set.changed_by.is_empty() { " by " (text::of_people(&set.changed_by)) }
                 }
             }
+            @for (what, said) in [("Cordoned", &node.cordon_reason), ("Drained", &node.drain_reason)] {
+                @if let Some(said) = said {
+                    dt { (what) }
+                    dd {
+                        @if !said.reason.is_empty() { (text::of_people(&said.reason)) ". " }
+                        "Asked for " (text::moment_utc(said.create_time))
+                        @if !said.creator.is_empty() { " by " (text::of_people(&said.creator)) }
+                    }
+                }
+            }
             @if let Some(load) = &node.foreign_load {
                 dt { "Held by others" }
                 dd { (load.devices.len()) " devices, " (show_scaled(load.cpu_milli, 3)) " CPUs" @if load.closed { ", closed" } }
@@ -264,6 +274,18 @@ mod tests {
         let page = node(&Frame::default(), &shown, &[]);
         assert_eq!(page.matches("/jobs/job-1").count(), JOBS_MAX);
         assert!(page.contains("1000 jobs; the first 256 are listed"), "{page}");
+    }
+
+    #[test]
+    fn a_cordon_says_why_and_by_whom() {
+        let said = v1::NodeReason {
+            reason: "<b>power work</b>".to_owned(),
+            creator: "admin/ada".to_owned(),
+            create_time: None,
+        };
+        let shown = v1::Node { cordoned: true, cordon_reason: Some(said), ..Default::default() };
+        let page = node(&Frame::default(), &shown, &[]);
+        assert!(page.contains("&lt;b&gt;power work&lt;/b&gt;") && page.contains("admin/ada"), "{page}");
     }
 
     #[test]

@@ -91,6 +91,7 @@ fn rounds() -> Vec<ArchivedRound> {
                 by: muster_types::Requester::default(),
                 node: node_id,
                 cordoned: true,
+                reason: None,
             }],
         ),
     ];

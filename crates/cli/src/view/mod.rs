@@ -286,6 +286,32 @@ pub struct Node {
     /// Absent when operators have set no labels and taints there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overrides: Option<NodeOverrides>,
+    /// Absent when it is not cordoned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cordon_reason: Option<NodeReason>,
+    /// Absent when it is not drained, or when no operator asked for that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drain_reason: Option<NodeReason>,
+}
+
+/// Why an operator took a node out of placement, who did it and when.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeReason {
+    /// Empty when nothing was said.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// Empty when nobody knows.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub creator: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub create_time: Option<String>,
+}
+
+impl From<v1::NodeReason> for NodeReason {
+    fn from(said: v1::NodeReason) -> NodeReason {
+        NodeReason { reason: said.reason, creator: said.creator, create_time: moment(said.create_time) }
+    }
 }
 
 /// Labels and taints that operators have set on a node; `labels` and `taints` of the node have them already.
@@ -790,6 +816,8 @@ impl From<v1::Node> for Node {
                 changed_by: set.changed_by,
                 change_time: moment(set.change_time),
             }),
+            cordon_reason: node.cordon_reason.map(Into::into),
+            drain_reason: node.drain_reason.map(Into::into),
         }
     }
 }

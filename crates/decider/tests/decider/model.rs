@@ -699,7 +699,10 @@ impl Model {
         // A taint keeps jobs away as a cordon does, and ends what was promised there.
         let command = match self.random.once_in(3) {
             true => tainted(request, node, cordoned),
-            false => Command::SetCordon { request, by: muster_types::Requester::default(), node, cordoned },
+            false => {
+                let reason = (cordoned && self.random.once_in(2)).then(|| "power work".to_owned());
+                Command::SetCordon { request, by: muster_types::Requester::default(), node, cordoned, reason }
+            }
         };
         let _ = handle(&mut self.speculation, &command);
     }
@@ -723,7 +726,8 @@ impl Model {
                 let deadline_ms = self.random.once_in(2).then(|| self.random.below(30_000));
                 let begin = DrainOrder::Begin { deadline_ms };
                 let order = if self.random.once_in(2) { begin } else { DrainOrder::End };
-                Command::SetDrain { request, by: muster_types::Requester::default(), node, order }
+                let reason = None;
+                Command::SetDrain { request, by: muster_types::Requester::default(), node, order, reason }
             }
             4 => {
                 let reason = self.random.once_in(3).then(|| "fails too often".to_owned());

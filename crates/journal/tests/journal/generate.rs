@@ -618,9 +618,15 @@ fn inputs() -> impl Strategy<Value = Decision> {
         bookings(),
         schedules(),
         (node(), any::<u128>()).prop_map(|(spec, h)| Decision::NodeRegistered { spec, holder: HolderId(h) }),
-        (request(), requester(), node_id(), any::<bool>()).prop_map(|(request, by, node, cordoned)| {
-            Decision::NodeCordonSet { request, by, node, cordoned }
-        }),
+        (request(), requester(), node_id(), any::<bool>(), option::of("[ -~é]{0,20}")).prop_map(
+            |(request, by, node, cordoned, reason)| Decision::NodeCordonSet {
+                request,
+                by,
+                node,
+                cordoned,
+                reason
+            }
+        ),
         (
             node_id(),
             any::<u32>(),
@@ -763,8 +769,9 @@ fn restrictions() -> impl Strategy<Value = Decision> {
                 Decision::ForeignLoadSet { node, incarnation, load }
             }
         ),
-        (option::of(request()), requester(), node(), option::of(drain))
-            .prop_map(|(request, by, node, drain)| Decision::NodeDrainSet { request, by, node, drain }),
+        (option::of(request()), requester(), node(), option::of(drain), option::of(text())).prop_map(
+            |(request, by, node, drain, reason)| Decision::NodeDrainSet { request, by, node, drain, reason }
+        ),
         (option::of(request()), requester(), node(), option::of(text())).prop_map(
             |(request, by, node, reason)| Decision::NodeQuarantineSet { request, by, node, reason }
         ),

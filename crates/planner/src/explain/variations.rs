@@ -125,7 +125,8 @@ impl Variations<'_> {
         };
         if !best.could_hold_placeable {
             let missing = best.nodes.not_up + best.nodes.cordoned;
-            return Finding::WaitingForNodes { place: best.place(), missing, wanted };
+            let reasons = best.out_because.clone();
+            return Finding::WaitingForNodes { place: best.place(), missing, wanted, reasons };
         }
         let report_of = |plan: &Plan| {
             clusters.iter().find(|r| r.region == plan.region && r.cluster == plan.cluster).unwrap_or(best)

@@ -79,6 +79,7 @@ impl Fleet {
             by: muster_types::Requester::default(),
             node,
             cordoned,
+            reason: None,
         });
     }
 
