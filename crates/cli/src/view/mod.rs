@@ -55,6 +55,9 @@ pub struct Job {
     pub tenant: String,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// It has more labels, which are shown where one job is.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub labels_incomplete: bool,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
     /// Who submitted it.
@@ -672,6 +675,7 @@ impl From<v1::Job> for Job {
             name: job.name,
             tenant: job.tenant,
             labels: job.labels.into_iter().collect(),
+            labels_incomplete: job.labels_incomplete,
             annotations: job.annotations.into_iter().collect(),
             creator: job.creator,
             array: job.array.map(|member| ArrayMember {
