@@ -644,6 +644,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
         host: muster_wire::convert::host_rules_to_proto(&contract.host),
         trace_parent: contract.trace_parent.map(|parent| parent.to_string()).unwrap_or_default(),
         terminal: contract.terminal,
+        scratch_bytes: spec.scratch_bytes(),
     }
 }
 

@@ -82,6 +82,8 @@ pub struct Rules {
     pub nice: Option<i32>,
     /// Whether each worker has a host to itself.
     pub exclusive: Option<bool>,
+    /// Bytes of each worker's scratch directory.
+    pub scratch_bytes: Option<u64>,
 }
 
 /// One group of workers.
@@ -211,6 +213,7 @@ impl Draft {
         put(&mut spec, "licences", json!(rules.licences));
         put(&mut spec, "nice", json!(rules.nice));
         put(&mut spec, "exclusive", json!(rules.exclusive));
+        put(&mut spec, "scratch", json!(rules.scratch_bytes));
         put(&mut spec, "tolerations", json!(rules.tolerations));
         put(&mut spec, "after", json!(self.after));
         put(&mut spec, "notBefore", json!(self.not_before));

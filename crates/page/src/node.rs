@@ -171,6 +171,9 @@ fn about(node: &v1::Node, described: &v1::NodeDescription) -> Markup {
             dt { "Accelerators" } dd { (accelerators(described)) ", " (node.free_devices) " free" }
             dt { "CPUs" } dd { (show_scaled(described.cpu_milli, 3)) ", " (show_scaled(node.free_cpu_milli, 3)) " free" }
             dt { "Memory" } dd { (gibibytes(described.memory_bytes)) " GiB, " (gibibytes(node.free_memory_bytes)) " GiB free" }
+            @if described.scratch_bytes > 0 {
+                dt { "Scratch" } dd { (gibibytes(described.scratch_bytes)) " GiB" }
+            }
             @if let Some(pod) = &described.pod {
                 dt { "TPU pod" } dd { (pod.pod) ", cube " (pod.cube) }
             }

@@ -583,6 +583,7 @@ impl State {
                 }
                 assert!(row.free.cpu_milli <= row.spec.cpu_milli, "no more is freed than there is");
                 assert!(row.free.memory_bytes <= row.spec.memory_bytes, "no more is freed than there is");
+                assert!(row.free.scratch_bytes <= row.spec.scratch_bytes, "no more is freed than there is");
             });
         }
         if begins {

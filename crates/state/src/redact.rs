@@ -276,7 +276,8 @@ impl Redaction {
             | ExitStatus::LeaseExpired
             | ExitStatus::Vanished
             | ExitStatus::NotStarted
-            | ExitStatus::OutOfMemory => {}
+            | ExitStatus::OutOfMemory
+            | ExitStatus::OutOfScratch => {}
         }
     }
 

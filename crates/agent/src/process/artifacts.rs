@@ -286,6 +286,7 @@ mod tests {
                 cpu_max_milli: 0,
                 temporary: None,
                 disk_bytes_max: 0,
+                scratch_bytes: 0,
                 isolation: Isolation::default(),
                 notice: Some(HttpNotice { port: 9, path: "/stop".to_owned() }),
                 image: None,

@@ -86,6 +86,8 @@ pub struct ProcessSettings {
     pub environment: BTreeMap<String, String>,
     /// Where secrets of tenants are, each in a directory of its tenant's; none where there are none.
     pub secrets_dir: Option<PathBuf>,
+    /// Where the scratch directories of workers are; none where the host gives no scratch.
+    pub scratch_dir: Option<PathBuf>,
     /// How much output is kept.
     pub logs: LogLimits,
     /// Whether and where control groups are made.
@@ -247,12 +249,12 @@ impl ProcessExecutor {
         // With its own `/tmp` it needs none, and a directory that the job names for that is the job's.
         let has_its_own =
             isolation.private_tmp || image.is_some() || worker.environment.contains_key(temporary::VARIABLE);
-        let temporary = (!has_its_own).then(|| temporary::of(key, settings.holder));
-        if let Some(directory) = &temporary {
-            environment.insert(temporary::VARIABLE.to_owned(), directory.display().to_string());
-        }
+        let scratch = temporary::scratch_of(settings.scratch_dir.as_deref(), placement, key, settings.holder)?;
+        let temporary = scratch.clone().or_else(|| (!has_its_own).then(|| temporary::of(key, settings.holder)));
+        environment.extend(temporary::variables(scratch.as_deref(), temporary.as_deref(), worker));
         let (images, socket) = (settings.images.as_deref(), settings.agent_socket.as_deref());
-        let root_of = |image| image_root::of((images, socket, &edits), placement, worker, image, &task);
+        let shown = (images, socket, &edits, scratch.as_deref());
+        let root_of = |image| image_root::of(shown, placement, worker, image, &task);
         let image = image.map(root_of).transpose()?;
         Ok(TaskSpec {
             image,
@@ -282,6 +284,7 @@ impl ProcessExecutor {
             cpu_max_milli: settings.isolating.cpu_max_milli(worker.cpu_milli),
             temporary,
             disk_bytes_max: settings.isolating.disk_bytes_max(),
+            scratch_bytes: placement.scratch_bytes,
             artifacts: placement.artifacts.clone(),
             artifacts_bytes_max: placement.artifacts_bytes_max,
             terminal: placement.terminal,
@@ -749,6 +752,7 @@ impl Executor for ProcessExecutor {
         let (tasks, parent) = (self.shared.settings.tasks.clone(), self.shared.cgroup_parent.clone());
         let holder = self.shared.settings.holder;
         let commands = self.shared.settings.host_commands.clone();
+        let scratch = self.shared.settings.scratch_dir.clone();
         let listed = blocking(move || {
             let of_holder = holder_mark(holder);
             let ended = unlisted::end(&tasks, |mark| mark.ends_with(&of_holder))?;
@@ -762,7 +766,7 @@ impl Executor for ProcessExecutor {
             let listed = task::list(&tasks)?;
             let is_listed = |key: &WorkerKey| listed.binary_search(key).is_ok();
             for key in ended.workers.iter().filter(|key| !is_listed(key)) {
-                ended_workers::remove_temporary_of(*key, holder);
+                ended_workers::remove_temporary_of(*key, holder, scratch.clone());
             }
             if let Some(parent) = parent {
                 cgroup::remove_unused(&parent, |name| {

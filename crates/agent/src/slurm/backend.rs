@@ -290,6 +290,7 @@ impl Backend {
             labels,
             taints: settings.taints.clone(),
             pod: None,
+            scratch_bytes: 0,
         };
         draft.check().map_err(|found| match found.into_iter().next() {
             Some(first) => format!("{}: {}", first.field, first.description),

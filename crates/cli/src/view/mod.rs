@@ -266,6 +266,9 @@ pub struct Node {
     pub accelerators: Option<Accelerators>,
     pub cpu_milli: u64,
     pub memory_bytes: u64,
+    /// Absent when it gives no scratch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scratch_bytes: Option<u64>,
     pub free_devices: u32,
     pub free_cpu_milli: u64,
     pub free_memory_bytes: u64,
@@ -795,6 +798,7 @@ impl From<v1::Node> for Node {
             accelerators: description.accelerators.map(accelerators),
             cpu_milli: description.cpu_milli,
             memory_bytes: description.memory_bytes,
+            scratch_bytes: Some(description.scratch_bytes).filter(|bytes| *bytes > 0),
             labels: description.labels.into_iter().collect(),
             taints: description.taints,
             pod: description.pod.map(|pod| {

@@ -181,7 +181,13 @@ fn group(n: usize) -> impl Strategy<Value = TaskGroup> {
     )
         .prop_map(
             move |(workers, command, environment, accelerators, cpu_milli, memory_bytes, container)| {
-                let request = WorkerRequest { accelerators, cpu_milli, memory_bytes, exclusive: false };
+                let request = WorkerRequest {
+                    accelerators,
+                    cpu_milli,
+                    memory_bytes,
+                    exclusive: false,
+                    scratch_bytes: 0,
+                };
                 let container = container.map(|(container, has_shared)| Container {
                     shared_memory_bytes: if has_shared && memory_bytes >= limits::SHARED_MEMORY_BYTES_MIN {
                         memory_bytes
@@ -268,6 +274,7 @@ pub fn node() -> impl Strategy<Value = NodeSpec> {
             labels: labels.into_iter().collect::<BTreeMap<_, _>>(),
             taints: BTreeSet::new(),
             pod: None,
+            scratch_bytes: 0,
         };
         draft.check().expect("the generator keeps the rules")
     })
@@ -282,6 +289,7 @@ fn exit() -> impl Strategy<Value = ExitStatus> {
         Just(ExitStatus::Vanished),
         Just(ExitStatus::NotStarted),
         Just(ExitStatus::OutOfMemory),
+        Just(ExitStatus::OutOfScratch),
         "[ -~é]{0,20}".prop_map(ExitStatus::NodeFault),
         "[ -~é]{0,20}".prop_map(ExitStatus::BackendLost),
         "[ -~é]{0,20}".prop_map(ExitStatus::PreflightFailed),

@@ -296,7 +296,13 @@ impl RankState {
     #[must_use]
     pub fn has_started(&self) -> bool {
         let exits = |exit: &ExitStatus| {
-            matches!(exit, ExitStatus::Code(_) | ExitStatus::Signal(_) | ExitStatus::OutOfMemory)
+            matches!(
+                exit,
+                ExitStatus::Code(_)
+                    | ExitStatus::Signal(_)
+                    | ExitStatus::OutOfMemory
+                    | ExitStatus::OutOfScratch
+            )
         };
         match self {
             RankState::Running => true,

@@ -102,6 +102,7 @@ pub(super) fn request() -> impl Strategy<Value = WorkerRequest> {
             cpu_milli,
             memory_bytes,
             exclusive: false,
+            scratch_bytes: 0,
         },
     )
 }
@@ -285,6 +286,7 @@ prop_compose! {
         NodeDraft {
             name, region, cluster, block, rack, address, accelerators, cpu_milli, memory_bytes, labels,
             taints, pod,
+            scratch_bytes: 0,
         }.check().unwrap()
     }
 }
