@@ -214,6 +214,10 @@ impl Model {
         }
         groups[0].request.cpu_milli = 1_000 * (1 + self.random.below(12));
         self.vary_devices(&mut groups[0]);
+        if self.random.once_in(4) {
+            let scratch_bytes = (1 + self.random.below(60)) << 30;
+            groups.iter_mut().for_each(|group| group.request.scratch_bytes = scratch_bytes);
+        }
         let mut draft = job_draft("job", groups);
         self.vary(&mut draft);
         draft.tier = PriorityTier::ALL[self.random.below(5) as usize];
@@ -556,6 +560,7 @@ impl Model {
         if self.random.once_in(6) {
             draft.accelerators = Some(accelerators("h100", 1 + self.random.below(8) as u16));
             draft.cpu_milli = 1_000 * (1 + self.random.below(64));
+            draft.scratch_bytes = self.random.below(100) << 30;
         }
         if self.random.once_in(10) {
             draft.cluster = name("c3");
