@@ -454,6 +454,22 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_has_the_scratch_of_all_its_workers() {
+        let mut placement = two();
+        let scratch_of = |placement: &Placement| {
+            let pod = made(&good(), placement).unwrap();
+            let volumes = pod["spec"]["volumes"].as_array().cloned().unwrap();
+            let volume = volumes.into_iter().find(|volume| volume["name"] == "scratch");
+            (volume, pod["spec"]["containers"][0]["resources"]["requests"]["ephemeral-storage"].clone())
+        };
+        assert_eq!(scratch_of(&placement), (None, Value::Null));
+        placement.scratch_bytes = 10 << 30;
+        let bytes = (20_u64 << 30).to_string();
+        let volume = json!({"name": "scratch", "emptyDir": {"sizeLimit": bytes}});
+        assert_eq!(scratch_of(&placement), (Some(volume), json!(bytes)));
+    }
+
+    #[test]
     fn the_pod_of_a_job_with_an_image_and_every_setting() {
         let mut config = good();
         config.priority_class = Some("muster-workers".into());
