@@ -4,8 +4,8 @@ use muster_engine::StartOrder;
 use muster_journal::{Outcome, RearrangeCause, StopCause, WorkerSlot};
 use muster_state::usage::Capacity;
 use muster_state::{
-    Failure, JobRow, NodeReason, NodeRow, NodeStatus, Phase, Placement, PromiseRow, QueueRow, QuotaUse, RankArtifacts,
-    RankState, RestrictionRow, State, Straggler,
+    Failure, JobRow, NodeReason, NodeRow, NodeStatus, Phase, Placement, PromiseRow, QueueRow, QuotaUse,
+    RankArtifacts, RankState, RestrictionRow, State, Straggler,
 };
 use muster_types::job::ArrayMember;
 use muster_types::metadata::ANONYMOUS;

@@ -87,7 +87,8 @@ impl State {
         for (id, row) in self.nodes.iter() {
             let Some(reasons) = &row.reasons else { continue };
             let is_drained = self.restriction(*id).is_some_and(|row| row.drain.is_some());
-            let has_cause = (reasons.cordon.is_none() || row.cordoned) && (reasons.drain.is_none() || is_drained);
+            let has_cause =
+                (reasons.cordon.is_none() || row.cordoned) && (reasons.drain.is_none() || is_drained);
             let all = || [&reasons.cordon, &reasons.drain].into_iter().flatten();
             let is_text = all().all(|said| said.reason.is_empty() || is_reason(&said.reason));
             if !has_cause || !is_text || all().next().is_none() {

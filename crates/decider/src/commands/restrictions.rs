@@ -41,7 +41,8 @@ pub(super) fn set_cordon(
         return Err(Refusal::new(RefusalCode::NodeNotFound, format!("there is no {node}")).with("node", node));
     }
     let reason = checked_reason(cordoned, reason)?;
-    let at = speculation.push(Decision::NodeCordonSet { request: key, by: by.clone(), node, cordoned, reason });
+    let by = by.clone();
+    let at = speculation.push(Decision::NodeCordonSet { request: key, by, node, cordoned, reason });
     let promised: Vec<JobId> = speculation.state().promised_on(node).collect();
     settle_many(speculation, promised);
     Ok(Answer::Done { at })

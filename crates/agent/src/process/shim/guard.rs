@@ -292,7 +292,8 @@ impl<'a> Guard<'a> {
             self.say(&line);
             self.kill_at = Some(now);
         }
-        if let Some(line) = self.scratch.as_ref().filter(|_| self.may_run(now)).and_then(DiskWatch::complaint) {
+        let scratch = self.scratch.as_ref().filter(|_| self.may_run(now));
+        if let Some(line) = scratch.and_then(DiskWatch::complaint) {
             self.scratch = None;
             self.out_of_scratch = true;
             self.say(&line);
