@@ -249,8 +249,8 @@ impl ProcessExecutor {
         // With its own `/tmp` it needs none, and a directory that the job names for that is the job's.
         let has_its_own =
             isolation.private_tmp || image.is_some() || worker.environment.contains_key(temporary::VARIABLE);
-        let (base, holder) = (settings.scratch_dir.as_deref(), settings.holder);
-        let scratch = temporary::scratch_of(base, placement, key, holder)?;
+        let (scratch_dir, holder) = (settings.scratch_dir.as_deref(), settings.holder);
+        let scratch = temporary::scratch_of(scratch_dir, placement, key, holder)?;
         let temporary = scratch.clone().or_else(|| (!has_its_own).then(|| temporary::of(key, holder)));
         environment.extend(temporary::variables(scratch.as_deref(), temporary.as_deref(), worker));
         let (images, socket) = (settings.images.as_deref(), settings.agent_socket.as_deref());

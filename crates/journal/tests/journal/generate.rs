@@ -186,7 +186,7 @@ fn group(n: usize) -> impl Strategy<Value = TaskGroup> {
                     cpu_milli,
                     memory_bytes,
                     exclusive: false,
-                    scratch_bytes: 0,
+                    scratch_bytes: memory_bytes / 4,
                 };
                 let container = container.map(|(container, has_shared)| Container {
                     shared_memory_bytes: if has_shared && memory_bytes >= limits::SHARED_MEMORY_BYTES_MIN {
@@ -274,7 +274,7 @@ pub fn node() -> impl Strategy<Value = NodeSpec> {
             labels: labels.into_iter().collect::<BTreeMap<_, _>>(),
             taints: BTreeSet::new(),
             pod: None,
-            scratch_bytes: 0,
+            scratch_bytes: sizes.2 / 2,
         };
         draft.check().expect("the generator keeps the rules")
     })

@@ -285,8 +285,7 @@ prop_compose! {
         let accelerators = pod.as_ref().map(|_| chips()).or(accelerators);
         NodeDraft {
             name, region, cluster, block, rack, address, accelerators, cpu_milli, memory_bytes, labels,
-            taints, pod,
-            scratch_bytes: 0,
+            taints, pod, scratch_bytes: memory_bytes / 2,
         }.check().unwrap()
     }
 }
@@ -299,6 +298,7 @@ pub(super) fn exit() -> impl Strategy<Value = ExitStatus> {
         "\\PC{0,60}".prop_map(ExitStatus::LaunchFailed),
         Just(ExitStatus::Vanished),
         Just(ExitStatus::NotStarted),
+        Just(ExitStatus::OutOfScratch),
     ]
 }
 
