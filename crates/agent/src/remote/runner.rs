@@ -26,6 +26,7 @@ use crate::process::{ProcessExecutor, ProcessSettings};
 use crate::rules::WorkerEvent;
 use crate::rules::{Placement, WorkerKey, detail};
 use crate::settings::{ControlGroups, MemoryLimit};
+use crate::temporary;
 use muster_transport::{PinnedError, PinnedReader, PinnedWriter, dial};
 use muster_types::{Artifacts, DeviceSet, ExitStatus, HolderId, HostRules, Ulimits};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -203,7 +204,7 @@ impl Within {
     /// Where the scratch directories of workers are: what the other scheduler has mounted for that.
     fn scratch_dir(self) -> Option<PathBuf> {
         match self {
-            Within::Slurm => None,
+            Within::Slurm => Some(temporary::short_base()),
             Within::Kubernetes => Some(PathBuf::from(POD_SCRATCH_DIRECTORY)),
         }
     }
