@@ -85,6 +85,7 @@ pub(super) fn draft(job: &str, tenant: &str, ask: Ask) -> JobDraft {
         cpu_milli: ask.cpu_milli,
         memory_bytes: ask.memory_bytes,
         exclusive: false,
+        scratch_bytes: 0,
     };
     let command = vec!["python3".to_owned(), "train.py".to_owned(), format!("--config={job}.yaml")];
     let workers = TaskGroup::new(name("main"), ask.workers, command, request);
@@ -216,6 +217,7 @@ impl Fleet {
             labels: BTreeMap::new(),
             taints: BTreeSet::new(),
             pod: None,
+            scratch_bytes: 0,
         };
         let spec = draft.check().expect("hosts here keep to the bounds");
         let holder = HolderId(u128::from(host) + 1);

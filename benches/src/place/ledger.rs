@@ -62,6 +62,7 @@ fn node(number: u64) -> NodeSpec {
         labels: Default::default(),
         taints: Default::default(),
         pod: None,
+        scratch_bytes: 0,
     };
     draft.check().expect("nodes here keep to the bounds")
 }

@@ -15,6 +15,7 @@ use crate::settings::{
     ConfigError, ControlGroups, LogLimits, MemoryLimit, base_environment, broken, first_block, first_rack,
 };
 use crate::slurm::SlurmConfig;
+use crate::temporary::SCRATCH_BASE_BYTES_MAX;
 use muster_traces::TracesFile;
 use muster_types::config_value::{bytes, cpu_milli};
 use muster_types::former_key::WrittenKeys;
@@ -68,6 +69,10 @@ pub struct AgentConfig {
     /// agent alone, in a directory that has its tenant's name. Without it such jobs do not start here.
     #[serde(default)]
     pub secrets_dir: Option<PathBuf>,
+    /// Where workers have their scratch directories, on a local disk of which `node.scratch` is for them alone. The directory is there, and
+    /// the agent may write to it.
+    #[serde(default)]
+    pub scratch_dir: Option<PathBuf>,
     /// Whether and where workers get control groups.
     #[serde(default = "ControlGroups::auto")]
     pub control_groups: ControlGroups,
@@ -154,6 +159,9 @@ pub struct NodeConfig {
     /// Bytes of memory for workers.
     #[serde(rename = "memory", with = "bytes")]
     pub memory_bytes: u64,
+    /// Bytes of the disk of `scratch_dir` for workers.
+    #[serde(default, rename = "scratch", with = "bytes")]
+    pub scratch_bytes: u64,
     /// Free-form facts.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
@@ -255,6 +263,9 @@ impl AgentConfig {
         self.check_own()?;
         self.check_alone()?;
         match &self.node {
+            Some(node) if node.scratch_bytes > 0 && self.scratch_dir.is_none() => {
+                Err(broken("scratch_dir", "must be given where the node gives scratch"))
+            }
             Some(node) => node.check(root, listed),
             None => Err(broken("node", "must describe this host")),
         }
@@ -338,6 +349,11 @@ impl AgentConfig {
         if self.secrets_dir.as_ref().is_some_and(|dir| !dir.is_absolute()) {
             return Err(broken("secrets_dir", "must be an absolute path"));
         }
+        let is_short = |dir: &PathBuf| dir.as_os_str().len() <= SCRATCH_BASE_BYTES_MAX;
+        if self.scratch_dir.as_ref().is_some_and(|dir| !dir.is_absolute() || !is_short(dir)) {
+            let rule = format!("must be an absolute path of at most {SCRATCH_BASE_BYTES_MAX} bytes");
+            return Err(broken("scratch_dir", rule));
+        }
         if self.pass_environment.len() > 64 {
             return Err(broken("pass_environment", "must name at most 64 variables"));
         }
@@ -419,6 +435,7 @@ impl NodeConfig {
             accelerators,
             cpu_milli: self.cpu_milli,
             memory_bytes: self.memory_bytes,
+            scratch_bytes: self.scratch_bytes,
             labels,
             taints,
             pod,
@@ -428,6 +445,7 @@ impl NodeConfig {
                 let key = match first.field.as_str() {
                     "cpu_milli" => "cpu",
                     "memory_bytes" => "memory",
+                    "scratch_bytes" => "scratch",
                     field => field,
                 };
                 broken(&format!("node.{key}"), first.description)
@@ -464,6 +482,22 @@ mod tests {
         assert_eq!(check(|_| ()).unwrap().device_count(), 8);
         assert_eq!(check(|v| v["node"]["accelerators"] = "discover".into()).unwrap().device_count(), 0);
         assert_eq!(check(|v| v["node"]["accelerators"] = "none".into()).unwrap().device_count(), 0);
+    }
+
+    #[test]
+    fn a_host_that_gives_scratch_says_where_it_is() {
+        assert_eq!(check(|_| ()).unwrap().scratch_bytes, 0);
+        let gives = |value: &mut serde_json::Value| value["node"]["scratch"] = "2Ti".into();
+        let refused = |found: Result<NodeSpec, ConfigError>| found.unwrap_err().to_string();
+        assert!(refused(check(gives)).contains("scratch_dir"));
+        let there = check(|value| {
+            gives(value);
+            value["scratch_dir"] = "/local/scratch".into();
+        });
+        assert_eq!(there.unwrap().scratch_bytes, 2 << 40);
+        for bad in ["scratch", &format!("/{}", "x".repeat(SCRATCH_BASE_BYTES_MAX))] {
+            assert!(refused(check(|value| value["scratch_dir"] = bad.into())).contains("scratch_dir"));
+        }
     }
 
     #[test]

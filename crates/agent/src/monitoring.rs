@@ -242,6 +242,7 @@ pub(crate) fn end_cause(status: &ExitStatus) -> EndCause {
         ExitStatus::Vanished => EndCause::Vanished,
         ExitStatus::NotStarted => EndCause::NotStarted,
         ExitStatus::OutOfMemory => EndCause::OutOfMemory,
+        ExitStatus::OutOfScratch => EndCause::OutOfScratch,
         ExitStatus::NodeFault(_) => EndCause::NodeFault,
         ExitStatus::BackendLost(_) => EndCause::BackendLost,
         ExitStatus::PreflightFailed(_) => EndCause::PreflightFailed,
@@ -274,6 +275,7 @@ mod tests {
             labels: BTreeMap::new(),
             taints: BTreeSet::new(),
             pod: None,
+            scratch_bytes: 0,
         };
         draft.check().unwrap()
     }

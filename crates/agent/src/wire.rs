@@ -128,6 +128,7 @@ pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderErro
         host,
         trace_parent,
         terminal: order.terminal,
+        scratch_bytes: order.scratch_bytes,
         array,
         region: order.region,
         cluster: order.cluster,

@@ -369,6 +369,7 @@ pub(crate) fn host_in(name: &str, region: &str) -> muster_types::NodeSpec {
         labels: Default::default(),
         taints: Default::default(),
         pod: None,
+        scratch_bytes: 0,
     };
     draft.check().expect("it is a host")
 }

@@ -133,9 +133,9 @@ async fn ask_of_schedules(channel: Channel, ids: &mut Ids) {
 async fn ask_of_nodes(channel: Channel, ids: &mut Ids) {
     let mut fleet = FleetServiceClient::new(channel);
     let h1 = || "h1".to_owned();
-    let cordon = v1::CordonNodeRequest { request_id: ids.next(), node: h1() };
+    let cordon = v1::CordonNodeRequest { request_id: ids.next(), node: h1(), ..Default::default() };
     guarded("a cordon", fleet.cordon_node(cordon)).await.expect("an operator may");
-    let drain = v1::DrainNodeRequest { request_id: ids.next(), node: h1(), stop_after: None };
+    let drain = v1::DrainNodeRequest { request_id: ids.next(), node: h1(), ..Default::default() };
     guarded("a drain", fleet.drain_node(drain)).await.expect("an operator may");
     let quarantine =
         v1::QuarantineNodeRequest { request_id: ids.next(), node: h1(), reason: "loud".to_owned() };

@@ -435,7 +435,8 @@ async fn a_running_job_is_requeued_and_suspended() {
     let view = world.engine.view();
     let placement = view.job(job_id).and_then(|row| row.placement.clone()).expect("it is placed");
     let (slot, by) = (placement.slots[0], Requester::default());
-    let cordon = Command::SetCordon { request: RequestId(77), by, node: slot.node, cordoned: true };
+    let (request, node) = (RequestId(77), slot.node);
+    let cordon = Command::SetCordon { request, by, node, cordoned: true, reason: None };
     world.engine.execute(cordon).await.expect("it is cordoned");
     let report = Command::Report {
         node: slot.node,

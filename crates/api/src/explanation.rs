@@ -177,6 +177,7 @@ fn cluster(report: &ClusterReport) -> v1::ClusterFit {
         score: report.score.as_ref().map(score).unwrap_or_default(),
         lacking_isolation: report.lacking_isolation.iter().map(|guarantee| number(*guarantee)).collect(),
         unmet: report.unmet.iter().map(unmet).collect(),
+        out_of_service_reasons: report.out_because.clone(),
     }
 }
 

@@ -23,8 +23,8 @@ use crate::headers::REQUIRED_FEATURES;
 /// users, `submissions_per_minute` of tiers. `tenant-queues`: `TenantPolicy.queue`. `job-hold`: `Job.hold`. `job-nice`:
 /// `JobSpec.nice`. `job-exclusive`: `JobSpec.exclusive`. `job-readiness`: `JobSpec.readiness`. `container-credentials`:
 /// `ContainerRuntime.credentials`. `job-terminal`: `JobSpec.terminal`, `ExecStart.attach`. `job-notify`: `JobSpec.notify`, and receivers
-/// with `for_jobs`.
-pub(crate) const FEATURES: [&str; 25] = [
+/// with `for_jobs`. `job-scratch`: `JobSpec.scratch_bytes`.
+pub(crate) const FEATURES: [&str; 26] = [
     "job-controls",
     "job-limits",
     "policy-parts",
@@ -50,6 +50,7 @@ pub(crate) const FEATURES: [&str; 25] = [
     "container-credentials",
     "job-terminal",
     "job-notify",
+    "job-scratch",
 ];
 
 /// Bytes of all names that a request may have.
@@ -118,12 +119,13 @@ mod tests {
             licences: vec![v1::LicenceRequest::default()],
             nice: 1,
             exclusive: true,
+            scratch_bytes: 1,
             readiness: Some(v1::ReadinessRule::default()),
             ..Default::default()
         };
         let job = v1::Job { spec: Some(spec), hold: true, ..Default::default() };
         let names = muster_wire::features::required_by(&[job]);
-        assert_eq!(names.len(), 13);
+        assert_eq!(names.len(), 14);
         assert_eq!(checked(&[&names.join(",")]), Ok(()));
     }
 

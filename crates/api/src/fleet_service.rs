@@ -197,6 +197,11 @@ macro_rules! change_node {
     }};
 }
 
+/// A text that may be left out.
+fn said(text: &str) -> Option<String> {
+    Some(text.to_owned()).filter(|text| !text.is_empty())
+}
+
 #[tonic::async_trait]
 impl FleetService for Fleet {
     async fn list_nodes(
@@ -366,8 +371,15 @@ impl FleetService for Fleet {
         &self,
         request: Request<v1::CordonNodeRequest>,
     ) -> Result<Response<v1::CordonNodeResponse>, Status> {
-        let order = |_: &v1::CordonNodeRequest| {
-            Ok::<_, Status>(move |request, by, node| Command::SetCordon { request, by, node, cordoned: true })
+        let order = |message: &v1::CordonNodeRequest| {
+            let reason = said(&message.reason);
+            Ok::<_, Status>(move |request, by, node| Command::SetCordon {
+                request,
+                by,
+                node,
+                cordoned: true,
+                reason: reason.clone(),
+            })
         };
         change_node!(self, request, cordon_node -> CordonNodeResponse, order)
     }
@@ -382,6 +394,7 @@ impl FleetService for Fleet {
                 by,
                 node,
                 cordoned: false,
+                reason: None,
             })
         };
         change_node!(self, request, uncordon_node -> UncordonNodeResponse, order)
@@ -461,11 +474,13 @@ impl FleetService for Fleet {
     ) -> Result<Response<v1::DrainNodeResponse>, Status> {
         let order = |message: &v1::DrainNodeRequest| {
             let deadline_ms = stop_after_from_proto(message.stop_after).map_err(invalid)?;
+            let reason = said(&message.reason);
             Ok::<_, Status>(move |request, by, node| Command::SetDrain {
                 request,
                 by,
                 node,
                 order: DrainOrder::Begin { deadline_ms },
+                reason: reason.clone(),
             })
         };
         change_node!(self, request, drain_node -> DrainNodeResponse, order)
@@ -481,6 +496,7 @@ impl FleetService for Fleet {
                 by,
                 node,
                 order: DrainOrder::End,
+                reason: None,
             })
         };
         change_node!(self, request, cancel_node_drain -> CancelNodeDrainResponse, order)

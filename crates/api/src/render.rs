@@ -4,8 +4,8 @@ use muster_engine::StartOrder;
 use muster_journal::{Outcome, RearrangeCause, StopCause, WorkerSlot};
 use muster_state::usage::Capacity;
 use muster_state::{
-    Failure, JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow, QueueRow, QuotaUse, RankArtifacts,
-    RankState, RestrictionRow, State, Straggler,
+    Failure, JobRow, NodeReason, NodeRow, NodeStatus, Phase, Placement, PromiseRow, QueueRow, QuotaUse,
+    RankArtifacts, RankState, RestrictionRow, State, Straggler,
 };
 use muster_types::job::ArrayMember;
 use muster_types::metadata::ANONYMOUS;
@@ -19,6 +19,7 @@ use muster_wire::convert::{
     job_spec_to_proto, node_overrides_to_proto, node_spec_to_proto, notice_to_proto, restriction_to_proto,
 };
 use muster_wire::node_state::node_state;
+use muster_wire::shared::encoded_len;
 use muster_wire::time::{duration, log_time};
 use muster_wire::{agent, v1};
 use sha2::{Digest, Sha256};
@@ -34,8 +35,11 @@ const RENDEZVOUS_PORTS: u64 = 4_096;
 /// Thousandths of a device times milliseconds, in a device-second.
 const MILLI_MS_IN_DEVICE_SECOND: u128 = 1_000_000;
 
-/// Text about a job in a basic view: an event then has at most 1 KiB, and the labels of its job.
+/// Text about a job in a basic view.
 const BASIC_TEXT_BYTES_MAX: usize = 80;
+/// A job in a basic view with its labels: an event that carries it then has at most 1 KiB, of which 96 bytes are enough for its
+/// resume token and its position.
+const BASIC_JOB_BYTES_MAX: usize = (1 << 10) - 96;
 
 const PROMISED_TEXT: &str = "it starts once the jobs that hold the capacity promised to it have stopped";
 const NOT_RELEASED_TEXT: &str = "waits for the jobs that it depends on, or for the time that it names";
@@ -61,7 +65,28 @@ pub(crate) fn job(
     spec: &JobSpec,
     (detail, visibility): (Detail, Visibility),
 ) -> v1::Job {
-    visibility.job(view, &spec.tenant, whole(view, id, row, spec, detail))
+    let mut shown = visibility.job(view, &spec.tenant, whole(view, id, row, spec, detail));
+    if detail == Detail::Basic {
+        cut_labels(&mut shown);
+    }
+    shown
+}
+
+/// Takes labels away that a basic view has no bytes for, and says that there are more. Those that stay are the first in the
+/// order of their keys, so that they are the same in each event of the job.
+pub(crate) fn cut_labels(job: &mut v1::Job) {
+    if encoded_len(job) <= BASIC_JOB_BYTES_MAX {
+        return;
+    }
+    let labels: BTreeMap<String, String> = std::mem::take(&mut job.labels).into_iter().collect();
+    job.labels_incomplete = !labels.is_empty();
+    let mut left = BASIC_JOB_BYTES_MAX.saturating_sub(encoded_len(job));
+    for (key, value) in labels {
+        let alone = v1::Job { labels: HashMap::from([(key, value)]), ..Default::default() };
+        let Some(after) = left.checked_sub(encoded_len(&alone)) else { break };
+        left = after;
+        job.labels.extend(alone.labels);
+    }
 }
 
 fn whole(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail) -> v1::Job {
@@ -92,6 +117,7 @@ fn whole(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail) 
         status: Some(status(view, id, row, spec, detail)),
         redacted: false,
         hold: false,
+        labels_incomplete: false,
     }
 }
 
@@ -478,6 +504,16 @@ pub(crate) fn node_with(
             .overrides
             .as_ref()
             .map(|set| node_overrides_to_proto(&set.overrides, &set.by, set.set_at)),
+        cordon_reason: row.reasons.as_ref().and_then(|reasons| reasons.cordon.as_ref()).map(node_reason),
+        drain_reason: row.reasons.as_ref().and_then(|reasons| reasons.drain.as_ref()).map(node_reason),
+    }
+}
+
+fn node_reason(said: &NodeReason) -> v1::NodeReason {
+    v1::NodeReason {
+        reason: said.reason.clone(),
+        creator: said.by.name.clone(),
+        create_time: log_time(said.set_at),
     }
 }
 
@@ -608,6 +644,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
         host: muster_wire::convert::host_rules_to_proto(&contract.host),
         trace_parent: contract.trace_parent.map(|parent| parent.to_string()).unwrap_or_default(),
         terminal: contract.terminal,
+        scratch_bytes: spec.scratch_bytes(),
     }
 }
 

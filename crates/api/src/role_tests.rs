@@ -416,7 +416,6 @@ async fn every_role_and_nodes_in_its_region_in_others_and_not_there() {
                 )*};
             }
             change! {
-                "v1beta1.FleetService/CordonNode" CordonNodeRequest,
                 "v1beta1.FleetService/UncordonNode" UncordonNodeRequest,
                 "v1beta1.FleetService/CancelNodeDrain" CancelNodeDrainRequest,
                 "v1beta1.FleetService/ReleaseNode" ReleaseNodeRequest,
@@ -430,8 +429,10 @@ async fn every_role_and_nodes_in_its_region_in_others_and_not_there() {
             let labels: HashMap<String, String> = [("team".to_owned(), "x".to_owned())].into();
             let reason = "looks odd".to_owned();
             ask! {
+                "v1beta1.FleetService/CordonNode",
+                v1::CordonNodeRequest { request_id: next_id(), node: node(), ..Default::default() };
                 "v1beta1.FleetService/DrainNode",
-                v1::DrainNodeRequest { request_id: next_id(), node: node(), stop_after: None };
+                v1::DrainNodeRequest { request_id: next_id(), node: node(), ..Default::default() };
                 "v1beta1.FleetService/QuarantineNode",
                 v1::QuarantineNodeRequest { request_id: next_id(), node: node(), reason };
                 "v1beta1.FleetService/BeginNodeRepair",

@@ -436,11 +436,11 @@ mod tests {
         let name = "admin/hunter2".to_owned();
         let by = muster_types::Requester { name, is_operator: true, address: None };
         let node = muster_types::NodeId(1);
-        let cordoned = Decision::NodeCordonSet { request, by, node, cordoned: true };
+        let cordoned = Decision::NodeCordonSet { request, by, node, cordoned: true, reason: None };
         assert_eq!(times(Visibility::All, &cordoned), (1, false));
         assert_eq!(times(speech, &cordoned), (0, true));
         let by = muster_types::Requester::default();
-        let drained = Decision::NodeDrainSet { request: None, by, node, drain: None };
+        let drained = Decision::NodeDrainSet { request: None, by, node, drain: None, reason: None };
         assert_eq!(times(Visibility::Nobodys, &drained), (0, false), "the leader decided it");
         let created = Decision::LeaderStarted;
         assert_eq!(times(Visibility::Nobodys, &created), (0, false));

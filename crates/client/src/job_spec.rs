@@ -151,6 +151,11 @@ impl JobSpec {
         self.with(|spec| spec.exclusive = true)
     }
 
+    /// Each worker has a directory for itself on a local disk, which may hold this many bytes.
+    pub fn scratch(self, bytes: u64) -> JobSpec {
+        self.with(|spec| spec.scratch_bytes = bytes)
+    }
+
     /// Each worker has to say within this time of the start of an attempt that it is ready.
     pub fn ready_within(self, timeout: Duration) -> JobSpec {
         let timeout = Some(duration(span_ms(timeout)));

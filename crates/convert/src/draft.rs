@@ -84,6 +84,8 @@ pub struct Rules {
     pub exclusive: Option<bool>,
     /// The shell that runs the command; none where it is executed as it is.
     pub shell: Option<&'static str>,
+    /// Bytes of each worker's scratch directory.
+    pub scratch_bytes: Option<u64>,
 }
 
 /// One group of workers.
@@ -214,6 +216,7 @@ impl Draft {
         put(&mut spec, "nice", json!(rules.nice));
         put(&mut spec, "exclusive", json!(rules.exclusive));
         put(&mut spec, "shell", json!(rules.shell));
+        put(&mut spec, "scratch", json!(rules.scratch_bytes));
         put(&mut spec, "tolerations", json!(rules.tolerations));
         put(&mut spec, "after", json!(self.after));
         put(&mut spec, "notBefore", json!(self.not_before));

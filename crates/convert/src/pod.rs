@@ -73,6 +73,7 @@ pub fn read(
         selection.types.extend(options.accelerator.clone());
     }
     pod.needs = resources::read(&container.get("resources"), &selection);
+    pod.rules.scratch_bytes = resources::scratch_bytes(&container.get("resources"));
     pod.slice = selection.slice.filter(|_| pod.needs.accelerators.is_some());
     metadata::priority(&spec.get("priorityClassName"), options, &mut pod.rules.tier);
     times(&spec, &mut pod.rules);

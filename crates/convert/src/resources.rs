@@ -9,6 +9,18 @@ use super::selection::Selection;
 
 const DEVICES: [&str; 3] = ["nvidia.com/gpu", "amd.com/gpu", "google.com/tpu"];
 
+/// What containers ask of the disk.
+const SCRATCH: &str = "ephemeral-storage";
+
+/// Bytes of the disk that a container asks for: what its worker has as its scratch directory.
+pub fn scratch_bytes(resources: &Field<'_>) -> Option<u64> {
+    let (asked, most) = (resources.at(["requests", SCRATCH]), resources.at(["limits", SCRATCH]));
+    let bytes = amount(&most, memory_bytes).or(amount(&asked, memory_bytes)).filter(|bytes| *bytes > 0)?;
+    let field = if most.is_given() { &most } else { &asked };
+    field.approximate("is the size of one directory, which MUSTER_SCRATCH and TMPDIR name; output is not counted");
+    Some(bytes)
+}
+
 /// Reads requests and limits of a container.
 pub fn read(resources: &Field<'_>, selection: &Selection) -> Needs {
     let (requests, limits) = (resources.get("requests"), resources.get("limits"));
@@ -62,13 +74,10 @@ fn accelerators(requests: &Field<'_>, limits: &Field<'_>, selection: &Selection)
 
 fn others(requests: &Field<'_>, limits: &Field<'_>) {
     for (name, field) in requests.entries().into_iter().chain(limits.entries()) {
-        if ["cpu", "memory"].contains(&name) || DEVICES.contains(&name) {
+        if ["cpu", "memory", SCRATCH].contains(&name) || DEVICES.contains(&name) {
             continue;
         }
         field.drop(match name {
-            "ephemeral-storage" => {
-                "space on disk is not counted; `disk_size_max` of the agent bounds what a worker's files take"
-            }
             _ if name.starts_with("nvidia.com/mig-") => {
                 "parts of a device are asked for as a share: `accelerators: TYPE:0.25`"
             }

@@ -5,6 +5,7 @@
 #SBATCH --gres=gpu:h100:8
 #SBATCH -c 64
 #SBATCH --mem=512G
+#SBATCH --tmp=2T
 #SBATCH -t 2-00:00:00
 #SBATCH --output=logs/%x-%j.out
 #SBATCH --signal=B:USR1@120

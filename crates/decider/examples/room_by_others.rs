@@ -57,6 +57,7 @@ fn group(workers: u32, kind: &str, devices: u16) -> TaskGroup {
         cpu_milli: 1_000,
         memory_bytes: GIB,
         exclusive: false,
+        scratch_bytes: 0,
     };
     TaskGroup::new(Name::literal("main"), workers, vec!["run".into()], request)
 }
@@ -223,5 +224,6 @@ fn node(name: String, kind: &str, devices: u16, rack: usize, pod: Option<PodPosi
         labels: BTreeMap::new(),
         taints: BTreeSet::new(),
         pod,
+        scratch_bytes: 0,
     }
 }

@@ -17,6 +17,7 @@ pub(crate) fn job(text: &str, workers: u32) -> JobSpec {
         cpu_milli: 100,
         memory_bytes: 1 << 20,
         exclusive: false,
+        scratch_bytes: 0,
     };
     let group = TaskGroup {
         name: name("main"),
@@ -77,6 +78,7 @@ pub(crate) fn host(text: &str) -> NodeSpec {
         labels: BTreeMap::new(),
         taints: BTreeSet::new(),
         pod: None,
+        scratch_bytes: 0,
     };
     draft.check().expect("it is a host")
 }

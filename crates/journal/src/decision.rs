@@ -284,6 +284,8 @@ pub enum Decision {
         node: NodeId,
         /// Whether nothing new may be placed on it.
         cordoned: bool,
+        /// Why, for people; none where nothing was said, and where it is put back.
+        reason: Option<String>,
     },
     /// Decision of the leader's clock: a node's session is over; every lease on it is revoked.
     NodeLost {
@@ -493,6 +495,8 @@ pub enum Decision {
         node: NodeId,
         /// How; none ends it.
         drain: Option<Drain>,
+        /// Why, for people; none where nothing was said, and where it is put back.
+        reason: Option<String>,
     },
     /// A node is kept away from work, or let back. What runs on it goes on.
     NodeQuarantineSet {

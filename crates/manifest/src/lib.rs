@@ -333,8 +333,9 @@ impl Manifest {
 
     fn path_in_file(&self, path: &str) -> String {
         // What a file has another name for. Everything else has the name of the message, in camel case.
-        const RENAMED: [(&str, &str); 6] = [
+        const RENAMED: [(&str, &str); 7] = [
             ("host.shared_memory_bytes", "shared_memory"),
+            ("scratch_bytes", "scratch"),
             ("array.size", "array"),
             ("array.indices", "array"),
             ("array.throttle", "array"),

@@ -169,6 +169,12 @@ impl Reader<'_> {
             licences: self.licences("spec.licences", spec.licences.unwrap_or_default()),
             nice: self.value("spec.nice", spec.nice, quantity::nice).unwrap_or_default(),
             exclusive: self.value("spec.exclusive", spec.exclusive, quantity::flag).unwrap_or_default(),
+            scratch_bytes: self.above_zero(
+                "spec.scratch",
+                spec.scratch,
+                quantity::memory_bytes,
+                "leave it out for no directory",
+            ),
             readiness: spec
                 .readiness
                 .map(|rule| v1::ReadinessRule { timeout: self.span("spec.readiness.timeout", rule.timeout) }),

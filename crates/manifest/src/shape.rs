@@ -72,6 +72,7 @@ pub struct Spec {
     pub licences: Option<BTreeMap<String, Text>>,
     pub nice: Option<Text>,
     pub exclusive: Option<Text>,
+    pub scratch: Option<Text>,
     pub readiness: Option<Readiness>,
     pub terminal: Option<Text>,
     pub notify: Option<Vec<Spanned<Notify>>>,

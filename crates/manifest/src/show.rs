@@ -186,6 +186,7 @@ fn described(spec: &v1::JobSpec, is_short: bool) -> Fields {
     if spec.exclusive {
         shown.say("exclusive", true);
     }
+    shown.say("scratch", Some(spec.scratch_bytes).filter(|bytes| *bytes > 0).map(show_bytes));
     if let Some(rule) = &spec.readiness {
         let mut readiness = Fields::default();
         readiness.say("timeout", span(rule.timeout));

@@ -200,6 +200,7 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
                 v1::JobSpec {
                     workdir,
                     nice: preflight - 2,
+                    scratch_bytes: u64::from(retry.1) << 30,
                     readiness: Some(v1::ReadinessRule {
                         timeout: Some(duration(60_000 + u64::from(retry.1))),
                     }),

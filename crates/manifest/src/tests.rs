@@ -719,12 +719,15 @@ fn nice_values_whole_hosts_and_readiness_are_read() {
     assert_eq!((asked.nice, asked.exclusive), (-7, true));
     let timeout = asked.readiness.and_then(|rule| rule.timeout).map(|timeout| timeout.seconds);
     assert_eq!(timeout, Some(600));
+    assert_eq!(spec("  scratch: 200Gi\n").scratch_bytes, 200 << 30);
     let none = spec("");
-    assert_eq!((none.nice, none.exclusive, none.readiness), (0, false, None));
+    assert_eq!((none.nice, none.exclusive, none.scratch_bytes, none.readiness), (0, false, 0, None));
     for (line, expected) in [
         ("nice: 101", "line 6: spec.nice: must be a whole number from -100 to 100"),
         ("nice: polite", "line 6: spec.nice: must be"),
         ("exclusive: sometimes", "line 6: spec.exclusive: must be true or false"),
+        ("scratch: much", "line 6: spec.scratch: must be"),
+        ("scratch: 0", "line 6: spec.scratch: must be"),
         ("readiness: {}", "spec.readiness.timeout: must be given"),
         ("readiness: {timeout: 0s}", "spec.readiness.timeout: must be between"),
         ("licences: {MATLAB: 2}", "line 6: spec.licences.MATLAB: must be"),
@@ -752,7 +755,7 @@ fn unknown_fields_are_named_with_line_and_neighbour() {
         ["line 5: comand: unknown field; did you mean command? (known here: tier, regions, groups, \
           runTimeLimit, stopGrace, workingDirectory, array, topology, \
           nodeSelector, nodes, tolerations, preemptible, after, notBefore, deadline, expectedRun, datasets, launch, \
-          retry, checkpoint, notice, spareWorkers, preflight, workdir, booking, artifacts, ulimits, binding, shell, sharedMemory, capacity, affinity, licences, nice, exclusive, readiness, terminal, notify, parallel, workers, minWorkers, slice, command, environment, \
+          retry, checkpoint, notice, spareWorkers, preflight, workdir, booking, artifacts, ulimits, binding, shell, sharedMemory, capacity, affinity, licences, nice, exclusive, scratch, readiness, terminal, notify, parallel, workers, minWorkers, slice, command, environment, \
           accelerators, cpu, memory, container)"]
     );
     assert!(

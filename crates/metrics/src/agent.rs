@@ -96,6 +96,8 @@ closed! {
         LeaseExpired = "lease_expired",
         /// It used more memory than it had asked for.
         OutOfMemory = "out_of_memory",
+        /// It wrote more to its scratch directory than it had asked for.
+        OutOfScratch = "out_of_scratch",
         /// It could not be launched.
         LaunchFailed = "launch_failed",
         /// It was stopped before it was launched.

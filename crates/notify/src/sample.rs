@@ -14,6 +14,7 @@ pub(crate) fn job(text: &str) -> JobDraft {
         cpu_milli: 100,
         memory_bytes: 1 << 20,
         exclusive: false,
+        scratch_bytes: 0,
     };
     let group = TaskGroup {
         name: name("main"),

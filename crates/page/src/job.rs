@@ -258,7 +258,10 @@ fn clusters(explained: &v1::Explanation) -> Markup {
                 td { (fit.accelerator_type) }
                 td.number { (fit.free_devices) " of " (fit.total_devices) }
                 td.number { (fit.workers_that_fit) }
-                td { (fit.nodes.as_ref().map(node_counts).unwrap_or_default()) }
+                td {
+                    (fit.nodes.as_ref().map(node_counts).unwrap_or_default())
+                    @for reason in &fit.out_of_service_reasons { br; (text::of_people(reason)) }
+                }
             }
         }
     };
@@ -339,6 +342,7 @@ fn ended(exit: &v1::ExitStatus) -> String {
         Some(Kind::Vanished(_)) => "the agent has no trace of it".to_owned(),
         Some(Kind::NotStarted(_)) => "stopped before it had a process".to_owned(),
         Some(Kind::OutOfMemory(_)) => "used more memory than it asked for".to_owned(),
+        Some(Kind::OutOfScratch(_)) => "wrote more to its scratch directory than it asked for".to_owned(),
         Some(Kind::NodeFault(how)) => format!("fault of its node: {how}"),
         Some(Kind::BackendLost(how)) => format!("lost by the cluster below: {how}"),
         Some(Kind::PreflightFailed(how)) => format!("network check failed: {how}"),

@@ -171,6 +171,9 @@ fn about(node: &v1::Node, described: &v1::NodeDescription) -> Markup {
             dt { "Accelerators" } dd { (accelerators(described)) ", " (node.free_devices) " free" }
             dt { "CPUs" } dd { (show_scaled(described.cpu_milli, 3)) ", " (show_scaled(node.free_cpu_milli, 3)) " free" }
             dt { "Memory" } dd { (gibibytes(described.memory_bytes)) " GiB, " (gibibytes(node.free_memory_bytes)) " GiB free" }
+            @if described.scratch_bytes > 0 {
+                dt { "Scratch" } dd { (gibibytes(described.scratch_bytes)) " GiB" }
+            }
             @if let Some(pod) = &described.pod {
                 dt { "TPU pod" } dd { (pod.pod) ", cube " (pod.cube) }
             }
@@ -187,6 +190,16 @@ fn about(node: &v1::Node, described: &v1::NodeDescription) -> Markup {
                     @if !set.taints.is_empty() { "Taints: " (set.taints.join(", ")) ". " }
                     "Last changed " (text::moment_utc(set.change_time))
                     @if !set.changed_by.is_empty() { " by " (text::of_people(&set.changed_by)) }
+                }
+            }
+            @for (what, said) in [("Cordoned", &node.cordon_reason), ("Drained", &node.drain_reason)] {
+                @if let Some(said) = said {
+                    dt { (what) }
+                    dd {
+                        @if !said.reason.is_empty() { (text::of_people(&said.reason)) ". " }
+                        "Asked for " (text::moment_utc(said.create_time))
+                        @if !said.creator.is_empty() { " by " (text::of_people(&said.creator)) }
+                    }
                 }
             }
             @if let Some(load) = &node.foreign_load {
@@ -264,6 +277,18 @@ mod tests {
         let page = node(&Frame::default(), &shown, &[]);
         assert_eq!(page.matches("/jobs/job-1").count(), JOBS_MAX);
         assert!(page.contains("1000 jobs; the first 256 are listed"), "{page}");
+    }
+
+    #[test]
+    fn a_cordon_says_why_and_by_whom() {
+        let said = v1::NodeReason {
+            reason: "<b>power work</b>".to_owned(),
+            creator: "admin/ada".to_owned(),
+            create_time: None,
+        };
+        let shown = v1::Node { cordoned: true, cordon_reason: Some(said), ..Default::default() };
+        let page = node(&Frame::default(), &shown, &[]);
+        assert!(page.contains("&lt;b&gt;power work&lt;/b&gt;") && page.contains("admin/ada"), "{page}");
     }
 
     #[test]

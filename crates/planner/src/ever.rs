@@ -123,6 +123,7 @@ fn most_by_counts<'a>(
                 memory_bytes: shape.memory_bytes,
                 cpu_milli_total: shape.cpu_milli,
                 memory_bytes_total: shape.memory_bytes,
+                scratch_bytes: shape.scratch_bytes,
             };
             u64::from(free.workers(&group.request))
         };
@@ -595,8 +596,12 @@ fn never_together(state: &State, spec: &JobSpec) -> Never {
 pub(crate) fn describe(group: &TaskGroup, workers: u32) -> String {
     let plural = if workers == 1 { "worker" } else { "workers" };
     let devices = group.request.accelerators.as_ref().map_or_else(String::new, |a| format!(" x {a}"));
+    let scratch = match group.request.scratch_bytes {
+        0 => String::new(),
+        bytes => format!(", {} MiB of scratch", bytes >> 20),
+    };
     format!(
-        "{workers} {plural}{devices} ({} mCPU, {} MiB each{})",
+        "{workers} {plural}{devices} ({} mCPU, {} MiB each{scratch}{})",
         group.request.cpu_milli,
         group.request.memory_bytes >> 20,
         if group.request.exclusive { ", with a host to itself" } else { "" }
@@ -752,6 +757,11 @@ fn excluded(state: &State, spec: &JobSpec, group: &TaskGroup) -> Option<String> 
 
 /// No host holds even one worker: say what hosts there are.
 fn largest_hosts(pools: &[KeyedPool<'_>], group: &TaskGroup) -> String {
+    let shapes = pools.iter().flat_map(|(_, pool)| pool.shapes.iter());
+    let most_scratch = shapes.map(|(shape, _)| shape.scratch_bytes).max().unwrap_or(0);
+    if group.request.scratch_bytes > most_scratch {
+        return format!("the host with most scratch that it may use gives {} MiB", most_scratch >> 20);
+    }
     let mut largest: BTreeMap<Option<&Name>, (u16, u64, u64)> = BTreeMap::new();
     for (key, pool) in pools {
         let entry = largest.entry(key.kind.as_ref()).or_default();

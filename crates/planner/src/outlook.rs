@@ -33,10 +33,16 @@ struct Amount {
     devices: i64,
     cpu_milli: i64,
     memory_bytes: i64,
+    scratch_bytes: i64,
 }
 
 impl Amount {
-    const ALL: Amount = Amount { devices: i64::MAX, cpu_milli: i64::MAX, memory_bytes: i64::MAX };
+    const ALL: Amount = Amount {
+        devices: i64::MAX,
+        cpu_milli: i64::MAX,
+        memory_bytes: i64::MAX,
+        scratch_bytes: i64::MAX,
+    };
 
     fn of_workers(request: &WorkerRequest, workers: u32) -> Amount {
         let workers = i64::from(workers);
@@ -44,6 +50,7 @@ impl Amount {
             devices: devices_for(request, workers),
             cpu_milli: signed(request.cpu_milli).saturating_mul(workers),
             memory_bytes: signed(request.memory_bytes).saturating_mul(workers),
+            scratch_bytes: signed(request.scratch_bytes).saturating_mul(workers),
         }
     }
 
@@ -52,7 +59,12 @@ impl Amount {
         if !request.exclusive || workers == 0 {
             return Amount::of_workers(request, workers);
         }
-        Amount { devices: 0, cpu_milli: signed(host.cpu_milli), memory_bytes: signed(host.memory_bytes) }
+        Amount {
+            devices: 0,
+            cpu_milli: signed(host.cpu_milli),
+            memory_bytes: signed(host.memory_bytes),
+            scratch_bytes: signed(request.scratch_bytes).saturating_mul(i64::from(workers)),
+        }
     }
 
     /// How many such workers it holds where it is what a host has.
@@ -70,6 +82,7 @@ impl Amount {
             devices: self.devices.saturating_add(other.devices),
             cpu_milli: self.cpu_milli.saturating_add(other.cpu_milli),
             memory_bytes: self.memory_bytes.saturating_add(other.memory_bytes),
+            scratch_bytes: self.scratch_bytes.saturating_add(other.scratch_bytes),
         }
     }
 
@@ -78,12 +91,13 @@ impl Amount {
             devices: -other.devices,
             cpu_milli: -other.cpu_milli,
             memory_bytes: -other.memory_bytes,
+            scratch_bytes: -other.scratch_bytes,
         })
     }
 
     /// Whether there is anything of it.
     fn is_positive(self) -> bool {
-        self.devices > 0 || self.cpu_milli > 0 || self.memory_bytes > 0
+        self.devices > 0 || self.cpu_milli > 0 || self.memory_bytes > 0 || self.scratch_bytes > 0
     }
 
     fn min(self, other: Amount) -> Amount {
@@ -91,6 +105,7 @@ impl Amount {
             devices: self.devices.min(other.devices),
             cpu_milli: self.cpu_milli.min(other.cpu_milli),
             memory_bytes: self.memory_bytes.min(other.memory_bytes),
+            scratch_bytes: self.scratch_bytes.min(other.scratch_bytes),
         }
     }
 
@@ -103,7 +118,9 @@ impl Amount {
         };
         let by_cpu = self.cpu_milli / signed(request.cpu_milli).max(1);
         let by_memory = self.memory_bytes / signed(request.memory_bytes).max(1);
-        u32::try_from(by_device.min(by_cpu).min(by_memory).max(0)).unwrap_or(u32::MAX)
+        // Most ask for none, and then it does not matter what is left.
+        let by_scratch = self.scratch_bytes.checked_div(signed(request.scratch_bytes)).unwrap_or(i64::MAX);
+        u32::try_from(by_device.min(by_cpu).min(by_memory).min(by_scratch).max(0)).unwrap_or(u32::MAX)
     }
 }
 
@@ -170,6 +187,7 @@ impl Reserved {
             spare_devices: u16::try_from(unsigned(self.spare.devices)).unwrap_or(u16::MAX),
             spare_cpu_milli: unsigned(self.spare.cpu_milli),
             spare_memory_bytes: unsigned(self.spare.memory_bytes),
+            spare_scratch_bytes: unsigned(self.spare.scratch_bytes),
         }
     }
 }
@@ -263,6 +281,7 @@ impl CapacityTimeline {
             devices: i64::from(row.offer().devices.count()),
             cpu_milli: signed(row.usable().cpu_milli) - signed(row.promised.cpu_milli),
             memory_bytes: signed(row.usable().memory_bytes) - signed(row.promised.memory_bytes),
+            scratch_bytes: signed(row.usable().scratch_bytes) - signed(row.promised.scratch_bytes),
         });
     }
 

@@ -122,6 +122,7 @@ impl<'a> Attempt<'a, '_> {
             }
             envelope.cpu_milli = envelope.cpu_milli.max(group.request.cpu_milli);
             envelope.memory_bytes = envelope.memory_bytes.max(group.request.memory_bytes);
+            envelope.scratch_bytes = envelope.scratch_bytes.max(group.request.scratch_bytes);
             if let (Some(most), Some(own)) = (&mut envelope.accelerators, &group.request.accelerators) {
                 most.amount = larger(most, own);
             }

@@ -391,6 +391,8 @@ pub struct Hold {
     pub spare_cpu_milli: u64,
     /// Bytes that it may have.
     pub spare_memory_bytes: u64,
+    /// Bytes of scratch that it may have.
+    pub spare_scratch_bytes: u64,
 }
 
 /// What is kept of the fleet for others. A clone costs nothing.
@@ -511,6 +513,7 @@ impl Holds {
                 devices: least.devices.min(hold.spare_devices),
                 cpu_milli: least.cpu_milli.min(hold.spare_cpu_milli),
                 memory_bytes: least.memory_bytes.min(hold.spare_memory_bytes),
+                scratch_bytes: least.scratch_bytes.min(hold.spare_scratch_bytes),
             })
         })
     }
@@ -522,11 +525,13 @@ pub(crate) struct Spare {
     pub(crate) devices: u16,
     pub(crate) cpu_milli: u64,
     pub(crate) memory_bytes: u64,
+    pub(crate) scratch_bytes: u64,
 }
 
 impl Spare {
-    const ALL: Spare = Spare { devices: u16::MAX, cpu_milli: u64::MAX, memory_bytes: u64::MAX };
-    const NOTHING: Spare = Spare { devices: 0, cpu_milli: 0, memory_bytes: 0 };
+    const ALL: Spare =
+        Spare { devices: u16::MAX, cpu_milli: u64::MAX, memory_bytes: u64::MAX, scratch_bytes: u64::MAX };
+    const NOTHING: Spare = Spare { devices: 0, cpu_milli: 0, memory_bytes: 0, scratch_bytes: 0 };
 
     /// How many such workers it holds at most. Shares of devices that the gang has already are not
     /// counted here but by [`Spare::take`].
@@ -545,7 +550,8 @@ impl Spare {
         };
         let by_cpu = self.cpu_milli / request.cpu_milli.max(1);
         let by_memory = self.memory_bytes / request.memory_bytes.max(1);
-        u32::try_from(by_device.min(by_cpu).min(by_memory)).unwrap_or(u32::MAX)
+        let by_scratch = self.scratch_bytes.checked_div(request.scratch_bytes).unwrap_or(u64::MAX);
+        u32::try_from(by_device.min(by_cpu).min(by_memory).min(by_scratch)).unwrap_or(u32::MAX)
     }
 
     /// Takes what a worker holds; false when there is not as much. `touched` are devices of which the
@@ -555,11 +561,13 @@ impl Spare {
         let enough = !request.exclusive
             && self.devices >= more
             && self.cpu_milli >= request.cpu_milli
-            && self.memory_bytes >= request.memory_bytes;
+            && self.memory_bytes >= request.memory_bytes
+            && self.scratch_bytes >= request.scratch_bytes;
         if enough {
             self.devices -= more;
             self.cpu_milli -= request.cpu_milli;
             self.memory_bytes -= request.memory_bytes;
+            self.scratch_bytes -= request.scratch_bytes;
         }
         enough
     }

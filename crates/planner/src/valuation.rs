@@ -122,6 +122,7 @@ struct RequestShape {
     is_share: bool,
     cpu_milli: u64,
     memory_bytes: u64,
+    scratch_bytes: u64,
 }
 
 /// What free devices are worth, as learnt from what was asked for up to a time.
@@ -387,6 +388,7 @@ impl RequestShape {
             is_share: matches!(amount, Some(DeviceAmount::Share(_))),
             cpu_milli: request.cpu_milli,
             memory_bytes: request.memory_bytes,
+            scratch_bytes: request.scratch_bytes,
         }
     }
 
@@ -401,6 +403,7 @@ impl RequestShape {
         after.is_whole = false;
         after.cpu_milli = after.cpu_milli.saturating_sub(self.cpu_milli);
         after.memory_bytes = after.memory_bytes.saturating_sub(self.memory_bytes);
+        after.scratch_bytes = after.scratch_bytes.saturating_sub(self.scratch_bytes);
         if !self.is_share {
             after.idle = after.idle.saturating_sub(whole_devices(self.milli));
             return after;

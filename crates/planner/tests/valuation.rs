@@ -52,7 +52,8 @@ fn start(fleet: &mut Fleet, spec: &JobSpec, valuation: &RefCell<Valuation>) -> O
 }
 
 fn free(idle: u16, shares: &[u16], cpu_milli: u64) -> FreeKey {
-    FreeKey { idle, cpu_milli, memory_bytes: 512 * GIB, shares: shares.to_vec(), is_whole: false }
+    let shares = shares.to_vec();
+    FreeKey { idle, cpu_milli, memory_bytes: 512 * GIB, shares, is_whole: false, scratch_bytes: 0 }
 }
 
 proptest! {

@@ -40,6 +40,7 @@ fn begun() -> (Speculation, State) {
         rack: Name::literal("rack"),
         taints: BTreeSet::new(),
         pod: None,
+        scratch_bytes: 0,
     };
     let spec = spec.check().expect("a node");
     let register = Command::Register { spec, holder: HolderId(1), other_session_is_over: false };
@@ -62,6 +63,7 @@ fn run(jobs: u64, speculation: &mut Speculation, applied: &mut State, shares: bo
                     cpu_milli: 1_000,
                     memory_bytes: 1 << 30,
                     exclusive: false,
+                    scratch_bytes: 0,
                 },
                 slice: None,
                 container: None,

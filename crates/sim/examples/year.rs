@@ -142,6 +142,7 @@ impl Year {
             labels: BTreeMap::new(),
             taints: BTreeSet::new(),
             pod: None,
+            scratch_bytes: 0,
         };
         draft.check().expect("it is a node")
     }
@@ -242,6 +243,7 @@ impl Year {
             cpu_milli: 4_000,
             memory_bytes: 8 << 30,
             exclusive: false,
+            scratch_bytes: 0,
         };
         let workers = 1 + (self.random.below(4) == 0) as u32 * 2;
         let group =

@@ -288,6 +288,7 @@ impl<'a> Driver<'a> {
             labels: BTreeMap::new(),
             taints: BTreeSet::new(),
             pod: None,
+            scratch_bytes: 0,
         }
     }
 
@@ -376,6 +377,7 @@ impl<'a> Driver<'a> {
             cpu_milli: entry.cpu_milli.unwrap_or(0).max(1),
             memory_bytes: (entry.mem_mib.unwrap_or(0) << 20).max(1),
             exclusive: false,
+            scratch_bytes: 0,
         };
         let regions = match self.scope {
             Scope::Home if !entry.home_cluster.is_empty() => vec![self.regions.of(&entry.home_cluster)],

@@ -59,14 +59,8 @@ impl State {
                 self.fold_throttled(*request, *array, *throttle)
             }
             Decision::NodeRegistered { spec, holder } => self.fold_registered(spec, *holder),
-            Decision::NodeCordonSet { request, node, cordoned, .. } => {
-                self.remember(*request, RequestAnswer::CordonSet { node: *node });
-                let row = self.nodes.get(node).expect("the guard has seen the node");
-                if row.cordoned == *cordoned {
-                    return Vec::new();
-                }
-                self.change_node(*node, true, |row| row.cordoned = *cordoned);
-                vec![Effect::NodeChanged(*node)]
+            Decision::NodeCordonSet { request, by, node, cordoned, reason } => {
+                self.fold_cordon((*request, by), *node, (*cordoned, reason.as_deref()))
             }
             Decision::NodeLost { node, cause, .. } => {
                 self.count_interruption(*node, *cause);
@@ -151,9 +145,8 @@ impl State {
             Decision::ForeignLoadSet { node, load, .. } => {
                 self.change_restriction(*node, |row, _| row.foreign = *load)
             }
-            Decision::NodeDrainSet { request, node, drain, .. } => {
-                self.remember_restriction(*request, *node);
-                self.change_restriction(*node, |row, _| row.drain = *drain)
+            Decision::NodeDrainSet { request, by, node, drain, reason } => {
+                self.fold_drain((*request, by), *node, (*drain, reason.as_deref()))
             }
             Decision::NodeQuarantineSet { request, node, reason, .. } => {
                 self.remember_restriction(*request, *node);
@@ -489,6 +482,7 @@ impl State {
                     changed_at: self.meta.log_time,
                     changed_index: self.meta.log_index,
                     overrides: None,
+                    reasons: None,
                     restricted: Restricted::default(),
                     spec,
                 };
@@ -613,6 +607,7 @@ impl State {
                 }
                 assert!(row.free.cpu_milli <= row.spec.cpu_milli, "no more is freed than there is");
                 assert!(row.free.memory_bytes <= row.spec.memory_bytes, "no more is freed than there is");
+                assert!(row.free.scratch_bytes <= row.spec.scratch_bytes, "no more is freed than there is");
             });
         }
         if begins {

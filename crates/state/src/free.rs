@@ -53,6 +53,8 @@ pub struct Free {
     pub cpu_milli_total: u64,
     /// Bytes of the whole host.
     pub memory_bytes_total: u64,
+    /// Bytes of scratch.
+    pub scratch_bytes: u64,
 }
 
 impl Free {
@@ -66,6 +68,7 @@ impl Free {
             memory_bytes: spec.memory_bytes,
             cpu_milli_total: spec.cpu_milli,
             memory_bytes_total: spec.memory_bytes,
+            scratch_bytes: spec.scratch_bytes,
         }
     }
 
@@ -75,9 +78,11 @@ impl Free {
         self.cpu_milli == self.cpu_milli_total && self.memory_bytes == self.memory_bytes_total
     }
 
-    /// Whether the CPUs and the memory suffice for a worker.
-    fn has_cpu_and_memory(&self, request: &WorkerRequest) -> bool {
-        let suffices = self.cpu_milli >= request.cpu_milli && self.memory_bytes >= request.memory_bytes;
+    /// Whether the CPUs, the memory and the scratch suffice for a worker.
+    fn has_what_hosts_have(&self, request: &WorkerRequest) -> bool {
+        let suffices = self.cpu_milli >= request.cpu_milli
+            && self.memory_bytes >= request.memory_bytes
+            && self.scratch_bytes >= request.scratch_bytes;
         suffices && (!request.exclusive || self.is_whole())
     }
 
@@ -100,7 +105,7 @@ impl Free {
     /// share the fullest device that holds it, an idle one last. None when it does not fit.
     #[must_use]
     pub fn pick(&self, request: &WorkerRequest) -> Option<DeviceSet> {
-        if !self.has_cpu_and_memory(request) {
+        if !self.has_what_hosts_have(request) {
             return None;
         }
         match request.accelerators.as_ref().map(|a| a.amount) {
@@ -119,7 +124,7 @@ impl Free {
     /// Whether exactly these devices would satisfy the request.
     #[must_use]
     pub fn admits(&self, request: &WorkerRequest, devices: DeviceSet) -> bool {
-        if !self.has_cpu_and_memory(request) {
+        if !self.has_what_hosts_have(request) {
             return false;
         }
         match request.accelerators.as_ref().map(|a| a.amount) {
@@ -137,7 +142,7 @@ impl Free {
     #[must_use]
     pub fn workers(&self, request: &WorkerRequest) -> u32 {
         if request.exclusive {
-            return u32::from(self.has_cpu_and_memory(request));
+            return u32::from(self.has_what_hosts_have(request));
         }
         let by_device = match request.accelerators.as_ref().map(|a| a.amount) {
             None => u64::MAX,
@@ -150,7 +155,8 @@ impl Free {
         };
         let by_cpu = self.cpu_milli / request.cpu_milli.max(1);
         let by_memory = self.memory_bytes / request.memory_bytes.max(1);
-        u32::try_from(by_device.min(by_cpu).min(by_memory)).unwrap_or(u32::MAX)
+        let by_scratch = by_scratch(self.scratch_bytes, request);
+        u32::try_from(by_device.min(by_cpu).min(by_memory).min(by_scratch)).unwrap_or(u32::MAX)
     }
 
     /// Takes what a worker holds.
@@ -161,6 +167,7 @@ impl Free {
         let (cpu_milli, memory_bytes) = self.taken_by(request);
         self.cpu_milli -= cpu_milli;
         self.memory_bytes -= memory_bytes;
+        self.scratch_bytes -= request.scratch_bytes;
         match request.accelerators.as_ref().map(|a| a.amount) {
             None => {}
             Some(DeviceAmount::Whole(_)) => {
@@ -195,6 +202,7 @@ impl Free {
         let (cpu_milli, memory_bytes) = self.taken_by(request);
         self.cpu_milli += cpu_milli;
         self.memory_bytes += memory_bytes;
+        self.scratch_bytes += request.scratch_bytes;
         match request.accelerators.as_ref().map(|a| a.amount) {
             None => {}
             Some(DeviceAmount::Whole(_)) => {
@@ -239,6 +247,7 @@ impl Free {
             memory_bytes: self.memory_bytes.saturating_sub(promised.memory_bytes),
             cpu_milli_total: self.cpu_milli_total,
             memory_bytes_total: self.memory_bytes_total,
+            scratch_bytes: self.scratch_bytes.saturating_sub(promised.scratch_bytes),
         };
         let of_device = |device: u16| {
             let share = promised.shares.iter().find(|share| share.device == device);
@@ -287,12 +296,18 @@ impl Free {
             memory_bytes: self.memory_bytes,
             shares,
             is_whole: self.is_whole(),
+            scratch_bytes: self.scratch_bytes,
         }
     }
 
     fn share_at(&self, device: u16) -> Option<usize> {
         self.shares.iter().position(|share| share.device == device)
     }
+}
+
+/// How many such workers a host's scratch is enough for; most ask for none.
+fn by_scratch(bytes: u64, request: &WorkerRequest) -> u64 {
+    bytes.checked_div(request.scratch_bytes).unwrap_or(u64::MAX)
 }
 
 /// The number of the only device of a share.
@@ -312,6 +327,8 @@ pub struct Promised {
     pub cpu_milli: u64,
     /// Bytes.
     pub memory_bytes: u64,
+    /// Bytes of scratch.
+    pub scratch_bytes: u64,
 }
 
 impl Promised {
@@ -329,6 +346,7 @@ impl Promised {
         let (cpu_milli, memory_bytes) = Free::all_of(host).taken_by(request);
         self.cpu_milli += cpu_milli;
         self.memory_bytes += memory_bytes;
+        self.scratch_bytes += request.scratch_bytes;
         match request.accelerators.as_ref().map(|a| a.amount) {
             None => {}
             Some(DeviceAmount::Whole(_)) => {
@@ -354,6 +372,7 @@ impl Promised {
         let (cpu_milli, memory_bytes) = Free::all_of(host).taken_by(request);
         self.cpu_milli -= cpu_milli;
         self.memory_bytes -= memory_bytes;
+        self.scratch_bytes -= request.scratch_bytes;
         match request.accelerators.as_ref().map(|a| a.amount) {
             None => {}
             Some(DeviceAmount::Whole(_)) => {
@@ -386,20 +405,25 @@ pub struct FreeKey {
     pub shares: Vec<u16>,
     /// Whether nobody holds anything of the host.
     pub is_whole: bool,
+    /// Bytes of scratch.
+    pub scratch_bytes: u64,
 }
 
 impl FreeKey {
     /// Before every host with this many idle devices.
     #[must_use]
     pub fn first_with(idle: u16) -> FreeKey {
-        FreeKey { idle, cpu_milli: 0, memory_bytes: 0, shares: Vec::new(), is_whole: false }
+        let shares = Vec::new();
+        FreeKey { idle, cpu_milli: 0, memory_bytes: 0, shares, is_whole: false, scratch_bytes: 0 }
     }
 
     /// How many such workers fit on such a host.
     #[must_use]
     pub fn workers(&self, request: &WorkerRequest) -> u32 {
         if request.exclusive {
-            let suffices = self.cpu_milli >= request.cpu_milli && self.memory_bytes >= request.memory_bytes;
+            let suffices = self.cpu_milli >= request.cpu_milli
+                && self.memory_bytes >= request.memory_bytes
+                && self.scratch_bytes >= request.scratch_bytes;
             return u32::from(self.is_whole && suffices);
         }
         let by_device = match request.accelerators.as_ref().map(|a| a.amount) {
@@ -413,7 +437,8 @@ impl FreeKey {
         };
         let by_cpu = self.cpu_milli / request.cpu_milli.max(1);
         let by_memory = self.memory_bytes / request.memory_bytes.max(1);
-        u32::try_from(by_device.min(by_cpu).min(by_memory)).unwrap_or(u32::MAX)
+        let by_scratch = by_scratch(self.scratch_bytes, request);
+        u32::try_from(by_device.min(by_cpu).min(by_memory).min(by_scratch)).unwrap_or(u32::MAX)
     }
 }
 
@@ -429,11 +454,12 @@ mod tests {
             memory_bytes: 64,
             cpu_milli_total: 8_000,
             memory_bytes_total: 64,
+            scratch_bytes: 100,
         }
     }
 
     fn worker(exclusive: bool) -> WorkerRequest {
-        WorkerRequest { accelerators: None, cpu_milli: 1_000, memory_bytes: 1, exclusive }
+        WorkerRequest { accelerators: None, cpu_milli: 1_000, memory_bytes: 1, exclusive, scratch_bytes: 0 }
     }
 
     #[test]
@@ -453,5 +479,23 @@ mod tests {
         assert_eq!(host().without(&others).workers(&alone), 0, "others than Muster hold a part of it");
         let large = WorkerRequest { cpu_milli: 9_000, ..worker(true) };
         assert_eq!(host().workers(&large), 0);
+    }
+
+    #[test]
+    fn scratch_is_counted_and_comes_back() {
+        let asks = WorkerRequest { scratch_bytes: 40, ..worker(false) };
+        let mut free = host();
+        assert_eq!((free.workers(&asks), free.key().workers(&asks)), (2, 2));
+        assert_eq!(free.workers(&worker(false)), 8, "who asks for none is not bounded by it");
+        free.take(&asks, DeviceSet::EMPTY);
+        free.take(&asks, DeviceSet::EMPTY);
+        assert_eq!((free.scratch_bytes, free.pick(&asks), free.workers(&asks)), (20, None, 0));
+        assert!(!free.admits(&asks, DeviceSet::EMPTY) && free.admits(&worker(false), DeviceSet::EMPTY));
+        free.give(&asks, DeviceSet::EMPTY);
+        assert_eq!(free.workers(&asks), 1);
+        let promised = Promised { scratch_bytes: 30, ..Promised::default() };
+        assert_eq!(free.without_promised(&promised).workers(&asks), 0, "a part of it is promised");
+        free.give(&asks, DeviceSet::EMPTY);
+        assert_eq!(free, host());
     }
 }

@@ -17,6 +17,7 @@ use muster_types::{
 use crate::fit;
 use crate::free::Free;
 use crate::guard_error::{GuardError, require};
+use crate::node_reasons::check_reason;
 use crate::rows::{JobRow, NodeRow, NodeStatus, Phase, Placement, RankState};
 use crate::state::State;
 
@@ -83,7 +84,8 @@ impl State {
                 self.check_throttled(*request, by, *array, *throttle)
             }
             Decision::NodeRegistered { spec, holder } => self.check_registration(spec, *holder),
-            Decision::NodeCordonSet { request, node, .. } => {
+            Decision::NodeCordonSet { request, node, cordoned, reason, .. } => {
+                check_reason(*cordoned, reason.as_deref())?;
                 require(!self.requests.contains(&request.id), GuardError::RequestRepeated)?;
                 // One that changes nothing is recorded too: a repetition of the request must find
                 // its answer, whatever others have done to the node in between.
@@ -156,7 +158,10 @@ impl State {
             Decision::ForeignLoadSet { node, incarnation, load } => {
                 self.check_foreign(*node, *incarnation, load)
             }
-            Decision::NodeDrainSet { request, node, .. } => self.check_restriction(*request, *node),
+            Decision::NodeDrainSet { request, node, drain, reason, .. } => {
+                check_reason(drain.is_some(), reason.as_deref())?;
+                self.check_restriction(*request, *node)
+            }
             Decision::NodeQuarantineSet { request, node, reason, .. } => {
                 let length = reason.as_ref().map_or(0, |reason| reason.len());
                 require(length <= limits::DETAIL_BYTES_MAX, GuardError::Limit)?;

@@ -35,6 +35,7 @@ mod host_limits;
 mod index;
 mod licences;
 mod metadata;
+mod node_reasons;
 mod notifications;
 mod overrides;
 mod policy;
@@ -87,7 +88,8 @@ pub use rows::{
     BurstRow, CAPACITY_DAYS, CapacityDay, CapacityKey, CapacityRow, Charge, ClusterMeta, ControlRow, EndRun,
     Failure, FleetHoldRow, GangClass, HISTORY_ROWS_MAX, HealthPolicyRow, HistoryKey, HistoryLevel,
     HistoryRow, HoldRow, JobRow, JobTimes, MemberEnd, MemberEnds, ModificationRow, NodeFacts,
-    NodeOverridesRow, NodeRow, NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase, Placement, PolicyRow,
+    NodeOverridesRow, NodeReason, NodeReasonsRow, NodeRow, NodeStatus, OBSERVATION, OBSERVATIONS_KEPT,
+    Phase, Placement, PolicyRow,
     PromiseRow, QuotaAnswer, QuotaGrantEnd, QuotaGrantRow, QuotaGrantStatus, RUN_BUCKETS, RankArtifacts,
     RankState, RecoveryRow, RequestAnswer, RequestRow, RestrictionRow, Saved, ScheduleRow, ScheduleRunRow,
     ScheduleSuspension, SpendPart, SpendRow, Straggler, bucket_of, rows_of_array,

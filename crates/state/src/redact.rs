@@ -24,8 +24,8 @@ use muster_types::{
 };
 
 use crate::rows::{
-    ArrayRow, ArrayTemplate, ControlRow, DoorKey, HoldRow, JobRow, NodeOverridesRow, NodeRow, Phase,
-    Placement, PolicyRow, QuotaKey, QuotaRow, RankState, RecoveryRow, RestrictionRow, ScheduleRow,
+    ArrayRow, ArrayTemplate, ControlRow, DoorKey, HoldRow, JobRow, NodeOverridesRow, NodeReasonsRow, NodeRow,
+    Phase, Placement, PolicyRow, QuotaKey, QuotaRow, RankState, RecoveryRow, RestrictionRow, ScheduleRow,
 };
 use crate::snapshot::RestoreError;
 use crate::state::State;
@@ -277,7 +277,8 @@ impl Redaction {
             | ExitStatus::LeaseExpired
             | ExitStatus::Vanished
             | ExitStatus::NotStarted
-            | ExitStatus::OutOfMemory => {}
+            | ExitStatus::OutOfMemory
+            | ExitStatus::OutOfScratch => {}
         }
     }
 
@@ -376,6 +377,14 @@ impl Redaction {
             self.requester(&mut overrides.by);
             overrides.said = Arc::new(self.node_spec(&overrides.said));
             row.overrides = Some(Arc::new(overrides));
+        }
+        if let Some(reasons) = &row.reasons {
+            let mut reasons = NodeReasonsRow::clone(reasons);
+            for said in [&mut reasons.cordon, &mut reasons.drain].into_iter().flatten() {
+                self.requester(&mut said.by);
+                hide(&mut said.reason);
+            }
+            row.reasons = Some(Arc::new(reasons));
         }
         row
     }
@@ -516,12 +525,14 @@ impl Redaction {
                 self.health(health);
                 self.conditions(events);
             }
-            Decision::NodeQuarantineSet { reason: Some(reason), .. } => hide(reason),
+            Decision::NodeQuarantineSet { reason: Some(reason), .. }
+            | Decision::NodeCordonSet { reason: Some(reason), .. }
+            | Decision::NodeDrainSet { reason: Some(reason), .. } => hide(reason),
             Decision::NodeRepairSet { step: RepairStep::Fail(text), .. } => hide(text),
             Decision::ClusterCreated { .. }
             | Decision::LeaderStarted
             | Decision::JobCancelRequested { .. }
-            | Decision::NodeCordonSet { .. }
+            | Decision::NodeCordonSet { reason: None, .. }
             | Decision::NodeLost { .. }
             | Decision::GangPlaced { .. }
             | Decision::JobRequeued { .. }
@@ -537,7 +548,7 @@ impl Redaction {
             | Decision::NodeForgotten { .. }
             | Decision::SparesTaken { .. }
             | Decision::StragglerNoted { .. }
-            | Decision::NodeDrainSet { .. }
+            | Decision::NodeDrainSet { reason: None, .. }
             | Decision::NodeQuarantineSet { reason: None, .. }
             | Decision::NodeRepairSet { .. }
             | Decision::HealthPolicySet { .. }

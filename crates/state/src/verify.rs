@@ -34,6 +34,7 @@ impl State {
         self.verify_cluster()?;
         self.verify_restrictions()?;
         self.verify_overrides()?;
+        self.verify_node_reasons()?;
         self.verify_leases()?;
         self.verify_jobs()?;
         self.verify_metadata()?;

@@ -20,7 +20,13 @@ fn job(workers: u32, amount: Option<DeviceAmount>, cpu_milli: u64) -> JobSpec {
         workers_min: workers,
         command: vec!["train".into()],
         environment: BTreeMap::new(),
-        request: WorkerRequest { accelerators, cpu_milli, memory_bytes: 3 << 30, exclusive: false },
+        request: WorkerRequest {
+            accelerators,
+            cpu_milli,
+            memory_bytes: 3 << 30,
+            exclusive: false,
+            scratch_bytes: 0,
+        },
         slice: None,
         container: None,
     };

@@ -165,6 +165,8 @@ pub struct NodeDraft {
     pub cpu_milli: u64,
     /// Bytes of memory for workers.
     pub memory_bytes: u64,
+    /// Bytes of a local disk for the scratch directories of workers; 0 where it has none to give.
+    pub scratch_bytes: u64,
     /// Free-form facts, which jobs can select by.
     pub labels: BTreeMap<Name, String>,
     /// Only jobs that tolerate every one of these are placed here.
@@ -207,6 +209,9 @@ impl NodeDraft {
         }
         if self.memory_bytes == 0 || self.memory_bytes > limits::MEMORY_BYTES_MAX {
             found.push(Violation::limit("memory_bytes", self.memory_bytes, 1, limits::MEMORY_BYTES_MAX));
+        }
+        if self.scratch_bytes > limits::SCRATCH_BYTES_MAX {
+            found.push(Violation::size("scratch_bytes", self.scratch_bytes, 0, limits::SCRATCH_BYTES_MAX));
         }
         if self.labels.len() > labels_max {
             found.push(Violation::limit("labels", self.labels.len() as u64, 0, labels_max as u64));

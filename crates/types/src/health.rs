@@ -652,6 +652,12 @@ impl DrainCause {
     }
 }
 
+/// Whether a text can be the reason why an operator took a node out of placement: not empty, short and of one line.
+#[must_use]
+pub fn is_reason(text: &str) -> bool {
+    (1..=limits::DETAIL_BYTES_MAX).contains(&text.len()) && !text.chars().any(char::is_control)
+}
+
 /// A node from which everything is to go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drain {

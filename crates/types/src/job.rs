@@ -86,6 +86,8 @@ pub struct WorkerRequest {
     pub memory_bytes: u64,
     /// Whether it has its host to itself, with all of its CPUs and memory: then the two are the least that the host must have.
     pub exclusive: bool,
+    /// Bytes of the directory that it has for itself on a local disk; 0 for none.
+    pub scratch_bytes: u64,
 }
 
 /// Workers that run the same command with the same needs.
@@ -327,6 +329,12 @@ impl JobSpec {
     #[must_use]
     pub fn is_exclusive(&self) -> bool {
         self.groups.iter().any(|group| group.request.exclusive)
+    }
+
+    /// Bytes of the scratch directory of each worker; 0 for none.
+    #[must_use]
+    pub fn scratch_bytes(&self) -> u64 {
+        self.groups.iter().map(|group| group.request.scratch_bytes).max().unwrap_or(0)
     }
 
     /// What goes before its position among the waiting jobs of its tenant and tier.
@@ -955,6 +963,9 @@ impl WorkerRequest {
                 1,
                 limits::MEMORY_BYTES_MAX,
             ));
+        }
+        if self.scratch_bytes > limits::SCRATCH_BYTES_MAX {
+            found.push(Violation::size("scratch_bytes", self.scratch_bytes, 0, limits::SCRATCH_BYTES_MAX));
         }
     }
 }

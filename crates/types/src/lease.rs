@@ -63,6 +63,8 @@ pub enum ExitStatus {
     NotStarted,
     /// It used more memory than it had asked for.
     OutOfMemory,
+    /// It wrote more to its scratch directory than it had asked for.
+    OutOfScratch,
     /// A device or the host failed under it; the text says how.
     NodeFault(String),
     /// The cluster below, another scheduler, lost it; the text says how.
@@ -87,6 +89,7 @@ impl ExitStatus {
                 | ExitStatus::Signal(_)
                 | ExitStatus::LaunchFailed(_)
                 | ExitStatus::OutOfMemory
+                | ExitStatus::OutOfScratch
         )
     }
 
@@ -126,6 +129,7 @@ impl fmt::Display for ExitStatus {
             ExitStatus::Vanished => f.write_str("vanished with its node's state"),
             ExitStatus::NotStarted => f.write_str("not started: the gang was stopped first"),
             ExitStatus::OutOfMemory => f.write_str("used more memory than it had asked for"),
+            ExitStatus::OutOfScratch => f.write_str("wrote more to its scratch directory than it had asked for"),
             ExitStatus::NodeFault(how) => write!(f, "its node failed: {how}"),
             ExitStatus::BackendLost(how) => write!(f, "lost by the cluster below: {how}"),
             ExitStatus::PreflightFailed(how) => write!(f, "not started: {how}"),

@@ -64,6 +64,8 @@ pub const HOST_DEVICES_MAX: u16 = 64;
 pub const CPU_MILLI_MAX: u64 = 4_096_000;
 /// Bytes of memory of one host or worker: 64 TiB.
 pub const MEMORY_BYTES_MAX: u64 = 64 << 40;
+/// Bytes of scratch of a host, and of one worker.
+pub const SCRATCH_BYTES_MAX: u64 = 1 << 50;
 /// Labels that an agent says of its node.
 pub const NODE_LABELS_MAX: usize = 64;
 /// Labels that operators have set on one node, apart from those of its agent.

@@ -17,6 +17,7 @@ pub fn required_by<'a>(jobs: impl IntoIterator<Item = &'a v1::Job>) -> Vec<&'sta
             (job.hold, "job-hold"),
             (spec.nice != 0, "job-nice"),
             (spec.exclusive, "job-exclusive"),
+            (spec.scratch_bytes > 0, "job-scratch"),
             (spec.readiness.is_some(), "job-readiness"),
             (spec.nodes.is_some(), "job-nodes"),
             (spec.workdir.is_some(), "job-workdir"),

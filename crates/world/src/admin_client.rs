@@ -98,6 +98,7 @@ impl AdminClient {
                     by: muster_types::Requester::default(),
                     node,
                     cordoned: true,
+                    reason: Some("it was disliked".to_owned()),
                 })
                 .await
             }
@@ -108,6 +109,7 @@ impl AdminClient {
                     by: muster_types::Requester::default(),
                     node,
                     order,
+                    reason: None,
                 })
                 .await;
             }
@@ -363,6 +365,7 @@ impl AdminClient {
                     by: muster_types::Requester::default(),
                     node,
                     cordoned: false,
+                    reason: None,
                 })
                 .await;
             }
@@ -393,6 +396,7 @@ impl AdminClient {
                     by: muster_types::Requester::default(),
                     node,
                     order,
+                    reason: None,
                 })
                 .await;
             }

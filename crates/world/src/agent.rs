@@ -60,6 +60,7 @@ fn spec(place: u32) -> NodeSpec {
         labels: BTreeMap::new(),
         taints: BTreeSet::new(),
         pod: None,
+        scratch_bytes: 0,
     };
     draft.check().expect("it is a host")
 }
@@ -228,6 +229,7 @@ fn placement_of(order: &StartOrder, node: NodeId) -> Placement {
         ulimits: muster_types::Ulimits::default(),
         host: muster_types::HostRules::default(),
         terminal: false,
+        scratch_bytes: 0,
         trace_parent: None,
         array: spec.array,
         region: placement.region.to_string(),

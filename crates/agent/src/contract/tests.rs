@@ -45,6 +45,7 @@ fn placement(rank_map: Vec<RankPlace>, workers: Vec<Launch>) -> Placement {
         ulimits: muster_types::Ulimits::default(),
         host: muster_types::HostRules::default(),
         terminal: false,
+        scratch_bytes: 0,
         trace_parent: None,
         array: None,
         region: "eu-west".into(),

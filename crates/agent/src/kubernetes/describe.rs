@@ -158,6 +158,7 @@ pub(super) fn describe(
         accelerators,
         cpu_milli: node.allocatable.cpu_milli,
         memory_bytes: node.allocatable.memory_bytes,
+        scratch_bytes: node.scratch_bytes.min(muster_types::limits::SCRATCH_BYTES_MAX),
         labels,
         taints: settings.taints.clone(),
         pod: pod.filter(|_| is_tpu),

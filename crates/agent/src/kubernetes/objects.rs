@@ -98,6 +98,8 @@ pub(super) struct NodeObject {
     pub(super) labels: BTreeMap<String, String>,
     /// Program and version: `containerd://1.6.20`.
     pub(super) runtime: String,
+    /// Bytes of its disk for pods.
+    pub(super) scratch_bytes: u64,
 }
 
 impl NodeObject {
@@ -129,6 +131,10 @@ impl NodeObject {
                 .and_then(|status| status.node_info.as_ref())
                 .map(|info| info.container_runtime_version.clone())
                 .unwrap_or_default(),
+            scratch_bytes: status
+                .and_then(|status| status.allocatable.as_ref()?.get("ephemeral-storage"))
+                .and_then(|Quantity(text)| whole(text, Round::Down))
+                .unwrap_or(0),
         })
     }
 }
@@ -358,6 +364,7 @@ pub(super) mod tests {
         assert_eq!(seen.allocatable.extended, [("nvidia.com/gpu".to_owned(), 8)].into());
         assert_eq!(seen.taints.len(), 1, "one that only advises keeps nothing away");
         assert_eq!(seen.runtime, "containerd://1.6.20");
+        assert_eq!(seen.scratch_bytes, 9);
     }
 
     #[test]

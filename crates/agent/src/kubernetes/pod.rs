@@ -9,7 +9,7 @@ use super::config::Settings;
 use super::describe::NodeAccelerators;
 use super::names::{SHIM_CONTAINER, TICKET_KEY, WORKERS_CONTAINER, label};
 use crate::own_program;
-use crate::remote::runner::{POD_NODE_VARIABLE, POD_VARIABLE, TICKET_VARIABLE};
+use crate::remote::runner::{POD_NODE_VARIABLE, POD_SCRATCH_DIRECTORY, POD_VARIABLE, TICKET_VARIABLE};
 use crate::rules::{DEVICE_MILLI, Placement, Slices};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use muster_types::DeviceSet;
@@ -106,6 +106,11 @@ fn labels(scope: &str, placement: &Placement) -> Value {
     })
 }
 
+/// Scratch of all workers of a share.
+fn scratch_bytes(placement: &Placement) -> u64 {
+    placement.scratch_bytes.saturating_mul(placement.workers.len() as u64)
+}
+
 /// What is requested for all workers of a share, and limited.
 fn resources(placement: &Placement, offered: Option<&NodeAccelerators>) -> Result<(Value, Value), String> {
     let mut devices = DeviceSet::EMPTY;
@@ -126,6 +131,11 @@ fn resources(placement: &Placement, offered: Option<&NodeAccelerators>) -> Resul
         before["limits"]["memory"] = limit.to_string().into();
     }
     let mut own = before.clone();
+    // The size of the volume is the bound: a limit would count the output of the container and its root directory as well.
+    let scratch = scratch_bytes(placement);
+    if scratch > 0 {
+        own["requests"]["ephemeral-storage"] = scratch.to_string().into();
+    }
     if !devices.is_empty() {
         let offered = offered.ok_or("the node has no accelerators any more")?;
         let count = Value::String(devices.count().to_string());
@@ -180,6 +190,11 @@ fn volumes(settings: &Settings, placement: &Placement) -> (Vec<Value>, Vec<Value
         json!({"name": "work", "mountPath": WORK_DIRECTORY}),
         json!({"name": "shared-memory", "mountPath": "/dev/shm"}),
     ];
+    let scratch = scratch_bytes(placement);
+    if scratch > 0 {
+        volumes.push(json!({"name": "scratch", "emptyDir": {"sizeLimit": scratch.to_string()}}));
+        mounts.push(json!({"name": "scratch", "mountPath": POD_SCRATCH_DIRECTORY}));
+    }
     let asked = container.map(|own| own.mounts.as_slice()).unwrap_or_default();
     let asked = asked.iter().map(|mount| (mount.source.as_str(), mount.target.as_str(), mount.read_only));
     let mut of_node: Vec<(&str, &str, bool)> = asked.collect();
@@ -456,6 +471,22 @@ mod tests {
         let text = pod.to_string();
         assert!(!text.contains("private") && !text.contains("train.py"), "what a job runs is not in its pod");
         assert!(!text.contains("nodeName\":\""), "kube-scheduler places it");
+    }
+
+    #[test]
+    fn a_pod_has_the_scratch_of_all_its_workers() {
+        let mut placement = two();
+        let scratch_of = |placement: &Placement| {
+            let pod = made(&good(), placement).unwrap();
+            let volumes = pod["spec"]["volumes"].as_array().cloned().unwrap();
+            let volume = volumes.into_iter().find(|volume| volume["name"] == "scratch");
+            (volume, pod["spec"]["containers"][0]["resources"]["requests"]["ephemeral-storage"].clone())
+        };
+        assert_eq!(scratch_of(&placement), (None, Value::Null));
+        placement.scratch_bytes = 10 << 30;
+        let bytes = (20_u64 << 30).to_string();
+        let volume = json!({"name": "scratch", "emptyDir": {"sizeLimit": bytes}});
+        assert_eq!(scratch_of(&placement), (Some(volume), json!(bytes)));
     }
 
     #[test]

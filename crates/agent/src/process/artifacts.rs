@@ -288,6 +288,7 @@ mod tests {
                 io: GroupIo::default(),
                 temporary: None,
                 disk_bytes_max: 0,
+                scratch_bytes: 0,
                 isolation: Isolation::default(),
                 notice: Some(HttpNotice { port: 9, path: "/stop".to_owned() }),
                 image: None,

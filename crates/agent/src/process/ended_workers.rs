@@ -159,9 +159,12 @@ fn remove_temporary(task: &TaskDir) {
 }
 
 /// Has the same done for a worker that has no directory any more.
-pub(crate) fn remove_temporary_of(key: WorkerKey, holder: HolderId) {
+pub(crate) fn remove_temporary_of(key: WorkerKey, holder: HolderId, scratch_dir: Option<PathBuf>) {
     disposal::run(move || {
         remove_if_there(&temporary::of(key, holder));
+        if let Some(base) = &scratch_dir {
+            remove_if_there(&temporary::below(base, key, holder));
+        }
         Ok(())
     });
 }

@@ -79,6 +79,8 @@ pub struct ProcessSettings {
     pub environment: BTreeMap<String, String>,
     /// Where secrets of tenants are, each in a directory of its tenant's; none where there are none.
     pub secrets_dir: Option<PathBuf>,
+    /// Where the scratch directories of workers are; none where the host gives no scratch.
+    pub scratch_dir: Option<PathBuf>,
     /// How much output is kept.
     pub logs: LogLimits,
     /// Whether and where control groups are made.
@@ -636,6 +638,7 @@ impl Executor for ProcessExecutor {
         let (tasks, parent) = (self.shared.settings.tasks.clone(), self.shared.cgroup_parent.clone());
         let holder = self.shared.settings.holder;
         let commands = self.shared.settings.host_commands.clone();
+        let scratch = self.shared.settings.scratch_dir.clone();
         let listed = blocking(move || {
             let of_holder = holder_mark(holder);
             let ended = unlisted::end(&tasks, |mark| mark.ends_with(&of_holder))?;
@@ -649,7 +652,7 @@ impl Executor for ProcessExecutor {
             let listed = task::list(&tasks)?;
             let is_listed = |key: &WorkerKey| listed.binary_search(key).is_ok();
             for key in ended.workers.iter().filter(|key| !is_listed(key)) {
-                ended_workers::remove_temporary_of(*key, holder);
+                ended_workers::remove_temporary_of(*key, holder, scratch.clone());
             }
             if let Some(parent) = parent {
                 cgroup::remove_unused(&parent, |name| {

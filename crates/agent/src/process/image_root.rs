@@ -7,12 +7,12 @@ use crate::rules::{Launch, Placement};
 use std::path::{Path, PathBuf};
 
 /// Its own directory and what its agent speaks on (`socket`), files that the operator shows (of `images`), what its devices need
-/// (`edits`), where its checkpoints go, and what its job asks for.
+/// (`edits`), its scratch directory, where its checkpoints go, and what its job asks for.
 ///
 /// # Errors
 /// When the job asks for something in the place of what the agent shows.
 pub(crate) fn of(
-    (images, socket, edits): (Option<&Images>, Option<&Path>, &Edits),
+    (images, socket, edits, scratch): (Option<&Images>, Option<&Path>, &Edits, Option<&Path>),
     placement: &Placement,
     worker: &Launch,
     image: &Prepared,
@@ -28,6 +28,7 @@ pub(crate) fn of(
     let mut mounts: Vec<RootMount> = [own(task.path(), false)]
         .into_iter()
         .chain(socket.map(|socket| own(socket, false)))
+        .chain(scratch.map(|scratch| own(scratch, false)))
         .chain(files.map(|file| own(file, true)))
         .collect();
     for ShownFile { source, target } in &edits.mounts {

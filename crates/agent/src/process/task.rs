@@ -101,6 +101,9 @@ pub struct TaskSpec {
     /// What its files may take of the disk; 0 for no bound.
     #[serde(default)]
     pub disk_bytes_max: u64,
+    /// Bytes that it may have in `temporary`, which is then its scratch directory; 0 where it has none.
+    #[serde(default)]
+    pub scratch_bytes: u64,
     /// What keeps it from its host; launches of earlier versions have nothing.
     #[serde(default)]
     pub isolation: Isolation,

@@ -26,6 +26,7 @@ use crate::process::{ProcessExecutor, ProcessSettings};
 use crate::rules::WorkerEvent;
 use crate::rules::{Placement, WorkerKey, detail};
 use crate::settings::{ControlGroups, MemoryLimit};
+use crate::temporary;
 use muster_transport::{PinnedError, PinnedReader, PinnedWriter, dial};
 use muster_types::{Artifacts, DeviceSet, ExitStatus, HolderId, HostRules, Ulimits};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -76,6 +77,8 @@ pub(crate) const TICKET_VARIABLE: &str = "MUSTER_TICKET";
 pub(crate) const POD_VARIABLE: &str = "MUSTER_POD_UID";
 /// Next to it: the name of its node.
 pub(crate) const POD_NODE_VARIABLE: &str = "MUSTER_POD_NODE";
+/// Where the scratch directories of workers are, in a pod whose job asks for scratch.
+pub(crate) const POD_SCRATCH_DIRECTORY: &str = "/muster-scratch";
 
 /// The runner of a batch job, which finds its ticket on its standard input.
 pub(crate) fn main_in_batch_job() -> i32 {
@@ -198,6 +201,14 @@ fn is_left(path: &Path, host: &str) -> bool {
 
 /// What differs with what a runner runs below.
 impl Within {
+    /// Where the scratch directories of workers are: what the other scheduler has mounted for that.
+    fn scratch_dir(self) -> Option<PathBuf> {
+        match self {
+            Within::Slurm => Some(temporary::short_base()),
+            Within::Kubernetes => Some(PathBuf::from(POD_SCRATCH_DIRECTORY)),
+        }
+    }
+
     /// The name that the other scheduler has for this host; empty where it gives none.
     fn host(self) -> String {
         let name = match self {
@@ -445,6 +456,7 @@ impl Running {
             environment: within.environment(&pass_environment),
             // They are with the agent, which has filled in the values already.
             secrets_dir: None,
+            scratch_dir: within.scratch_dir(),
             logs,
             // The other scheduler has its own.
             control_groups: ControlGroups::Off,

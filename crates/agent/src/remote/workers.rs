@@ -398,7 +398,8 @@ fn believed(said: ExitStatus) -> ExitStatus {
         | ExitStatus::LeaseExpired
         | ExitStatus::Vanished
         | ExitStatus::NotStarted
-        | ExitStatus::OutOfMemory => said,
+        | ExitStatus::OutOfMemory
+        | ExitStatus::OutOfScratch => said,
     }
 }
 

@@ -30,6 +30,7 @@ fn spec() -> NodeSpec {
         labels: BTreeMap::new(),
         taints: BTreeSet::new(),
         pod: None,
+        scratch_bytes: 0,
     };
     draft.check().unwrap()
 }
@@ -70,6 +71,7 @@ fn placement(job: JobId, token: FencingToken, devices: &[DeviceSet], preflight: 
         ulimits: muster_types::Ulimits::default(),
         host: muster_types::HostRules::default(),
         terminal: false,
+        scratch_bytes: 0,
         trace_parent: None,
         array: None,
         region: "eu".to_owned(),

@@ -125,6 +125,9 @@ pub struct Placement {
     /// Whether each worker has a terminal.
     #[serde(default)]
     pub terminal: bool,
+    /// Bytes of each worker's scratch directory; 0 for none.
+    #[serde(default)]
+    pub scratch_bytes: u64,
     /// For a job of an array.
     pub array: Option<ArrayMember>,
     /// Where the gang runs.

@@ -11,7 +11,7 @@ use super::config::Settings;
 use super::parse::{self, JOB_FIELDS, Partition, SlurmJob, SlurmNode};
 use super::stage::Stage;
 use crate::remote::scheduler::Common;
-use muster_types::{Accelerators, Name, NodeDraft, NodeSpec};
+use muster_types::{Accelerators, Name, NodeDraft, NodeSpec, limits};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -290,6 +290,7 @@ impl Backend {
             labels,
             taints: settings.taints.clone(),
             pod: None,
+            scratch_bytes: found.tmp_disk_mib.saturating_mul(1 << 20).min(limits::SCRATCH_BYTES_MAX),
         };
         draft.check().map_err(|found| match found.into_iter().next() {
             Some(first) => format!("{}: {}", first.field, first.description),

@@ -27,6 +27,8 @@ pub(super) struct SlurmNode {
     pub(super) cpus_allocated: u64,
     pub(super) memory_mib: u64,
     pub(super) memory_allocated_mib: u64,
+    /// Of the disk for temporary files; 0 where Slurm is told of none.
+    pub(super) tmp_disk_mib: u64,
     /// GRES `gpu` by type.
     pub(super) gpus: Vec<Gres>,
     /// The same, held by any job.
@@ -183,6 +185,7 @@ fn node(line: &str) -> Option<SlurmNode> {
         cpus_allocated: number("CPUAlloc")?,
         memory_mib: number("RealMemory")?,
         memory_allocated_mib: number("AllocMem").unwrap_or(0),
+        tmp_disk_mib: number("TmpDisk").unwrap_or(0),
         gpus: gpus(list("Gres")),
         gpus_used: gpus(list("GresUsed")),
         partitions: list("Partitions").split(',').filter(|p| !p.is_empty()).map(str::to_owned).collect(),
@@ -263,6 +266,8 @@ mod tests {
         assert_eq!(node.partitions, ["p", "short"]);
         assert_eq!(node.state, "MIXED+DRAIN");
         assert!(!node.is_usable());
+        assert_eq!(node.tmp_disk_mib, 0);
+        assert_eq!(nodes(&format!("{NODE} TmpDisk=2000000"))[0].tmp_disk_mib, 2_000_000);
     }
 
     #[test]

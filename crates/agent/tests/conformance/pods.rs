@@ -173,6 +173,7 @@ impl OnPods {
             labels: Default::default(),
             taints: Default::default(),
             pod: None,
+            scratch_bytes: 0,
         };
         draft.check().unwrap()
     }

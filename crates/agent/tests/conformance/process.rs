@@ -124,6 +124,7 @@ impl Subject for Processes {
             accelerator: String::new(),
             environment: [("PATH".to_owned(), "/usr/bin:/bin".to_owned())].into(),
             secrets_dir: None,
+            scratch_dir: None,
             logs: LogLimits::usual(),
             control_groups: ControlGroups::Off,
             memory_limit: MemoryLimit::Off,

@@ -38,6 +38,7 @@ fn spec() -> NodeSpec {
         labels: Default::default(),
         taints: Default::default(),
         pod: None,
+        scratch_bytes: 0,
     };
     draft.check().unwrap()
 }

@@ -135,6 +135,7 @@ impl<'a, S: Subject> Bench<'a, S> {
             ulimits: muster_types::Ulimits::default(),
             host: muster_types::HostRules::default(),
             terminal: false,
+            scratch_bytes: 0,
             trace_parent: None,
             array: None,
             preflight: false,

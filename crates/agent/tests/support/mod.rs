@@ -442,6 +442,8 @@ pub struct Host {
     pub epilog: serde_json::Value,
     /// How it has images.
     pub images: serde_json::Value,
+    /// How much scratch it gives, in its directory `scratch`.
+    pub scratch: Option<&'static str>,
 }
 
 impl Host {
@@ -460,6 +462,7 @@ impl Host {
             prolog: serde_json::json!({}),
             epilog: serde_json::json!({}),
             images: serde_json::json!({}),
+            scratch: None,
         }
     }
 
@@ -481,7 +484,7 @@ impl Host {
 
     pub fn agent(&self) -> Agent {
         let binary = env!("CARGO_BIN_EXE_muster-agent-process");
-        let config = serde_json::json!({
+        let mut config = serde_json::json!({
             "state_dir": self.state(),
             "endpoints": [self.endpoint],
             "shim_command": [binary, "shim"],
@@ -499,6 +502,11 @@ impl Host {
                 "accelerators": self.accelerators, "cpu": 4, "memory": "4Gi",
             },
         });
+        if let Some(size) = self.scratch {
+            std::fs::create_dir_all(self.file("scratch")).unwrap();
+            config["scratch_dir"] = serde_json::json!(self.file("scratch"));
+            config["node"]["scratch"] = size.into();
+        }
         let path = self.file("agent.json");
         std::fs::write(&path, config.to_string()).unwrap();
         let mut command = Command::new(binary);

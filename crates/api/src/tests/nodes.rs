@@ -24,7 +24,7 @@ impl TestServer {
         let node = "h1".to_owned();
         let mut fleet = FleetServiceClient::new(self.channel.clone());
         let freshness = if cordoned {
-            let request = v1::CordonNodeRequest { request_id, node };
+            let request = v1::CordonNodeRequest { request_id, node, ..Default::default() };
             let answer = guarded("a cordon", fleet.cordon_node(request)).await.expect("it is taken");
             answer.into_inner().freshness
         } else {
@@ -179,6 +179,7 @@ async fn what_restricts_a_node_is_asked_for_answered_and_refused() {
         request_id: id(n),
         node: node.into(),
         stop_after: stop_after_ms.map(duration),
+        reason: "power work".into(),
     };
     let reason = |answer: Status| Refused::from_status(&answer).code;
     let early = v1::QuarantineNodeRequest {
@@ -198,8 +199,27 @@ async fn what_restricts_a_node_is_asked_for_answered_and_refused() {
         assert_eq!(reason(refused), Some(expected));
     }
     let drained = fleet.drain_node(drain(5, "h1", Some(60_000))).await.unwrap().into_inner();
-    let restriction = drained.node.unwrap().restriction.unwrap();
+    let node = drained.node.unwrap();
+    assert_eq!(node.drain_reason.map(|said| said.reason).as_deref(), Some("power work"));
+    let restriction = node.restriction.unwrap();
     let drain = restriction.drain.unwrap();
+    let cordon = |n, reason: &str| v1::CordonNodeRequest {
+        request_id: id(n),
+        node: "h1".into(),
+        reason: reason.into(),
+    };
+    let said = |node: Option<v1::Node>| node.and_then(|node| node.cordon_reason).map(|said| said.reason);
+    let cordoned = fleet.cordon_node(cordon(30, "power work in row 4")).await.unwrap().into_inner();
+    assert_eq!(said(cordoned.node).as_deref(), Some("power work in row 4"));
+    let again = fleet.cordon_node(cordon(31, "")).await.unwrap().into_inner();
+    assert_eq!(said(again.node).as_deref(), Some("power work in row 4"), "nothing was said, so it stays");
+    for (n, bad) in [(32, "x".repeat(513)), (33, "a\nb".to_owned())] {
+        let refused = fleet.cordon_node(cordon(n, &bad)).await.unwrap_err();
+        assert_eq!(reason(refused), Some(RefusalCode::InvalidField));
+    }
+    let open = v1::UncordonNodeRequest { request_id: id(34), node: "h1".into() };
+    let opened = fleet.uncordon_node(open).await.unwrap().into_inner();
+    assert_eq!(said(opened.node), None, "it goes with the cordon");
     assert_eq!(
         (drain.cause(), unix_ms(drain.stop_time)),
         (v1::DrainCause::Operator, unix_ms(drain.start_time).map(|since| since + 60_000))
@@ -303,7 +323,7 @@ async fn a_name_that_reads_as_an_id_is_the_host_of_that_name() {
     let second = served.agent_of(&id, 8).await;
     let mut fleet = FleetServiceClient::new(served.channel.clone());
     let request_id = "00000000-0000-4000-9300-000000000001".to_owned();
-    let cordon = v1::CordonNodeRequest { request_id, node: id.clone() };
+    let cordon = v1::CordonNodeRequest { request_id, node: id.clone(), ..Default::default() };
     let cordoned = fleet.cordon_node(cordon).await.expect("a node has that name").into_inner();
     let description = cordoned.node.and_then(|node| node.description).expect("it is described");
     assert_eq!(description.name, id, "the host that is named so, and not the one whose id that is");
@@ -320,7 +340,8 @@ async fn a_name_that_reads_as_an_id_is_the_host_of_that_name() {
         assert!(refused.message.contains(&format!("by its name, {id}")), "{refused:?}");
     };
     let request_id = |number: u32| format!("00000000-0000-4000-9300-{number:012}");
-    let drain = v1::DrainNodeRequest { request_id: request_id(2), node: absent.clone(), stop_after: None };
+    let (drain_id, node) = (request_id(2), absent.clone());
+    let drain = v1::DrainNodeRequest { request_id: drain_id, node, ..Default::default() };
     refused(fleet.drain_node(drain).await.expect_err("no host has that name"));
     let forget = v1::ForgetNodeRequest { request_id: request_id(3), node: absent.clone() };
     refused(fleet.forget_node(forget).await.expect_err("no host has that name"));
@@ -359,7 +380,8 @@ async fn a_node_is_forgotten_once_however_often_that_is_asked() {
         let refused = fleet.forget_node(request).await.unwrap_err();
         assert_eq!(reason(refused), Some(RefusalCode::NodeNotFound));
     }
-    let cordon = v1::CordonNodeRequest { request_id: forget(1, "").request_id, node: "h2".into() };
+    let request_id = forget(1, "").request_id;
+    let cordon = v1::CordonNodeRequest { request_id, node: "h2".into(), ..Default::default() };
     assert_eq!(reason(fleet.cordon_node(cordon).await.unwrap_err()), Some(RefusalCode::NodeNotFound));
 }
 

@@ -562,13 +562,14 @@ fn fleet() -> Vec<Stored> {
         ),*]};
     }
     let mut all = Vec::from(nodes!(
-        "cordon" "FleetService/CordonNode" CordonNodeRequest,
         "uncordon" "FleetService/UncordonNode" UncordonNodeRequest,
         "forget" "FleetService/ForgetNode" ForgetNodeRequest,
         "cancel-drain" "FleetService/CancelNodeDrain" CancelNodeDrainRequest,
         "release-node" "FleetService/ReleaseNode" ReleaseNodeRequest
     ));
-    let drain = v1::DrainNodeRequest { request_id: request_id(), node: node(), stop_after };
+    let why = || "power work in row 4".to_owned();
+    let cordon = v1::CordonNodeRequest { request_id: request_id(), node: node(), reason: why() };
+    let drain = v1::DrainNodeRequest { request_id: request_id(), node: node(), stop_after, reason: why() };
     let set_labels = v1::SetNodeLabelsRequest {
         request_id: request_id(),
         node: node(),
@@ -581,6 +582,7 @@ fn fleet() -> Vec<Stored> {
     let after = v1::GetNodeAdmissionRequest { after: "host-1".to_owned(), page_size: 20 };
     let watch = v1::WatchNodesRequest { resume_token: String::new(), region: "eu".to_owned() };
     all.extend([
+        stored("cordon", "FleetService/CordonNode", cordon),
         stored("drain", "FleetService/DrainNode", drain),
         stored("quarantine", "FleetService/QuarantineNode", quarantine),
         stored("set-labels", "FleetService/SetNodeLabels", set_labels),

@@ -28,6 +28,7 @@ pub fn job(text: &str) -> JobSpec {
             cpu_milli: 100,
             memory_bytes: 1 << 20,
             exclusive: false,
+            scratch_bytes: 0,
         },
         slice: None,
         container: None,

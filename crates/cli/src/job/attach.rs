@@ -343,7 +343,7 @@ fn exit_of(job: &v1::Job) -> Exit {
     let signal = || {
         by(&|kind| match kind {
             Kind::Signal(signal) => Some(128 + signal),
-            Kind::OutOfMemory(_) => Some(128 + 9),
+            Kind::OutOfMemory(_) | Kind::OutOfScratch(_) => Some(128 + 9),
             _ => None,
         })
     };

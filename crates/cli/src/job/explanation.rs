@@ -171,6 +171,8 @@ struct Cluster {
     score: Vec<Score>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     unmet: Vec<UnmetCondition>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    out_of_service_reasons: Vec<String>,
 }
 
 /// A condition on nodes, and how many nodes do not meet it.
@@ -368,6 +370,7 @@ fn cluster_view(message: v1::ClusterFit) -> Cluster {
         quota_room: message.quota_room_milli.map(Decimal::milli),
         score: score_view(message.score),
         unmet: message.unmet.into_iter().map(unmet_view).collect(),
+        out_of_service_reasons: message.out_of_service_reasons,
     }
 }
 
@@ -732,6 +735,10 @@ fn cluster_lines(tree: &mut Tree, clusters: &[v1::ClusterFit]) {
             unmet.map(|unmet| format!("{} by {}", unmet.condition, unmet.nodes)).collect();
         if !unmet.is_empty() {
             tree.line(2, &format!("conditions that nodes do not meet: {}", unmet.join("; ")));
+        }
+        if !report.out_of_service_reasons.is_empty() {
+            let reasons = report.out_of_service_reasons.join("; ");
+            tree.line(2, &format!("why operators took nodes out of service: {reasons}"));
         }
         if !report.score.is_empty() {
             tree.line(2, &score_line(&report.score));

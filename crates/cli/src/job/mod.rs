@@ -412,6 +412,9 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
     if spec.exclusive {
         say("hosts", "each worker has one to itself".to_owned());
     }
+    if spec.scratch_bytes > 0 {
+        say("scratch", format!("{} each worker", muster_manifest::quantity::show_bytes(spec.scratch_bytes)));
+    }
     if let Some(timeout) = spec.readiness.as_ref().and_then(|rule| span(rule.timeout)) {
         say("ready within", timeout);
     }

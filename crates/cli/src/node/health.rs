@@ -24,7 +24,7 @@ pub enum HealthCommand {
     /// Empty nodes: work moves elsewhere, and what is still there at the deadline is stopped
     #[command(after_help = "\
 Examples:
-  muster node drain host-17 --deadline 30m
+  muster node drain host-17 --deadline 30m --reason \"a fan is replaced\"
   muster node drain host-17                   as long as it takes
   muster node drain --region eu-north --deadline 30m --dry-run
   muster node drain -l rack=r7 --deadline 30m
@@ -37,6 +37,9 @@ A node is empty when its status is `drained`.")]
         /// When what is still there is stopped: 90s, 30m, 12h [default: never]
         #[arg(long, value_name = "DURATION", value_parser = span)]
         deadline: Option<u64>,
+        /// Why, in one sentence: shown with the nodes, and to those whose jobs wait for them
+        #[arg(long, value_name = "TEXT", value_parser = super::reason_text)]
+        reason: Option<String>,
         #[command(flatten)]
         consent: Consent,
     },
@@ -147,13 +150,13 @@ fn span(text: &str) -> Result<u64, String> {
 
 pub async fn run(global: &Global, console: &Console, command: HealthCommand) -> Result<Exit, Failure> {
     match command {
-        HealthCommand::Drain { which, deadline, consent } => {
+        HealthCommand::Drain { which, deadline, reason, consent } => {
             let client = global.client().await?;
             let nodes = which.names(&client).await?;
             if !consent::to_drain(consent, &client, console, &nodes).await? {
                 return Ok(Exit::Ok);
             }
-            drain(&client, console, nodes, deadline).await
+            drain(&client, console, nodes, (deadline, reason.unwrap_or_default())).await
         }
         HealthCommand::Undrain(which) => cancel_drain(&global.client().await?, console, which).await,
         HealthCommand::Quarantine { nodes, reason } => {
@@ -177,12 +180,12 @@ async fn drain(
     client: &Client,
     console: &Console,
     names: Vec<String>,
-    stop_after_ms: Option<u64>,
+    (stop_after_ms, reason): (Option<u64>, String),
 ) -> Result<Exit, Failure> {
     let mut changed = Changed::default();
     for node in names {
-        let request =
-            v1::DrainNodeRequest { request_id: String::new(), node, stop_after: stop_after_ms.map(duration) };
+        let (stop_after, reason) = (stop_after_ms.map(duration), reason.clone());
+        let request = v1::DrainNodeRequest { request_id: String::new(), node, stop_after, reason };
         let answer = client.drain_node(request).await?;
         changed.note(answer.node, answer.freshness);
     }

@@ -9,7 +9,8 @@ use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCompleter;
 use muster_client::{Client, NodeItem};
 use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items, Position, one_line};
-use muster_types::LabelSelector;
+use muster_types::health::is_reason;
+use muster_types::{LabelSelector, limits};
 use muster_wire::v1;
 use serde::Serialize;
 
@@ -54,10 +55,16 @@ Shows what registers, is lost, cordoned, put back, labelled, tainted or forgotte
     /// Take nodes out of placement; what runs on them stays
     #[command(after_help = "\
 Examples:
-  muster node cordon host-17
+  muster node cordon host-17 --reason \"power work in row 4\"
   muster node cordon --region eu-north            every node that is registered in the region now
   muster node cordon -l pool=research")]
-    Cordon(WhichNodes),
+    Cordon {
+        #[command(flatten)]
+        which: WhichNodes,
+        /// Why, in one sentence: shown with the nodes, and to those whose jobs wait for them
+        #[arg(long, value_name = "TEXT", value_parser = reason_text)]
+        reason: Option<String>,
+    },
     /// Put nodes back into placement
     Uncordon(WhichNodes),
     #[command(flatten)]
@@ -109,8 +116,10 @@ pub async fn run(global: &Global, console: &Console, command: NodeCommand) -> Re
         NodeCommand::List(args) => list(&args.read.client(global).await?, console, args).await,
         NodeCommand::Show { node, read } => show(&read.client(global).await?, console, node, &read).await,
         NodeCommand::Watch { region } => watch(global, console, region.unwrap_or_default()).await,
-        NodeCommand::Cordon(which) => cordon(&global.client().await?, console, which, true).await,
-        NodeCommand::Uncordon(which) => cordon(&global.client().await?, console, which, false).await,
+        NodeCommand::Cordon { which, reason } => {
+            cordon(&global.client().await?, console, which, reason.unwrap_or_default()).await
+        }
+        NodeCommand::Uncordon(which) => uncordon(&global.client().await?, console, which).await,
         NodeCommand::Admission(command) => admission::run(global, console, command).await,
         NodeCommand::Health(command) => health::run(global, console, command).await,
         NodeCommand::Labels(command) => labels::run(global, console, command).await,
@@ -243,6 +252,7 @@ async fn show(client: &Client, console: &Console, node: String, read: &ReadArgs)
         Format::Table | Format::Wide | Format::Html => {
             let node = [node];
             console.table(&table(&node, true))?;
+            show_reasons(console, &node[0])?;
             labels::show(console, &node[0])?;
             let [view::Node { job_ids, .. }] = node;
             if !job_ids.is_empty() {
@@ -255,6 +265,28 @@ async fn show(client: &Client, console: &Console, node: String, read: &ReadArgs)
     }
     read.tell_age(console, answer.freshness.as_ref());
     Ok(Exit::Ok)
+}
+
+/// Why operators took a node out of placement, who did it and when.
+fn show_reasons(console: &Console, node: &view::Node) -> Result<(), Failure> {
+    let all = [("Cordoned", &node.cordon_reason), ("Drained", &node.drain_reason)];
+    let all = all.into_iter().filter_map(|(what, said)| Some((what, said.as_ref()?)));
+    for (place, (what, said)) in all.enumerate() {
+        if place == 0 {
+            console.line("")?;
+        }
+        let by = if said.creator.is_empty() { "an operator" } else { said.creator.as_str() };
+        let at = said.create_time.as_ref().map(|at| format!(" at {at}")).unwrap_or_default();
+        let why = if said.reason.is_empty() { "no reason was given" } else { said.reason.as_str() };
+        console.line(&one_line(&format!("{what} by {by}{at}: {why}")))?;
+    }
+    Ok(())
+}
+
+/// Why it is out of placement, in one cell.
+fn why_out(node: &view::Node) -> String {
+    let all = [&node.cordon_reason, &node.drain_reason].into_iter().flatten();
+    all.map(|said| said.reason.as_str()).filter(|text| !text.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
 async fn watch(global: &Global, console: &Console, region: String) -> Result<Exit, Failure> {
@@ -323,21 +355,33 @@ async fn cordon(
     client: &Client,
     console: &Console,
     which: WhichNodes,
-    cordoned: bool,
+    reason: String,
 ) -> Result<Exit, Failure> {
     let mut changed = Changed::default();
     for node in which.names(client).await? {
-        if cordoned {
-            let request = v1::CordonNodeRequest { node, ..Default::default() };
-            let answer = client.cordon_node(request).await?;
-            changed.note(answer.node, answer.freshness);
-        } else {
-            let request = v1::UncordonNodeRequest { node, ..Default::default() };
-            let answer = client.uncordon_node(request).await?;
-            changed.note(answer.node, answer.freshness);
-        }
+        let request = v1::CordonNodeRequest { node, reason: reason.clone(), ..Default::default() };
+        let answer = client.cordon_node(request).await?;
+        changed.note(answer.node, answer.freshness);
     }
     changed.print(console)
+}
+
+async fn uncordon(client: &Client, console: &Console, which: WhichNodes) -> Result<Exit, Failure> {
+    let mut changed = Changed::default();
+    for node in which.names(client).await? {
+        let request = v1::UncordonNodeRequest { node, ..Default::default() };
+        let answer = client.uncordon_node(request).await?;
+        changed.note(answer.node, answer.freshness);
+    }
+    changed.print(console)
+}
+
+/// Why nodes are taken out of placement, as the server takes it.
+fn reason_text(text: &str) -> Result<String, String> {
+    if is_reason(text) {
+        return Ok(text.to_owned());
+    }
+    Err(format!("must be 1 to {} bytes without control characters", limits::DETAIL_BYTES_MAX))
 }
 
 /// Nodes as they are after a command has changed them.
@@ -391,6 +435,7 @@ fn table(nodes: &[view::Node], wide: bool) -> Grid {
             "ID",
             "ADDRESS",
             "SET-BY-OPERATORS",
+            "REASON",
         ]);
     }
     header.push("JOBS");
@@ -415,6 +460,7 @@ fn table(nodes: &[view::Node], wide: bool) -> Grid {
             cells.push(node.id.clone());
             cells.push(node.address.clone());
             cells.push(labels::in_short(node));
+            cells.push(why_out(node));
         }
         cells.push(node.job_ids.len().to_string());
         grid.row(cells);

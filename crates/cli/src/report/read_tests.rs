@@ -37,13 +37,20 @@ fn node() -> Decision {
         labels: Default::default(),
         taints: Default::default(),
         pod: None,
+        scratch_bytes: 0,
     };
     Decision::NodeRegistered { spec: draft.check().unwrap(), holder: HolderId(1) }
 }
 
 fn submitted() -> Decision {
     let accelerators = Some(AcceleratorRequest::from(has()));
-    let request = WorkerRequest { accelerators, cpu_milli: 1_000, memory_bytes: 1 << 30, exclusive: false };
+    let request = WorkerRequest {
+        accelerators,
+        cpu_milli: 1_000,
+        memory_bytes: 1 << 30,
+        exclusive: false,
+        scratch_bytes: 0,
+    };
     let group = TaskGroup::new(Name::literal("main"), 1, vec!["train".to_owned()], request);
     let draft = JobDraft::new(Name::literal("job"), Name::literal("lab"), vec![group]);
     let request = RequestKey { id: RequestId(1), fingerprint: 1 };
@@ -91,6 +98,7 @@ fn rounds() -> Vec<ArchivedRound> {
                 by: muster_types::Requester::default(),
                 node: node_id,
                 cordoned: true,
+                reason: None,
             }],
         ),
     ];

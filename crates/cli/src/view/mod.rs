@@ -55,6 +55,9 @@ pub struct Job {
     pub tenant: String,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// It has more labels, which are shown where one job is.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub labels_incomplete: bool,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
     /// Who submitted it.
@@ -263,6 +266,9 @@ pub struct Node {
     pub accelerators: Option<Accelerators>,
     pub cpu_milli: u64,
     pub memory_bytes: u64,
+    /// Absent when it gives no scratch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scratch_bytes: Option<u64>,
     pub free_devices: u32,
     pub free_cpu_milli: u64,
     pub free_memory_bytes: u64,
@@ -286,6 +292,32 @@ pub struct Node {
     /// Absent when operators have set no labels and taints there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overrides: Option<NodeOverrides>,
+    /// Absent when it is not cordoned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cordon_reason: Option<NodeReason>,
+    /// Absent when it is not drained, or when no operator asked for that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drain_reason: Option<NodeReason>,
+}
+
+/// Why an operator took a node out of placement, who did it and when.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeReason {
+    /// Empty when nothing was said.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// Empty when nobody knows.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub creator: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub create_time: Option<String>,
+}
+
+impl From<v1::NodeReason> for NodeReason {
+    fn from(said: v1::NodeReason) -> NodeReason {
+        NodeReason { reason: said.reason, creator: said.creator, create_time: moment(said.create_time) }
+    }
 }
 
 /// Labels and taints that operators have set on a node; `labels` and `taints` of the node have them already.
@@ -646,6 +678,7 @@ impl From<v1::Job> for Job {
             name: job.name,
             tenant: job.tenant,
             labels: job.labels.into_iter().collect(),
+            labels_incomplete: job.labels_incomplete,
             annotations: job.annotations.into_iter().collect(),
             creator: job.creator,
             array: job.array.map(|member| ArrayMember {
@@ -765,6 +798,7 @@ impl From<v1::Node> for Node {
             accelerators: description.accelerators.map(accelerators),
             cpu_milli: description.cpu_milli,
             memory_bytes: description.memory_bytes,
+            scratch_bytes: Some(description.scratch_bytes).filter(|bytes| *bytes > 0),
             labels: description.labels.into_iter().collect(),
             taints: description.taints,
             pod: description.pod.map(|pod| {
@@ -790,6 +824,8 @@ impl From<v1::Node> for Node {
                 changed_by: set.changed_by,
                 change_time: moment(set.change_time),
             }),
+            cordon_reason: node.cordon_reason.map(Into::into),
+            drain_reason: node.drain_reason.map(Into::into),
         }
     }
 }

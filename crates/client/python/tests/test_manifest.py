@@ -158,6 +158,7 @@ RIGHT = [
     "nice: -7",
     "nice: 100",
     "exclusive: true",
+    "scratch: 200Gi",
     "readiness: {timeout: 10m}",
     "notify: [{receiver: chat, events: [job_failed, job_evicted]}]",
     "expectedRun: 90m\n  retry: {maxFailures: 0}",

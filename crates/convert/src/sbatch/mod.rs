@@ -53,6 +53,7 @@ pub fn convert(script: &str, options: &Options, findings: &Findings, honoured: &
     if group.needs.accelerators.is_none() {
         alone(&directives, size, &mut draft);
     }
+    scratch(&directives, size, &mut draft);
     when(&directives, &mut draft);
     if let Some(directive) = directives.take("array") {
         match array(&directive.value) {
@@ -167,6 +168,19 @@ fn alone(directives: &Directives<'_>, size: size::Size, draft: &mut Draft) {
     } else {
         directives.drop(directive, "hosts are kept from all other jobs, or from none");
     }
+}
+
+/// Scratch of each worker, from what each node has to have.
+fn scratch(directives: &Directives<'_>, size: size::Size, draft: &mut Draft) {
+    let Some(directive) = directives.take("tmp") else { return };
+    let Some(bytes) = amounts::bytes(&directive.value) else {
+        let rule = format!("must be a size like 200G, got {:?}", shown(&directive.value));
+        return directives.refuse(directive, rule);
+    };
+    draft.rules.scratch_bytes =
+        Some(bytes.div_ceil(u64::from(size.per_node.max(1)))).filter(|bytes| *bytes > 0);
+    let text = "each worker has its part of it as a directory that MUSTER_SCRATCH names, and no other job has that part";
+    directives.approximate(directive, text);
 }
 
 /// Limits and moments.
@@ -458,7 +472,6 @@ fn advice(name: &str) -> &'static str {
             "the command runs as a process of its host; write `container: {image: …}` into the converted document"
         }
         "time-min" => "a limit is not made shorter so that the job starts earlier",
-        "tmp" => "space on disk is not counted",
         "oversubscribe" | "overcommit" => {
             "nodes are shared anyhow, and devices and CPUs are promised to one worker at a time"
         }

@@ -50,6 +50,8 @@ pub enum Command {
         node: NodeId,
         /// Which way.
         cordoned: bool,
+        /// Why, for people; none where nothing is said.
+        reason: Option<String>,
     },
     /// Set the policy.
     SetPolicy {
@@ -167,6 +169,8 @@ pub enum Command {
         node: NodeId,
         /// Which way.
         order: DrainOrder,
+        /// Why, for people; none where nothing is said.
+        reason: Option<String>,
     },
     /// Keep a node away from work, or let it back.
     SetQuarantine {

@@ -35,8 +35,8 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::Control(order) => controls::control(speculation, order),
         Command::Modify(order) => modify::modify(speculation, order),
         Command::SetThrottle(order) => throttle::set_throttle(speculation, order),
-        Command::SetCordon { request, by, node, cordoned } => {
-            restrictions::set_cordon(speculation, (*request, by), *node, *cordoned)
+        Command::SetCordon { request, by, node, cordoned, reason } => {
+            restrictions::set_cordon(speculation, (*request, by), *node, (*cordoned, reason.as_deref()))
         }
         Command::SetPolicy { request, by, policy, expected_version } => {
             policy::set_policy(speculation, (*request, by), policy, *expected_version)
@@ -51,8 +51,8 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::ReportForeignLoad { node, incarnation, load } => {
             node::foreign_load(speculation, *node, *incarnation, *load)
         }
-        Command::SetDrain { request, by, node, order } => {
-            restrictions::set_drain(speculation, (*request, by), *node, *order)
+        Command::SetDrain { request, by, node, order, reason } => {
+            restrictions::set_drain(speculation, (*request, by), *node, (*order, reason.as_deref()))
         }
         Command::SetQuarantine { request, by, node, reason } => {
             restrictions::set_quarantine(speculation, (*request, by), *node, reason.as_deref())

@@ -5,7 +5,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use muster_journal::{Decision, RequestKey, hash};
 use muster_state::{RestrictionRow, State};
-use muster_types::health::{Drain, DrainCause, HealthAction, RepairStep};
+use muster_types::health::{Drain, DrainCause, HealthAction, RepairStep, is_reason};
 use muster_types::{
     DeviceSet, JobId, LogTime, NodeId, Refusal, RefusalCode, RequestId, Requester, Violation, limits,
 };
@@ -31,16 +31,18 @@ pub(super) fn set_cordon(
     speculation: &mut Speculation,
     (request, by): (RequestId, &Requester),
     node: NodeId,
-    cordoned: bool,
+    (cordoned, reason): (bool, Option<&str>),
 ) -> Result<Answer, Refusal> {
-    let key = RequestKey { id: request, fingerprint: hash(&("cordon", node, cordoned)) };
+    let key = RequestKey { id: request, fingerprint: hash(&("cordon", node, cordoned, reason)) };
     if let Some(answer) = repeated(speculation, key)? {
         return Ok(answer);
     }
     if speculation.state().node(node).is_none() {
         return Err(Refusal::new(RefusalCode::NodeNotFound, format!("there is no {node}")).with("node", node));
     }
-    let at = speculation.push(Decision::NodeCordonSet { request: key, by: by.clone(), node, cordoned });
+    let reason = checked_reason(cordoned, reason)?;
+    let by = by.clone();
+    let at = speculation.push(Decision::NodeCordonSet { request: key, by, node, cordoned, reason });
     let promised: Vec<JobId> = speculation.state().promised_on(node).collect();
     settle_many(speculation, promised);
     Ok(Answer::Done { at })
@@ -51,9 +53,9 @@ pub(super) fn set_drain(
     speculation: &mut Speculation,
     (request, by): (RequestId, &Requester),
     node: NodeId,
-    order: DrainOrder,
+    (order, reason): (DrainOrder, Option<&str>),
 ) -> Result<Answer, Refusal> {
-    let key = RequestKey { id: request, fingerprint: hash(&("drain", node, order_key(order))) };
+    let key = RequestKey { id: request, fingerprint: hash(&("drain", node, order_key(order), reason)) };
     if let Some(answer) = repeated(speculation, key)? {
         return Ok(answer);
     }
@@ -70,10 +72,25 @@ pub(super) fn set_drain(
             None
         }
     };
-    let decision = Decision::NodeDrainSet { request: Some(key), by: by.clone(), node, drain };
+    let reason = checked_reason(drain.is_some(), reason)?;
+    let decision = Decision::NodeDrainSet { request: Some(key), by: by.clone(), node, drain, reason };
     let at = speculation.push(decision);
     after_restriction(speculation, node);
     Ok(Answer::Done { at })
+}
+
+/// Why a node is taken out of placement, for people; nothing is said where it is put back.
+fn checked_reason(is_taken_out: bool, reason: Option<&str>) -> Result<Option<String>, Refusal> {
+    let Some(reason) = reason else { return Ok(None) };
+    if !is_taken_out {
+        let text = "must be left out where a node is put back";
+        return Err(Refusal::fields(alloc::vec![Violation::new("reason", text)]));
+    }
+    if !is_reason(reason) {
+        let text = format!("must be 1 to {} bytes without control characters", limits::DETAIL_BYTES_MAX);
+        return Err(Refusal::fields(alloc::vec![Violation::new("reason", text)]));
+    }
+    Ok(Some(String::from(reason)))
 }
 
 /// A drain that something else asks for is not an operator's to end.
@@ -211,7 +228,8 @@ fn begin_repair(
     let at = speculation.push(Decision::NodeRepairSet { request: Some(key), by: by.clone(), node, step });
     if row.drain.is_none() {
         let drain = Some(Drain { since: now, deadline, cause: DrainCause::Repair });
-        speculation.push(Decision::NodeDrainSet { request: None, by: by.clone(), node, drain });
+        let (by, reason) = (by.clone(), None);
+        speculation.push(Decision::NodeDrainSet { request: None, by, node, drain, reason });
     }
     after_restriction(speculation, node);
     Ok(Answer::Done { at })

@@ -114,6 +114,7 @@ pub(super) fn left_beside(
             spare_devices: free.devices.count().saturating_add(shared),
             spare_cpu_milli: free.cpu_milli,
             spare_memory_bytes: free.memory_bytes,
+            spare_scratch_bytes: free.scratch_bytes,
         }
     };
     left.into_iter().map(|(node, free)| (node, hold(free))).collect()

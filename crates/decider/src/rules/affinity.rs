@@ -686,6 +686,7 @@ mod tests {
             labels: BTreeMap::new(),
             taints: BTreeSet::new(),
             pod: None,
+            scratch_bytes: 0,
         };
         let spec = spec.check().expect("a host");
         let register = Command::Register { spec, holder: HolderId(1), other_session_is_over: false };
@@ -699,6 +700,7 @@ mod tests {
             cpu_milli: 1_000,
             memory_bytes: 1 << 30,
             exclusive: false,
+            scratch_bytes: 0,
         };
         let group = TaskGroup::new(name("main"), 1, vec!["run".to_string()], asks);
         let mut draft = JobDraft::new(name("job"), name("team"), vec![group]);

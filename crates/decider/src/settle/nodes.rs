@@ -114,7 +114,7 @@ pub(crate) fn end_repair(
         at = speculation.push(Decision::NodeRepairSet { request, by, node, step: RepairStep::End });
     }
     if row.drain.is_some_and(|drain| drain.cause == DrainCause::Repair) {
-        speculation.push(Decision::NodeDrainSet { request: None, by, node, drain: None });
+        speculation.push(Decision::NodeDrainSet { request: None, by, node, drain: None, reason: None });
     }
     at
 }
@@ -138,7 +138,8 @@ pub(crate) fn follow_maintenance(speculation: &mut Speculation, node: NodeId) {
         (None, Some(_)) if is_ours => None,
         _ => return,
     };
-    let decision = Decision::NodeDrainSet { request: None, by: Requester::default(), node, drain };
+    let by = Requester::default();
+    let decision = Decision::NodeDrainSet { request: None, by, node, drain, reason: None };
     speculation.push(decision);
     after_restriction(speculation, node);
 }

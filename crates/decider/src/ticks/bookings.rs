@@ -205,6 +205,7 @@ mod tests {
                 labels: BTreeMap::new(),
                 taints: BTreeSet::new(),
                 pod: None,
+                scratch_bytes: 0,
             };
             let spec = spec.check().expect("a host");
             let register = Command::Register { spec, holder: HolderId(1), other_session_is_over: false };

@@ -86,6 +86,7 @@ mod tests {
             labels: [(name("purchase"), "spot".to_string())].into_iter().collect(),
             taints: BTreeSet::new(),
             pod: None,
+            scratch_bytes: 0,
         };
         let spec = spec.check().expect("a host");
         let register = Command::Register { spec, holder: HolderId(1), other_session_is_over: false };
@@ -95,7 +96,13 @@ mod tests {
     /// A job that takes more after an hour, and waits for others first.
     fn submit(speculation: &mut Speculation, request: u128, others: &[JobId]) -> JobId {
         let name = |text| Name::new(text).expect("a name");
-        let asks = WorkerRequest { accelerators: None, cpu_milli: 1_000, memory_bytes: 1, exclusive: false };
+        let asks = WorkerRequest {
+            accelerators: None,
+            cpu_milli: 1_000,
+            memory_bytes: 1,
+            exclusive: false,
+            scratch_bytes: 0,
+        };
         let group = TaskGroup::new(name("main"), 1, vec!["run".to_string()], asks);
         let mut draft = JobDraft::new(name("job"), name("team"), vec![group]);
         let set = |kind: PurchaseKind| -> PurchaseSet { [kind].into_iter().collect() };

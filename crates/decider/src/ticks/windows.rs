@@ -194,6 +194,7 @@ mod tests {
                 labels: BTreeMap::new(),
                 taints: BTreeSet::new(),
                 pod: None,
+                scratch_bytes: 0,
             };
             let spec = spec.check().expect("a host");
             let register = Command::Register { spec, holder: HolderId(1), other_session_is_over: false };
@@ -210,6 +211,7 @@ mod tests {
             cpu_milli: 1_000 / per_host,
             memory_bytes: 1,
             exclusive: false,
+            scratch_bytes: 0,
         };
         let group = TaskGroup::new(name("main"), 1, alloc::vec!["run".to_string()], request);
         let job = JobDraft::new(name("job"), name("team"), alloc::vec![group]).check().expect("a job");

@@ -607,7 +607,8 @@ fn gangs_that_have_to_be_together_leave_a_drained_host_together() {
     run_all(&mut speculation);
     let drained = *before.first().unwrap();
     let order = DrainOrder::Begin { deadline_ms: Some(3_600_000) };
-    let drain = Command::SetDrain { request: request(2), by: Requester::default(), node: drained, order };
+    let by = Requester::default();
+    let drain = Command::SetDrain { request: request(2), by, node: drained, order, reason: None };
     handle(&mut speculation, &drain).expect("it is taken");
     pass(&mut speculation);
     let state = speculation.state();

@@ -265,7 +265,8 @@ fn losses_are_counted_against_the_time_of_nodes() {
     // An operator had taken this one out of placement: its end was nobody else's doing.
     let node = speculation.state().node_named(&name("spot-1")).unwrap();
     let by = Requester::default();
-    handle(&mut speculation, &Command::SetCordon { request: request(2), by, node, cordoned: true }).unwrap();
+    let cordon = Command::SetCordon { request: request(2), by, node, cordoned: true, reason: None };
+    handle(&mut speculation, &cordon).unwrap();
     lose(&mut speculation, "spot-1");
     // And this one was kept away from work, so that somebody could look at it.
     let (by, node) = (Requester::default(), speculation.state().node_named(&name("spot-2")).unwrap());

@@ -242,6 +242,7 @@ fn scenario() -> Vec<Round> {
             by: muster_types::Requester::default(),
             node: NodeId(2),
             cordoned: false,
+            reason: None,
         },
     )
     .unwrap();
@@ -722,7 +723,13 @@ fn restrict(run: &mut Run) {
         let request = run.next_request();
         handle(
             &mut run.speculation,
-            &Command::SetDrain { request, by: muster_types::Requester::default(), node: other, order },
+            &Command::SetDrain {
+                request,
+                by: muster_types::Requester::default(),
+                node: other,
+                order,
+                reason: None,
+            },
         )
         .unwrap();
     }
@@ -872,7 +879,13 @@ impl Run {
         let request = self.next_request();
         handle(
             &mut self.speculation,
-            &Command::SetCordon { request, by: muster_types::Requester::default(), node, cordoned },
+            &Command::SetCordon {
+                request,
+                by: muster_types::Requester::default(),
+                node,
+                cordoned,
+                reason: None,
+            },
         )
         .unwrap();
     }

@@ -78,6 +78,12 @@ fn overridden(n: u128, node: u32, by: &str, keys: &[&str]) -> Decision {
     Decision::NodeOverridesSet { request: key(n), by, node: NodeId(node), overrides }
 }
 
+/// Somebody cordons a node, or puts it back, for this reason.
+fn cordoned_for(cordoned: bool, reason: &str) -> Decision {
+    let (by, reason) = (Requester::default(), Some(reason.to_owned()));
+    Decision::NodeCordonSet { request: key(99), by, node: NodeId(0), cordoned, reason }
+}
+
 fn slot(node: u32, devices: u64) -> WorkerSlot {
     WorkerSlot { node: NodeId(node), incarnation: 1, devices: DeviceSet(devices) }
 }
@@ -264,6 +270,7 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
                 by: muster_types::Requester::default(),
                 node: NodeId(0),
                 cordoned: true,
+                reason: None,
             },
         ),
         (
@@ -273,13 +280,18 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
                 by: muster_types::Requester::default(),
                 node: NodeId(9),
                 cordoned: true,
+                reason: None,
             },
         ),
         (E::Limit, {
             let name = "x".repeat(limits::CREATOR_BYTES_MAX + 1);
             let by = Requester { name, is_operator: true, address: None };
-            Decision::NodeCordonSet { request: key(99), by, node: NodeId(0), cordoned: true }
+            Decision::NodeCordonSet { request: key(99), by, node: NodeId(0), cordoned: true, reason: None }
         }),
+        (E::Limit, cordoned_for(true, "a\nb")),
+        (E::Limit, cordoned_for(true, "")),
+        (E::Limit, cordoned_for(true, &"x".repeat(limits::DETAIL_BYTES_MAX + 1))),
+        (E::Limit, cordoned_for(false, "it is put back")),
         (E::Limit, {
             let by = Requester { name: "admin/o ps".to_owned(), is_operator: true, address: None };
             Decision::NodeForgotten { request: None, by, node: NodeId(2) }
@@ -493,6 +505,7 @@ fn a_refused_record_does_not_stop_its_round() {
         by: muster_types::Requester::default(),
         node: NodeId(0),
         cordoned: true,
+        reason: None,
     };
     let mut state = scene.state.clone();
     let applied = state.apply_round(&round(&scene, vec![good(50), bad, good(51)]));
@@ -538,6 +551,7 @@ fn records_of_ended_leaderships_change_nothing() {
         by: muster_types::Requester::default(),
         node: NodeId(0),
         cordoned: true,
+        reason: None,
     };
     let current = Round { term: 2, replica: muster_types::ReplicaId(2), ..round(&scene, vec![good]) };
     let bent = [
@@ -638,6 +652,7 @@ fn what_restricts_a_node_is_checked() {
         by: muster_types::Requester::default(),
         node: NodeId(node),
         drain: Some(drain),
+        reason: None,
     };
     assert_eq!(scene.state.check(&needs_format_2()), Err(GuardError::Format));
     handle(

@@ -217,6 +217,7 @@ fn decision(random: &mut Random, state: &State) -> Decision {
             by: muster_types::Requester::default(),
             node,
             cordoned: random.once_in(2),
+            reason: random.once_in(3).then(|| "power work".to_owned()),
         },
         15..17 => Decision::NodeLost { node, incarnation, cause: NodeLostCause::Replaced },
         17..25 => {
@@ -552,6 +553,7 @@ fn restriction(random: &mut Random, state: &State, node: NodeId, key: RequestKey
                 by: muster_types::Requester::default(),
                 node,
                 drain: random.once_in(2).then_some(drain),
+                reason: random.once_in(3).then(|| "power work".to_owned()),
             }
         }
         2 if random.once_in(2) => {

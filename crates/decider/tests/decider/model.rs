@@ -214,6 +214,10 @@ impl Model {
         }
         groups[0].request.cpu_milli = 1_000 * (1 + self.random.below(12));
         self.vary_devices(&mut groups[0]);
+        if self.random.once_in(4) {
+            let scratch_bytes = (1 + self.random.below(60)) << 30;
+            groups.iter_mut().for_each(|group| group.request.scratch_bytes = scratch_bytes);
+        }
         let mut draft = job_draft("job", groups);
         self.vary(&mut draft);
         draft.tier = PriorityTier::ALL[self.random.below(5) as usize];
@@ -552,10 +556,12 @@ impl Model {
             _ => Some(accelerators("h100", 8)),
         };
         let mut draft = node_draft(&format!("n{n}"), region, cluster, has);
+        draft.scratch_bytes = if n % 2 == 0 { 100 << 30 } else { 0 };
         // Rarely another size or another place under the same name.
         if self.random.once_in(6) {
             draft.accelerators = Some(accelerators("h100", 1 + self.random.below(8) as u16));
             draft.cpu_milli = 1_000 * (1 + self.random.below(64));
+            draft.scratch_bytes = self.random.below(100) << 30;
         }
         if self.random.once_in(10) {
             draft.cluster = name("c3");
@@ -699,7 +705,10 @@ impl Model {
         // A taint keeps jobs away as a cordon does, and ends what was promised there.
         let command = match self.random.once_in(3) {
             true => tainted(request, node, cordoned),
-            false => Command::SetCordon { request, by: muster_types::Requester::default(), node, cordoned },
+            false => {
+                let reason = (cordoned && self.random.once_in(2)).then(|| "power work".to_owned());
+                Command::SetCordon { request, by: muster_types::Requester::default(), node, cordoned, reason }
+            }
         };
         let _ = handle(&mut self.speculation, &command);
     }
@@ -723,7 +732,8 @@ impl Model {
                 let deadline_ms = self.random.once_in(2).then(|| self.random.below(30_000));
                 let begin = DrainOrder::Begin { deadline_ms };
                 let order = if self.random.once_in(2) { begin } else { DrainOrder::End };
-                Command::SetDrain { request, by: muster_types::Requester::default(), node, order }
+                let reason = None;
+                Command::SetDrain { request, by: muster_types::Requester::default(), node, order, reason }
             }
             4 => {
                 let reason = self.random.once_in(3).then(|| "fails too often".to_owned());

@@ -175,12 +175,9 @@ impl World {
             "cordon" | "uncordon" => {
                 let node = self.node_id(rest[0]);
                 let request = self.request(rest);
-                self.carry_out(&Command::SetCordon {
-                    request,
-                    by: muster_types::Requester::default(),
-                    node,
-                    cordoned: *verb == "cordon",
-                })
+                let by = muster_types::Requester::default();
+                let (cordoned, reason) = (*verb == "cordon", reason_of(rest));
+                self.carry_out(&Command::SetCordon { request, by, node, cordoned, reason })
             }
             "label" | "taint" => {
                 let command = self.overrides(verb, rest);
@@ -196,12 +193,8 @@ impl World {
                 let deadline_ms = self.number(rest, "deadline=").map(duration_ms);
                 let order =
                     if *verb == "drain" { DrainOrder::Begin { deadline_ms } } else { DrainOrder::End };
-                self.carry_out(&Command::SetDrain {
-                    request,
-                    by: muster_types::Requester::default(),
-                    node,
-                    order,
-                })
+                let (by, reason) = (muster_types::Requester::default(), reason_of(rest));
+                self.carry_out(&Command::SetDrain { request, by, node, order, reason })
             }
             "quarantine" | "release" => {
                 let node = self.node_id(rest[0]);
@@ -471,6 +464,11 @@ impl World {
         }
         text
     }
+}
+
+/// The reason that a line gives: `reason=power-work`.
+fn reason_of(words: &[&str]) -> Option<String> {
+    words.iter().find_map(|word| word.strip_prefix("reason=")).map(str::to_owned)
 }
 
 fn duration_ms(text: &str) -> u64 {

@@ -48,6 +48,7 @@ pub fn node_draft(node: &str, region: &str, cluster: &str, has: Option<Accelerat
         labels: BTreeMap::new(),
         taints: BTreeSet::new(),
         pod: None,
+        scratch_bytes: 0,
     }
 }
 
@@ -61,6 +62,7 @@ pub fn group(group: &str, workers: u32, wants: Option<Accelerators>) -> TaskGrou
         cpu_milli: 1_000,
         memory_bytes: GIB,
         exclusive: false,
+        scratch_bytes: 0,
     };
     TaskGroup::new(name(group), workers, vec!["train".into()], request)
 }

@@ -166,7 +166,13 @@ fn job(called: &str, gang: &Gang) -> JobSpec {
     let mut devices: AcceleratorRequest = Accelerators { kind: name("h100"), count: 1 }.into();
     devices.amount = gang.amount();
     let request =
-        WorkerRequest { accelerators: Some(devices), cpu_milli: 100, memory_bytes: GIB, exclusive: false };
+        WorkerRequest {
+            accelerators: Some(devices),
+            cpu_milli: 100,
+            memory_bytes: GIB,
+            exclusive: false,
+            scratch_bytes: 0,
+        };
     let group = TaskGroup::new(name("main"), gang.workers, vec!["train".into()], request);
     let draft = JobDraft::new(name(called), name("research"), vec![group]);
     JobDraft { expected_run_ms: Some(gang.run_ms), ..draft }.check().expect("a job")
@@ -195,6 +201,7 @@ fn add_host(speculation: &mut Speculation, number: usize, host: &Host) {
         labels: BTreeMap::new(),
         taints: BTreeSet::new(),
         pod: None,
+        scratch_bytes: 0,
     };
     let register = Command::Register {
         spec: draft.check().expect("a node"),

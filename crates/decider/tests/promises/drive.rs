@@ -268,7 +268,13 @@ impl<'a> Drive<'a> {
                 let order = DrainOrder::Begin { deadline_ms: *deadline_ms };
                 let node = self.hosts[*node].node;
                 let _ = self.handle(
-                    &Command::SetDrain { request, by: muster_types::Requester::default(), node, order },
+                    &Command::SetDrain {
+                        request,
+                        by: muster_types::Requester::default(),
+                        node,
+                        order,
+                        reason: None,
+                    },
                     observer,
                 );
             }
@@ -276,7 +282,13 @@ impl<'a> Drive<'a> {
                 let node = self.hosts[*node].node;
                 let order = DrainOrder::End;
                 let _ = self.handle(
-                    &Command::SetDrain { request, by: muster_types::Requester::default(), node, order },
+                    &Command::SetDrain {
+                        request,
+                        by: muster_types::Requester::default(),
+                        node,
+                        order,
+                        reason: None,
+                    },
                     observer,
                 );
             }

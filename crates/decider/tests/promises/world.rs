@@ -115,6 +115,7 @@ impl JobPlan {
             cpu_milli: self.cpu_milli,
             memory_bytes: GIB,
             exclusive: false,
+            scratch_bytes: 0,
         };
         let mut group = TaskGroup::new(name("main"), self.workers, vec!["train".into()], request);
         group.workers_min = self.workers_min;
@@ -263,6 +264,7 @@ fn host(kind: &str, node: &str, devices: u16, rack: &str, pod: Option<PodPositio
         labels: BTreeMap::new(),
         taints: BTreeSet::new(),
         pod,
+        scratch_bytes: 0,
     };
     draft.check().expect("a node")
 }

@@ -28,6 +28,7 @@ struct Held {
     milli_of_each: u64,
     cpu_milli: u64,
     memory_bytes: u64,
+    scratch_bytes: u64,
 }
 
 struct Host {
@@ -249,6 +250,7 @@ impl Leases {
             milli_of_each: request.device_milli().checked_div(count).unwrap_or(0),
             cpu_milli: request.cpu_milli,
             memory_bytes: request.memory_bytes,
+            scratch_bytes: request.scratch_bytes,
         })
     }
 
@@ -657,6 +659,10 @@ impl Host {
         let memory: u64 = all().map(|held| held.memory_bytes).sum();
         if cpu > self.spec.cpu_milli || memory > self.spec.memory_bytes {
             return Some(format!("{cpu} thousandths of CPUs and {memory} bytes of {name} are given"));
+        }
+        let scratch: u64 = all().map(|held| held.scratch_bytes).sum();
+        if scratch > self.spec.scratch_bytes {
+            return Some(format!("{scratch} bytes of scratch of {name} are given"));
         }
         None
     }

@@ -68,6 +68,7 @@ pub fn job(text: &str, tenant: &str, wants: Option<Accelerators>) -> JobSpec {
         cpu_milli: 100,
         memory_bytes: 1 << 20,
         exclusive: false,
+        scratch_bytes: 0,
     };
     let group = TaskGroup::new(name("main"), 1, vec!["true".into()], request);
     JobDraft::new(name(text), name(tenant), vec![group]).check().expect("a job")
@@ -87,6 +88,7 @@ pub fn node(text: &str, region: &str) -> NodeSpec {
         labels: Default::default(),
         taints: Default::default(),
         pod: None,
+        scratch_bytes: 0,
     };
     draft.check().expect("a host")
 }

@@ -447,6 +447,7 @@ async fn a_stop_says_why() {
                     by: muster_types::Requester::default(),
                     node: session.node,
                     order,
+                    reason: None,
                 }
             }
         };

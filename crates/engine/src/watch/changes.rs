@@ -14,6 +14,8 @@ const QUEUE_WEIGHT: usize = 8;
 const QUOTA_WEIGHT: usize = 2;
 /// Weight of the reason why a schedule was suspended, and of its name.
 const SUSPENSION_WEIGHT: usize = 24;
+/// Why a node was cordoned and drained, in the same unit.
+const REASONS_WEIGHT: usize = 24;
 /// Weight of one thing that is wrong with a node.
 const CONDITION_WEIGHT: usize = 6;
 /// Weight of one label or taint: a key and a value of at most 63 bytes each.
@@ -120,8 +122,10 @@ impl Event {
             Change::Node { row, restriction, gangs, before, .. } => {
                 let restriction = restriction.as_ref().map_or(0, |row| restriction_weight(row));
                 let overrides = row.overrides.as_ref().map_or(0, |set| description_weight(&set.said));
+                let reasons = if row.reasons.is_some() { REASONS_WEIGHT } else { 0 };
                 restriction
                     + overrides
+                    + reasons
                     + description_weight(&row.spec)
                     + before.as_ref().map_or(0, |spec| description_weight(spec))
                     + gangs.len()

@@ -164,6 +164,7 @@ mod tests {
                 by: muster_types::Requester::default(),
                 node: NodeId(1),
                 drain: None,
+                reason: None,
             },
             Decision::NotificationsDelivered { progress: Vec::new() },
             // There is no such schedule.

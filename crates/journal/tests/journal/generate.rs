@@ -181,7 +181,13 @@ fn group(n: usize) -> impl Strategy<Value = TaskGroup> {
     )
         .prop_map(
             move |(workers, command, environment, accelerators, cpu_milli, memory_bytes, container)| {
-                let request = WorkerRequest { accelerators, cpu_milli, memory_bytes, exclusive: false };
+                let request = WorkerRequest {
+                    accelerators,
+                    cpu_milli,
+                    memory_bytes,
+                    exclusive: false,
+                    scratch_bytes: memory_bytes / 4,
+                };
                 let container = container.map(|(container, has_shared)| Container {
                     shared_memory_bytes: if has_shared && memory_bytes >= limits::SHARED_MEMORY_BYTES_MIN {
                         memory_bytes
@@ -268,6 +274,7 @@ pub fn node() -> impl Strategy<Value = NodeSpec> {
             labels: labels.into_iter().collect::<BTreeMap<_, _>>(),
             taints: BTreeSet::new(),
             pod: None,
+            scratch_bytes: sizes.2 / 2,
         };
         draft.check().expect("the generator keeps the rules")
     })
@@ -282,6 +289,7 @@ fn exit() -> impl Strategy<Value = ExitStatus> {
         Just(ExitStatus::Vanished),
         Just(ExitStatus::NotStarted),
         Just(ExitStatus::OutOfMemory),
+        Just(ExitStatus::OutOfScratch),
         "[ -~é]{0,20}".prop_map(ExitStatus::NodeFault),
         "[ -~é]{0,20}".prop_map(ExitStatus::BackendLost),
         "[ -~é]{0,20}".prop_map(ExitStatus::PreflightFailed),
@@ -623,9 +631,15 @@ fn inputs() -> impl Strategy<Value = Decision> {
         bookings(),
         schedules(),
         (node(), any::<u128>()).prop_map(|(spec, h)| Decision::NodeRegistered { spec, holder: HolderId(h) }),
-        (request(), requester(), node_id(), any::<bool>()).prop_map(|(request, by, node, cordoned)| {
-            Decision::NodeCordonSet { request, by, node, cordoned }
-        }),
+        (request(), requester(), node_id(), any::<bool>(), option::of("[ -~é]{0,20}")).prop_map(
+            |(request, by, node, cordoned, reason)| Decision::NodeCordonSet {
+                request,
+                by,
+                node,
+                cordoned,
+                reason
+            }
+        ),
         (
             node_id(),
             any::<u32>(),
@@ -768,8 +782,9 @@ fn restrictions() -> impl Strategy<Value = Decision> {
                 Decision::ForeignLoadSet { node, incarnation, load }
             }
         ),
-        (option::of(request()), requester(), node(), option::of(drain))
-            .prop_map(|(request, by, node, drain)| Decision::NodeDrainSet { request, by, node, drain }),
+        (option::of(request()), requester(), node(), option::of(drain), option::of(text())).prop_map(
+            |(request, by, node, drain, reason)| Decision::NodeDrainSet { request, by, node, drain, reason }
+        ),
         (option::of(request()), requester(), node(), option::of(text())).prop_map(
             |(request, by, node, reason)| Decision::NodeQuarantineSet { request, by, node, reason }
         ),

@@ -248,6 +248,7 @@ fn typical() -> JobSpec {
         cpu_milli: 8_000,
         memory_bytes: 64 << 30,
         exclusive: false,
+        scratch_bytes: 0,
     };
     let command = ["python", "train.py", "--epochs", "10"].map(String::from).to_vec();
     let group = TaskGroup::new(name("main"), 1, command, request);

@@ -209,7 +209,8 @@ fn a_drain_stops_a_gang_at_its_deadline() {
     scene.at(20);
     let request = scene.request();
     let order = DrainOrder::Begin { deadline_ms: Some(10_000) };
-    scene.run(&Command::SetDrain { request, by: muster_types::Requester::default(), node, order });
+    let by = muster_types::Requester::default();
+    scene.run(&Command::SetDrain { request, by, node, order, reason: None });
     scene.at(30);
     scene.tick();
     scene.at(32);

@@ -10,7 +10,8 @@ use crate::support::{accelerators, group, job_draft, name, node_draft};
 
 fn cordon(scene: &mut Scene, node: NodeId, cordoned: bool) {
     let request = scene.request();
-    scene.run(&Command::SetCordon { request, by: muster_types::Requester::default(), node, cordoned });
+    let by = muster_types::Requester::default();
+    scene.run(&Command::SetCordon { request, by, node, cordoned, reason: None });
 }
 
 fn quarantine(scene: &mut Scene, node: NodeId, reason: Option<&str>) {
@@ -25,7 +26,8 @@ fn quarantine(scene: &mut Scene, node: NodeId, reason: Option<&str>) {
 
 fn drain(scene: &mut Scene, node: NodeId, order: DrainOrder) {
     let request = scene.request();
-    scene.run(&Command::SetDrain { request, by: muster_types::Requester::default(), node, order });
+    let by = muster_types::Requester::default();
+    scene.run(&Command::SetDrain { request, by, node, order, reason: None });
 }
 
 fn foreign(scene: &mut Scene, node: NodeId, closed: bool, devices: u64) {

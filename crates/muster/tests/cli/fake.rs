@@ -762,8 +762,10 @@ impl FleetService for Service {
         request: Request<v1::CordonNodeRequest>,
     ) -> Result<Response<v1::CordonNodeResponse>, Status> {
         let request = request.into_inner();
-        self.book.lock().cordoned.push(format!("{}=true", request.node));
-        let node = Some(node(&request.node, true));
+        let why = if request.reason.is_empty() { String::new() } else { format!(" {:?}", request.reason) };
+        self.book.lock().cordoned.push(format!("{}=true{why}", request.node));
+        let said = v1::NodeReason { reason: request.reason, creator: "admin/ada".into(), create_time: None };
+        let node = Some(v1::Node { cordon_reason: Some(said), ..node(&request.node, true) });
         Ok(Response::new(v1::CordonNodeResponse { node, freshness: freshness() }))
     }
 

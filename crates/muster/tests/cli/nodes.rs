@@ -15,6 +15,12 @@ fn nodes() {
     assert_eq!(muster(&fake, &["node", "cordon", "host-0", "host-1"]).code, 0);
     assert_eq!(muster(&fake, &["node", "uncordon", "host-0"]).code, 0);
     assert_eq!(fake.book.lock().cordoned, ["host-0=true", "host-1=true", "host-0=false"]);
+    let told = muster(&fake, &["node", "cordon", "host-0", "--reason", "power work", "-o", "wide"]);
+    assert!(told.out.contains("power work"), "{}", told.out);
+    assert_eq!(fake.book.lock().cordoned.last().map(String::as_str), Some("host-0=true \"power work\""));
+    for wrong in ["", "a\nb", &"x".repeat(513)] {
+        assert_ne!(muster(&fake, &["node", "cordon", "host-0", "--reason", wrong]).code, 0);
+    }
 }
 
 #[test]

@@ -148,7 +148,7 @@ pub(super) enum Finding {
     NoClusterAllowed,
     NodesNotJoined(BTreeSet<AwaitedNodes>),
     NoClusterLargeEnough { wanted: u32 },
-    WaitingForNodes { place: (Name, Name), missing: u32, wanted: u32 },
+    WaitingForNodes { place: (Name, Name), missing: u32, wanted: u32, reasons: Vec<String> },
     WaitingForCapacity(Closest),
     Fragmented(Closest),
     WaitingForCpu { closest: Closest, free_milli: u64, wanted_milli: u64 },
@@ -280,13 +280,19 @@ impl fmt::Display for Finding {
             Finding::NoClusterLargeEnough { wanted } => {
                 write!(f, "no cluster it may use could hold its {}, even if it were empty", Workers(*wanted))
             }
-            Finding::WaitingForNodes { place: (region, cluster), missing, wanted } => write!(
-                f,
-                "{missing} {} out of service (lost, cordoned, drained, quarantined or unhealthy; `muster node health` says \
-                 why), and the others of {region}/{cluster}, which is closest, could not hold its {}",
-                if *missing == 1 { "node is" } else { "nodes are" },
-                Workers(*wanted)
-            ),
+            Finding::WaitingForNodes { place: (region, cluster), missing, wanted, reasons } => {
+                write!(
+                    f,
+                    "{missing} {} out of service (lost, cordoned, drained, quarantined or unhealthy; `muster node \
+                     health` says why), and the others of {region}/{cluster}, which is closest, could not hold its {}",
+                    if *missing == 1 { "node is" } else { "nodes are" },
+                    Workers(*wanted)
+                )?;
+                for (place, reason) in reasons.iter().enumerate() {
+                    write!(f, "{}{reason}", if place == 0 { "; operators say: " } else { "; " })?;
+                }
+                Ok(())
+            }
             Finding::WaitingForCapacity(closest) => closest.fmt(f),
             Finding::Fragmented(closest) => {
                 write!(f, "{closest}: free devices are enough, but not together on hosts as it needs them")

@@ -46,6 +46,19 @@ pub struct NodeCounts {
     pub fit: u32,
 }
 
+/// Reasons of operators that are told of one fleet cluster.
+const REASONS_SHOWN_MAX: usize = 4;
+
+/// Adds why operators took a node out of placement, where they said something new.
+fn note_reasons(known: &mut Vec<String>, row: &NodeRow) {
+    let Some(reasons) = &row.reasons else { return };
+    for said in [&reasons.cordon, &reasons.drain].into_iter().flatten() {
+        if known.len() < REASONS_SHOWN_MAX && !said.reason.is_empty() && !known.contains(&said.reason) {
+            known.push(said.reason.clone());
+        }
+    }
+}
+
 /// One fleet cluster and type, for a gang that waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterReport {
@@ -64,6 +77,8 @@ pub struct ClusterReport {
     /// Conditions on labels and names of nodes that the job has, each with the number of registered nodes that do not meet
     /// it; then the same of what it has to be with, or away from. A node may miss several.
     pub unmet: Vec<(String, u32)>,
+    /// Why operators took nodes of it out of placement: at most 4, none twice.
+    pub out_because: Vec<String>,
     /// How many of its nodes have no container runtime, where the job has an image.
     pub without_runtime: u32,
     /// Idle devices of the types used, on nodes that are up and not cordoned.
@@ -112,6 +127,7 @@ pub(super) struct Counting<'a> {
     unmet: Vec<(Condition<'a>, u32)>,
     /// What it has to be with or away from, and how many nodes do not meet it.
     kept_away: Vec<(String, u32)>,
+    out_because: Vec<String>,
     without_runtime: u32,
     reserved_devices: u64,
     workers_that_fit: u32,
@@ -152,6 +168,7 @@ impl<'a> Counting<'a> {
             taints: BTreeSet::new(),
             unmet: Condition::all(spec).into_iter().map(|condition| (condition, 0)).collect(),
             kept_away: required(terms).map(|term| (term.text.clone(), 0)).collect(),
+            out_because: Vec::new(),
             without_runtime: 0,
             reserved_devices: 0,
             workers_that_fit: 0,
@@ -221,6 +238,7 @@ impl<'a> Counting<'a> {
             lacking_isolation: self.lacking_isolation,
             taints: self.taints,
             unmet: unmet.chain(self.kept_away).collect(),
+            out_because: self.out_because,
             without_runtime: self.without_runtime,
             free_devices: site.idle_devices,
             total_devices: site.used_pools().map(|(_, pool)| pool.total_devices).sum(),
@@ -313,6 +331,7 @@ fn count_node(
     // Drained, in quarantine, in repair or unfit: placement sees no difference.
     if row.cordoned || row.restricted.blocked {
         counts.cordoned += 1;
+        note_reasons(&mut counting.out_because, row);
         return;
     }
     let offer = row.offer();

@@ -125,7 +125,8 @@ impl Variations<'_> {
         };
         if !best.could_hold_placeable {
             let missing = best.nodes.not_up + best.nodes.cordoned;
-            return Finding::WaitingForNodes { place: best.place(), missing, wanted };
+            let reasons = best.out_because.clone();
+            return Finding::WaitingForNodes { place: best.place(), missing, wanted, reasons };
         }
         let report_of = |plan: &Plan| {
             clusters.iter().find(|r| r.region == plan.region && r.cluster == plan.cluster).unwrap_or(best)
@@ -421,7 +422,9 @@ impl Variations<'_> {
         let by_devices = u32::from(shape.devices / group.request.device_count().max(1));
         let by_cpu = shape.cpu_milli / group.request.cpu_milli.max(1);
         let by_memory = shape.memory_bytes / group.request.memory_bytes.max(1);
-        let each = by_devices.min(u32::try_from(by_cpu.min(by_memory)).unwrap_or(u32::MAX));
+        let by_scratch = shape.scratch_bytes.checked_div(group.request.scratch_bytes).unwrap_or(u64::MAX);
+        let by_host = by_cpu.min(by_memory).min(by_scratch);
+        let each = by_devices.min(u32::try_from(by_host).unwrap_or(u32::MAX));
         let missing = wanted.checked_sub(best.workers_that_fit).filter(|missing| *missing > 0)?;
         if each == 0 {
             return None;

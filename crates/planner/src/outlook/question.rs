@@ -769,6 +769,7 @@ pub(super) fn others_like(
             devices: i64::from(node.spec.device_count()),
             cpu_milli: signed(node.spec.cpu_milli),
             memory_bytes: signed(node.spec.memory_bytes),
+            scratch_bytes: signed(node.spec.scratch_bytes),
         };
         let workers = whole.workers_on(&node.spec, &group.request).min(capacity.wanted);
         if !is_open || workers == 0 {

@@ -681,6 +681,7 @@ fn the_least_of_several_holds_counts() {
         spare_devices,
         spare_cpu_milli: 64_000,
         spare_memory_bytes: 512 * GIB,
+        spare_scratch_bytes: 512 * GIB,
     };
     holds.add(node, hold(3_000, 6));
     holds.add(node, hold(6_000, 2));

@@ -397,6 +397,7 @@ impl Stage {
                 spare_devices: words.number("spare", 0) as u16,
                 spare_cpu_milli: 64_000,
                 spare_memory_bytes: 512 * GIB,
+                spare_scratch_bytes: 512 * GIB,
             };
             self.holds.add(id, hold);
         }

@@ -79,6 +79,7 @@ impl Fleet {
             by: muster_types::Requester::default(),
             node,
             cordoned,
+            reason: None,
         });
     }
 
@@ -157,6 +158,7 @@ pub fn node_draft(node: &str) -> NodeDraft {
         labels: BTreeMap::new(),
         taints: BTreeSet::new(),
         pod: None,
+        scratch_bytes: 0,
     }
 }
 
@@ -167,7 +169,13 @@ pub fn group(text: &str, workers: u32, wants: Option<AcceleratorRequest>) -> Tas
         workers_min: workers,
         command: vec!["train".into()],
         environment: BTreeMap::new(),
-        request: WorkerRequest { accelerators: wants, cpu_milli: 1_000, memory_bytes: GIB, exclusive: false },
+        request: WorkerRequest {
+            accelerators: wants,
+            cpu_milli: 1_000,
+            memory_bytes: GIB,
+            exclusive: false,
+            scratch_bytes: 0,
+        },
         slice: None,
         container: None,
     }

@@ -61,6 +61,7 @@ impl World {
                 labels: BTreeMap::new(),
                 taints: Default::default(),
                 pod: None,
+                scratch_bytes: 0,
             };
             world.push(Decision::NodeRegistered { spec: draft.check().unwrap(), holder: HolderId(1) });
         }
@@ -200,6 +201,7 @@ pub fn spec(tenant: &str, name: &str, devices: u16) -> JobDraft {
         cpu_milli: 1_000,
         memory_bytes: 1 << 30,
         exclusive: false,
+        scratch_bytes: 0,
     };
     let group = TaskGroup::new(Name::literal("main"), 1, vec!["run".to_string()], request);
     let draft = JobDraft::new(Name::new(name).unwrap(), Name::new(tenant).unwrap(), vec![group]);

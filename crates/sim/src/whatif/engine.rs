@@ -375,8 +375,10 @@ impl<'a> Engine<'a> {
         let Some((node, incarnation)) = self.node(name) else { return false };
         let (request, by) = (self.driver.next_request(), Requester::default());
         let command = match input {
-            Input::Cordoned(_, cordoned) => Command::SetCordon { request, by, node, cordoned: *cordoned },
-            Input::Drained(_, order) => Command::SetDrain { request, by, node, order: *order },
+            Input::Cordoned(_, cordoned) => {
+                Command::SetCordon { request, by, node, cordoned: *cordoned, reason: None }
+            }
+            Input::Drained(_, order) => Command::SetDrain { request, by, node, order: *order, reason: None },
             Input::Quarantined(_, reason) => {
                 Command::SetQuarantine { request, by, node, reason: reason.clone() }
             }

@@ -52,6 +52,7 @@ fn host(place: usize, kind: &'static str) -> NodeDraft {
         labels: Default::default(),
         taints: Default::default(),
         pod: None,
+        scratch_bytes: 0,
     }
 }
 
@@ -159,6 +160,7 @@ impl World {
             cpu_milli: 1_000,
             memory_bytes: 1 << 30,
             exclusive: false,
+            scratch_bytes: 0,
         };
         let group = TaskGroup::new(Name::literal("main"), 1, vec!["train".to_owned()], request);
         let draft = JobDraft {

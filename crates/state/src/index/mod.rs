@@ -69,6 +69,8 @@ pub struct Shape {
     pub cpu_milli: u64,
     /// Bytes.
     pub memory_bytes: u64,
+    /// Bytes of scratch.
+    pub scratch_bytes: u64,
 }
 
 /// A rack of a cluster, or its NVLink domain.
@@ -834,7 +836,12 @@ fn uncount_shape(shapes: &mut Map<Shape, u32>, shape: Shape) {
 }
 
 fn shape_of(spec: &NodeSpec) -> Shape {
-    Shape { devices: spec.device_count(), cpu_milli: spec.cpu_milli, memory_bytes: spec.memory_bytes }
+    Shape {
+        devices: spec.device_count(),
+        cpu_milli: spec.cpu_milli,
+        memory_bytes: spec.memory_bytes,
+        scratch_bytes: spec.scratch_bytes,
+    }
 }
 
 /// Thousandths of devices that a job holds, promised ones aside.

@@ -16,6 +16,7 @@ mod submission_group;
 
 use alloc::borrow::Cow;
 use alloc::collections::BTreeSet;
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::{Estimate, Outcome, StopCause, WorkerSlot, hash};
@@ -98,10 +99,32 @@ pub struct NodeRow {
     pub changed_index: LogIndex,
     /// What operators have set; none where they have set nothing. Every change of it comes with a new `spec`.
     pub overrides: Option<Arc<NodeOverridesRow>>,
+    /// Why operators took it out of placement; none where none did.
+    pub reasons: Option<Arc<NodeReasonsRow>>,
     /// What the node's row of restrictions comes to. Derived from that row, so that it is neither written nor
     /// hashed; kept here because every question about capacity begins with the node.
     #[serde(skip)]
     pub restricted: Restricted,
+}
+
+/// Why operators took a node out of placement.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeReasonsRow {
+    /// Of its cordon; none where it is not cordoned.
+    pub cordon: Option<NodeReason>,
+    /// Of its drain; none where it is not drained, or where no operator asked for that.
+    pub drain: Option<NodeReason>,
+}
+
+/// Why a node was taken out of placement, who did it and when.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeReason {
+    /// Why, for people; empty where nothing was said.
+    pub reason: String,
+    /// Who asked.
+    pub by: Requester,
+    /// When it was said last.
+    pub set_at: LogTime,
 }
 
 /// Labels and taints that operators have set on a node.
@@ -201,9 +224,10 @@ impl Derived<NodeId, NodeRow> for NodeFacts {
             changed_at,
             changed_index,
             overrides: _,
+            reasons,
             restricted: _,
         } = row;
-        let session = (holder, start, incarnation, status, cordoned);
+        let session = (holder, start, incarnation, status, cordoned, reasons);
         hash(&(id, self.hash, session, free, promised, changed_at, changed_index))
     }
 }
@@ -275,7 +299,13 @@ impl RankState {
     #[must_use]
     pub fn has_started(&self) -> bool {
         let exits = |exit: &ExitStatus| {
-            matches!(exit, ExitStatus::Code(_) | ExitStatus::Signal(_) | ExitStatus::OutOfMemory)
+            matches!(
+                exit,
+                ExitStatus::Code(_)
+                    | ExitStatus::Signal(_)
+                    | ExitStatus::OutOfMemory
+                    | ExitStatus::OutOfScratch
+            )
         };
         match self {
             RankState::Running => true,

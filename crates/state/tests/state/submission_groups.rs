@@ -18,6 +18,7 @@ fn spec(tenant: &str, name: &str, devices: u16) -> JobSpec {
         cpu_milli: 1_000,
         memory_bytes: 1 << 30,
         exclusive: false,
+        scratch_bytes: 0,
     };
     let group = TaskGroup::new(Name::literal("main"), 1, vec!["run".to_string()], request);
     JobDraft::new(Name::new(name).unwrap(), Name::new(tenant).unwrap(), vec![group]).check().unwrap()

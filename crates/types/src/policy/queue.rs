@@ -327,6 +327,7 @@ mod tests {
             labels: [(name("pool"), String::from(pool))].into(),
             taints: BTreeSet::new(),
             pod: None,
+            scratch_bytes: 0,
         };
         let open = |pool: &str| -> Vec<&str> {
             let node = node(pool);

@@ -25,6 +25,7 @@ fn group(text: &str) -> TaskGroup {
         cpu_milli: 1,
         memory_bytes: 1,
         exclusive: false,
+        scratch_bytes: 0,
     };
     TaskGroup::new(name(text), group_workers(), vec!["train".into()], request)
 }
@@ -339,6 +340,7 @@ fn node() -> NodeDraft {
         labels: BTreeMap::new(),
         taints: BTreeSet::new(),
         pod: None,
+        scratch_bytes: 0,
     }
 }
 

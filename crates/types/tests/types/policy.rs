@@ -436,6 +436,7 @@ fn a_window_covers_what_lies_in_all_of_its_domains() {
         labels: BTreeMap::new(),
         taints: BTreeSet::new(),
         pod: None,
+        scratch_bytes: 0,
     };
     let covers = |parts: [&str; 5]| {
         let [region, cluster, block, rack, node_name] = parts.map(some);

@@ -152,6 +152,7 @@ pub fn job_spec_to_proto(spec: &JobSpec, contract: Option<&JobContract>) -> v1::
         licences: licences_to_proto(&spec.licences),
         nice: spec.nice.into(),
         exclusive: spec.is_exclusive(),
+        scratch_bytes: spec.scratch_bytes(),
         readiness: spec.readiness_ms.map(|ms| v1::ReadinessRule { timeout: Some(duration(ms)) }),
         retry: (retry != v1::RetryPolicy::default()).then_some(retry),
         checkpoint: (checkpoint != v1::CheckpointPolicy::default()).then_some(checkpoint),
@@ -298,7 +299,9 @@ pub(super) fn draft(
     let at = &below(at, "spec");
     let tier = one_of(at, "tier", message.tier, found);
     let mut groups = groups(at, message.groups, found);
-    groups.iter_mut().for_each(|group| group.request.exclusive = message.exclusive);
+    for group in &mut groups {
+        (group.request.exclusive, group.request.scratch_bytes) = (message.exclusive, message.scratch_bytes);
+    }
     let mut names_in = |field: &str, texts: Vec<String>, max| match texts.as_slice() {
         [] => Vec::new(),
         _ => names(&below(at, field), texts, max, found),
@@ -512,6 +515,7 @@ fn group(at: &str, index: usize, only: bool, message: v1::TaskGroup, found: &mut
             cpu_milli: if asked.cpu_milli == 0 { CPU_MILLI_DEFAULT } else { asked.cpu_milli },
             memory_bytes: if asked.memory_bytes == 0 { MEMORY_BYTES_DEFAULT } else { asked.memory_bytes },
             exclusive: false,
+            scratch_bytes: 0,
         },
         slice,
         container,

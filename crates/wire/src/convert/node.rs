@@ -58,6 +58,7 @@ pub fn node_spec_from_proto(
         accelerators,
         cpu_milli: message.cpu_milli,
         memory_bytes: message.memory_bytes,
+        scratch_bytes: message.scratch_bytes,
         labels,
         taints,
         pod,
@@ -129,6 +130,7 @@ pub fn node_spec_to_proto(spec: &NodeSpec) -> v1::NodeDescription {
             cube: pod.cube.into(),
             at: pod.at.iter().map(|place| (*place).into()).collect(),
         }),
+        scratch_bytes: spec.scratch_bytes,
     }
 }
 

@@ -66,6 +66,7 @@ pub fn exit_status_from_proto(field: &str, message: &v1::ExitStatus) -> Result<E
         Some(Kind::Vanished(v1::Vanished {})) => Ok(ExitStatus::Vanished),
         Some(Kind::NotStarted(v1::NotStarted {})) => Ok(ExitStatus::NotStarted),
         Some(Kind::OutOfMemory(v1::OutOfMemory {})) => Ok(ExitStatus::OutOfMemory),
+        Some(Kind::OutOfScratch(v1::OutOfScratch {})) => Ok(ExitStatus::OutOfScratch),
         Some(Kind::NodeFault(how)) => {
             Ok(ExitStatus::NodeFault(cut(how, limits::DETAIL_BYTES_MAX).to_owned()))
         }
@@ -91,6 +92,7 @@ pub fn exit_status_to_proto(value: &ExitStatus) -> v1::ExitStatus {
         ExitStatus::Vanished => Kind::Vanished(v1::Vanished {}),
         ExitStatus::NotStarted => Kind::NotStarted(v1::NotStarted {}),
         ExitStatus::OutOfMemory => Kind::OutOfMemory(v1::OutOfMemory {}),
+        ExitStatus::OutOfScratch => Kind::OutOfScratch(v1::OutOfScratch {}),
         ExitStatus::NodeFault(how) => Kind::NodeFault(how.clone()),
         ExitStatus::BackendLost(how) => Kind::BackendLost(how.clone()),
         ExitStatus::PreflightFailed(how) => Kind::PreflightFailed(how.clone()),

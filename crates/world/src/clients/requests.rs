@@ -120,6 +120,7 @@ fn draft(name: &str, workers: u32, devices: u16) -> JobDraft {
         cpu_milli: 100,
         memory_bytes: 1 << 20,
         exclusive: false,
+        scratch_bytes: 0,
     };
     let group = TaskGroup::new(Name::literal("main"), workers, vec!["work".to_owned()], request);
     let tenant = if chance(400) { BOUND_TENANT } else { FREE_TENANT };

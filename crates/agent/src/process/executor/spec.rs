@@ -107,12 +107,13 @@ impl ProcessExecutor {
         // With its own `/tmp` it needs none, and a directory that the job names for that is the job's.
         let has_its_own =
             isolation.private_tmp || image.is_some() || worker.environment.contains_key(temporary::VARIABLE);
-        let temporary = (!has_its_own).then(|| temporary::of(key, settings.holder));
-        if let Some(directory) = &temporary {
-            environment.insert(temporary::VARIABLE.to_owned(), directory.display().to_string());
-        }
+        let (scratch_dir, holder) = (settings.scratch_dir.as_deref(), settings.holder);
+        let scratch = temporary::scratch_of(scratch_dir, placement, key, holder)?;
+        let temporary = scratch.clone().or_else(|| (!has_its_own).then(|| temporary::of(key, holder)));
+        environment.extend(temporary::variables(scratch.as_deref(), temporary.as_deref(), worker));
         let (images, socket) = (settings.images.as_deref(), settings.agent_socket.as_deref());
-        let root_of = |image| image_root::of((images, socket, &edits), placement, worker, image, &task);
+        let shown = (images, socket, &edits, scratch.as_deref());
+        let root_of = |image| image_root::of(shown, placement, worker, image, &task);
         let image = image.map(root_of).transpose()?;
         Ok(TaskSpec {
             image,
@@ -143,6 +144,7 @@ impl ProcessExecutor {
             io: settings.isolating.io().clone(),
             temporary,
             disk_bytes_max: settings.isolating.disk_bytes_max(),
+            scratch_bytes: placement.scratch_bytes,
             artifacts: placement.artifacts.clone(),
             artifacts_bytes_max: placement.artifacts_bytes_max,
             terminal: placement.terminal,

@@ -4,7 +4,7 @@
 //! small part of the time. Between two counts a worker may have more.
 
 use crate::disk::tree;
-use crate::process::task::TaskDir;
+use crate::process::task::{TaskDir, TaskSpec};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
@@ -16,6 +16,8 @@ const PART: u32 = 20;
 
 /// A worker's files, counted again and again.
 pub(super) struct DiskWatch {
+    /// Which files are counted, in a word or two.
+    what: &'static str,
     max: u64,
     counted: Receiver<u64>,
 }
@@ -27,12 +29,21 @@ impl DiskWatch {
         others: impl IntoIterator<Item = PathBuf>,
         max: u64,
     ) -> Option<DiskWatch> {
+        let [tmp, var_tmp] = task.own_tmp();
+        let own = [task.work(), tmp, var_tmp, task.image()];
+        DiskWatch::over("files", own.into_iter().chain(others).collect(), max)
+    }
+
+    /// Counts the worker's scratch directory. None without one.
+    pub(super) fn of_scratch(spec: &TaskSpec) -> Option<DiskWatch> {
+        let directory = spec.temporary.clone()?;
+        DiskWatch::over("files in its scratch directory", vec![directory], spec.scratch_bytes)
+    }
+
+    fn over(what: &'static str, directories: Vec<PathBuf>, max: u64) -> Option<DiskWatch> {
         if max == 0 {
             return None;
         }
-        let [tmp, var_tmp] = task.own_tmp();
-        let directories: Vec<PathBuf> =
-            [task.work(), tmp, var_tmp, task.image()].into_iter().chain(others).collect();
         let (tell, counted) = sync_channel(1);
         std::thread::spawn(move || {
             crate::process::priority::step_back();
@@ -50,15 +61,15 @@ impl DiskWatch {
                 }
             }
         });
-        Some(DiskWatch { max, counted })
+        Some(DiskWatch { what, max, counted })
     }
 
     /// What is to be said of a worker whose files take more than they may.
     pub(super) fn complaint(&self) -> Option<String> {
         let bytes = self.counted.try_recv().ok()?;
         Some(format!(
-            "the worker's files take {bytes} bytes of the disk, of {} that they may; it is killed",
-            self.max
+            "the worker's {} take {bytes} bytes of the disk, of {} that they may; it is killed",
+            self.what, self.max
         ))
     }
 }

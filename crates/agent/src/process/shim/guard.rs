@@ -166,6 +166,8 @@ pub(super) struct Guard<'a> {
     memory: Option<MemoryWatch>,
     out_of_memory: bool,
     disk: Option<DiskWatch>,
+    scratch: Option<DiskWatch>,
+    out_of_scratch: bool,
     /// Into the worker's output.
     note: Option<PipeWriter>,
 }
@@ -196,6 +198,8 @@ impl<'a> Guard<'a> {
             memory: None,
             out_of_memory: false,
             disk: None,
+            scratch: None,
+            out_of_scratch: false,
             note: None,
         })
     }
@@ -209,6 +213,11 @@ impl<'a> Guard<'a> {
     /// Holds the worker's files to what they may take of the disk, if that is bounded.
     pub(super) fn with_disk(self, disk: Option<DiskWatch>) -> Guard<'a> {
         Guard { disk, ..self }
+    }
+
+    /// Holds what the worker writes to its scratch directory to what it has asked for, if it has one.
+    pub(super) fn with_scratch(self, scratch: Option<DiskWatch>) -> Guard<'a> {
+        Guard { scratch, ..self }
     }
 
     /// Until nothing of the worker is left.
@@ -280,6 +289,13 @@ impl<'a> Guard<'a> {
         let now = BootTime::now();
         if let Some(line) = self.disk.as_ref().filter(|_| self.may_run(now)).and_then(DiskWatch::complaint) {
             self.disk = None;
+            self.say(&line);
+            self.kill_at = Some(now);
+        }
+        let scratch = self.scratch.as_ref().filter(|_| self.may_run(now));
+        if let Some(line) = scratch.and_then(DiskWatch::complaint) {
+            self.scratch = None;
+            self.out_of_scratch = true;
             self.say(&line);
             self.kill_at = Some(now);
         }
@@ -374,6 +390,8 @@ impl<'a> Guard<'a> {
         };
         let end = if self.lease_expired {
             ExitStatus::LeaseExpired
+        } else if self.out_of_scratch {
+            ExitStatus::OutOfScratch
         } else if self.out_of_memory || by_kernel() {
             ExitStatus::OutOfMemory
         } else {
@@ -407,7 +425,7 @@ impl<'a> Guard<'a> {
         if let Some(watch) = self.memory.as_ref().filter(|_| !killing) {
             next = next.min(watch.look_at);
         }
-        if self.disk.is_some() && !killing {
+        if (self.disk.is_some() || self.scratch.is_some()) && !killing {
             next = next.min(now.after(DISK_LOOK));
         }
         next

@@ -58,7 +58,7 @@ pub(crate) const WAIT: &str = "wait";
 pub(crate) const SPEAKS: &str = "speaks";
 /// What agent and shim say to one another: rises with every change of it, so that an agent finds a program
 /// of another release out that is installed next to it.
-pub(crate) const SPEECH: &str = concat!(env!("CARGO_PKG_VERSION"), " 12");
+pub(crate) const SPEECH: &str = concat!(env!("CARGO_PKG_VERSION"), " 13");
 /// How the control groups of workers begin whose shims waited for them.
 pub(crate) const WAITING_GROUP: &str = "muster_ready_";
 /// How the name of a worker's own group begins.
@@ -348,9 +348,12 @@ fn worker_life(
     let end = match guard::Guard::new(lease, watch, launched, cgroup.as_ref(), spec.stop_grace_ms) {
         Ok(guard) => {
             let shared = shared_memory.is_some().then(|| confine::shared_memory_of(spec));
-            let others = shared.into_iter().chain(spec.temporary.clone());
+            // What it has asked for on a disk is counted apart.
+            let temporary = spec.temporary.clone().filter(|_| spec.scratch_bytes == 0);
+            let others = shared.into_iter().chain(temporary);
             let disk = disk::DiskWatch::start(task, others, spec.disk_bytes_max);
-            guard.with_memory(memory_max, note).with_disk(disk).watch()
+            let scratch = disk::DiskWatch::of_scratch(spec);
+            guard.with_memory(memory_max, note).with_disk(disk).with_scratch(scratch).watch()
         }
         Err(why) => failed(why),
     };

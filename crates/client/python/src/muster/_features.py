@@ -18,6 +18,7 @@ _FEATURES = {
     "nodes": "job-nodes",
     "notify": "job-notify",
     "readiness": "job-readiness",
+    "scratch_bytes": "job-scratch",
     "terminal": "job-terminal",
     "ulimits": "job-ulimits",
     "workdir": "job-workdir",

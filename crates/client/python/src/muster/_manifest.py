@@ -59,7 +59,7 @@ _SPEC = (
     "notBefore",
     *("deadline", "expectedRun", "datasets", "launch", "retry", "checkpoint", "notice", "spareWorkers", "preflight"),
     *("workdir", "artifacts", "booking", "ulimits", "binding", "shell", "sharedMemory", "capacity", "affinity"),
-    *("licences", "nice", "exclusive", "readiness", "terminal", "notify", "parallel", *_GROUP),
+    *("licences", "nice", "exclusive", "scratch", "readiness", "terminal", "notify", "parallel", *_GROUP),
 )
 _Value = TypeVar("_Value")
 
@@ -150,6 +150,7 @@ class Reader:
             licences=self.licences(at.get("licences")),
             nice=self.value(at, "spec.nice", quantity.nice) or 0,
             exclusive=bool(self.value(at, "spec.exclusive", quantity.flag)),
+            scratch_bytes=self.positive(at, "spec.scratch", quantity.memory_bytes, "for no directory"),
             notify=self.notify(at.get("notify")),
         )
         if array is not None:

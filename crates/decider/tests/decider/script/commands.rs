@@ -26,6 +26,7 @@ impl World {
         if let Some(cpu) = self.number(words, "cpu=") {
             draft.cpu_milli = cpu.parse::<u64>().unwrap() * 1_000;
         }
+        draft.scratch_bytes = self.gib(words, "scratch=");
         for guarantee in self.number(words, "isolates=").into_iter().flat_map(|text| text.split(',')) {
             let guarantee = Guarantee::parse(guarantee).expect("a guarantee");
             draft.labels.insert(name(guarantee.label()), "own".to_owned());
@@ -44,6 +45,11 @@ impl World {
             holder: holder(who),
             other_session_is_over: words.contains(&"other-session-over"),
         }
+    }
+
+    /// A number of GiB behind this word; 0 without it.
+    fn gib(&self, words: &[&str], prefix: &str) -> u64 {
+        self.number(words, prefix).map_or(0, |text| text.parse::<u64>().unwrap() << 30)
     }
 
     /// `purchases=spot,owned`, `fallback=on_demand:30m` and `interruptions=MILLI`.
@@ -77,6 +83,7 @@ impl World {
                 group.workers_min = min.parse().unwrap();
             }
             group.request.exclusive = words.contains(&"exclusive");
+            group.request.scratch_bytes = self.gib(words, "scratch=");
             groups.push(group);
         }
         let mut draft = job_draft(words[0], groups);
@@ -314,6 +321,7 @@ impl World {
             "lease-expired" => RankUpdate::Exited(ExitStatus::LeaseExpired),
             "not-started" => RankUpdate::Exited(ExitStatus::NotStarted),
             "out-of-memory" => RankUpdate::Exited(ExitStatus::OutOfMemory),
+            "out-of-scratch" => RankUpdate::Exited(ExitStatus::OutOfScratch),
             "node-fault" => RankUpdate::Exited(ExitStatus::NodeFault(words[4..].join(" "))),
             "backend-lost" => RankUpdate::Exited(ExitStatus::BackendLost(words[4..].join(" "))),
             "preflight-failed" => RankUpdate::Exited(ExitStatus::PreflightFailed(words[4..].join(" "))),

@@ -60,8 +60,9 @@ impl World {
                 let row = self.state().node_named(&spec.name).and_then(|id| self.state().node(id)).unwrap();
                 format!(" {} holder={} incarnation={}", spec.name, holder.0, row.incarnation)
             }
-            Decision::NodeCordonSet { node, cordoned, .. } => {
-                format!(" {} {}", self.node_label(*node), if *cordoned { "cordoned" } else { "open" })
+            Decision::NodeCordonSet { node, cordoned, reason, .. } => {
+                let why = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+                format!(" {} {}{why}", self.node_label(*node), if *cordoned { "cordoned" } else { "open" })
             }
             Decision::NodeLost { node, incarnation, cause } => {
                 format!(" {} incarnation={incarnation} {cause:?}", self.node_label(*node))
@@ -238,12 +239,13 @@ impl World {
                 load.cpu_milli,
                 load.memory_bytes
             ),
-            Decision::NodeDrainSet { node, drain, .. } => match drain {
+            Decision::NodeDrainSet { node, drain, reason, .. } => match drain {
                 None => format!(" {} ended", self.node_label(*node)),
                 Some(drain) => {
                     let deadline = drain.deadline.map(|at| at.since_ms(self.now) / 1_000);
                     let deadline = deadline.map_or("none".to_string(), |s| format!("+{s}s"));
-                    format!(" {} {} deadline={deadline}", self.node_label(*node), drain.cause.name())
+                    let why = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+                    format!(" {} {} deadline={deadline}{why}", self.node_label(*node), drain.cause.name())
                 }
             },
             Decision::NodeQuarantineSet { node, reason, .. } => {

@@ -139,7 +139,11 @@ impl World {
                 (false, devices) if devices.is_empty() => String::new(),
                 (false, devices) => format!(", not to be used {devices:?}"),
             };
-            let cordoned = format!("{cordoned}{restricted}");
+            let reasons = row.reasons.iter().flat_map(|reasons| [&reasons.cordon, &reasons.drain]);
+            let said: Vec<&str> = reasons.flatten().map(|said| said.reason.as_str()).collect();
+            let said: Vec<&str> = said.into_iter().filter(|text| !text.is_empty()).collect();
+            let why = if said.is_empty() { String::new() } else { format!(" ({})", said.join("; ")) };
+            let cordoned = format!("{cordoned}{restricted}{why}");
             writeln!(
                 text,
                 "{}: {status}{cordoned}; holder {}, incarnation {}, {} of {} devices free",

@@ -21,6 +21,7 @@ fn submit(world: &mut World, entry: &JobEntry) -> JobId {
         cpu_milli: 1_000,
         memory_bytes: 1 << 30,
         exclusive: false,
+        scratch_bytes: 0,
     };
     let command = vec!["train".to_owned()];
     let group = TaskGroup::new(Name::literal("main"), entry.replicas, command, request);

@@ -102,6 +102,7 @@ pub(super) fn request() -> impl Strategy<Value = WorkerRequest> {
             cpu_milli,
             memory_bytes,
             exclusive: false,
+            scratch_bytes: 0,
         },
     )
 }
@@ -284,7 +285,7 @@ prop_compose! {
         let accelerators = pod.as_ref().map(|_| chips()).or(accelerators);
         NodeDraft {
             name, region, cluster, block, rack, address, accelerators, cpu_milli, memory_bytes, labels,
-            taints, pod,
+            taints, pod, scratch_bytes: memory_bytes / 2,
         }.check().unwrap()
     }
 }
@@ -297,6 +298,7 @@ pub(super) fn exit() -> impl Strategy<Value = ExitStatus> {
         "\\PC{0,60}".prop_map(ExitStatus::LaunchFailed),
         Just(ExitStatus::Vanished),
         Just(ExitStatus::NotStarted),
+        Just(ExitStatus::OutOfScratch),
     ]
 }
 
