@@ -330,8 +330,7 @@ impl Guard {
                 denied(peer.principal, "the call is passed on for nobody of this cluster".to_owned())
             })
             .and_then(|behalf| self.tokens.check_passed_on(behalf));
-        let checked =
-            checked.inspect_err(|status| self.note_denied(&peer, peer.principal, path, status))?;
+        let checked = checked.inspect_err(|status| self.note_denied(&peer, peer.principal, path, status))?;
         Ok((checked, passed_on.as_ref().and_then(address_of)))
     }
 

@@ -121,7 +121,8 @@ impl CallRecorder {
             return;
         };
         let (code, reason) = answer();
-        let (at, address, call) = (SystemTime::now(), peer.address.ip().to_canonical(), path.trim_start_matches('/'));
+        let (at, address, call) =
+            (SystemTime::now(), peer.address.ip().to_canonical(), path.trim_start_matches('/'));
         place.send(RecordedCall { at, caller, address, call, code, reason });
     }
 

@@ -17,7 +17,9 @@ pub fn scratch_bytes(resources: &Field<'_>) -> Option<u64> {
     let (asked, most) = (resources.at(["requests", SCRATCH]), resources.at(["limits", SCRATCH]));
     let bytes = amount(&most, memory_bytes).or(amount(&asked, memory_bytes)).filter(|bytes| *bytes > 0)?;
     let field = if most.is_given() { &most } else { &asked };
-    field.approximate("is the size of one directory, which MUSTER_SCRATCH and TMPDIR name; output is not counted");
+    field.approximate(
+        "is the size of one directory, which MUSTER_SCRATCH and TMPDIR name; output is not counted",
+    );
     Some(bytes)
 }
 

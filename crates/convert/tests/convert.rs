@@ -503,7 +503,8 @@ fn jobs_of_a_set_are_kept_together_each_and_not_all_of_them() {
     assert_eq!(spec(4, 8, "", gpus), json!({"segments": [{"level": "rack", "workers": 8}]}));
     assert_eq!(spec(1, 8, "", gpus), json!({"required": "rack"}), "it is one job");
     assert_eq!(spec(4, 1, "", gpus), Value::Null, "one worker is in one rack");
-    let tpus = "cloud.google.com/gke-tpu-accelerator: tpu-v5p-slice, cloud.google.com/gke-tpu-topology: 4x4x4";
+    let tpus =
+        "cloud.google.com/gke-tpu-accelerator: tpu-v5p-slice, cloud.google.com/gke-tpu-topology: 4x4x4";
     assert_eq!(spec(2, 16, tpus, "google.com/tpu: 4"), Value::Null, "a slice is in one pod");
 }
 

@@ -37,12 +37,8 @@ struct Amount {
 }
 
 impl Amount {
-    const ALL: Amount = Amount {
-        devices: i64::MAX,
-        cpu_milli: i64::MAX,
-        memory_bytes: i64::MAX,
-        scratch_bytes: i64::MAX,
-    };
+    const ALL: Amount =
+        Amount { devices: i64::MAX, cpu_milli: i64::MAX, memory_bytes: i64::MAX, scratch_bytes: i64::MAX };
 
     fn of_workers(request: &WorkerRequest, workers: u32) -> Amount {
         let workers = i64::from(workers);

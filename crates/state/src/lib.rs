@@ -88,11 +88,11 @@ pub use rows::{
     BurstRow, CAPACITY_DAYS, CapacityDay, CapacityKey, CapacityRow, Charge, ClusterMeta, ControlRow, EndRun,
     Failure, FleetHoldRow, GangClass, HISTORY_ROWS_MAX, HealthPolicyRow, HistoryKey, HistoryLevel,
     HistoryRow, HoldRow, JobRow, JobTimes, MemberEnd, MemberEnds, ModificationRow, NodeFacts,
-    NodeOverridesRow, NodeReason, NodeReasonsRow, NodeRow, NodeStatus, OBSERVATION, OBSERVATIONS_KEPT,
-    Phase, Placement, PolicyRow,
-    PromiseRow, QuotaAnswer, QuotaGrantEnd, QuotaGrantRow, QuotaGrantStatus, RUN_BUCKETS, RankArtifacts,
-    RankState, RecoveryRow, RequestAnswer, RequestRow, RestrictionRow, Saved, ScheduleRow, ScheduleRunRow,
-    ScheduleSuspension, SpendPart, SpendRow, Straggler, bucket_of, rows_of_array,
+    NodeOverridesRow, NodeReason, NodeReasonsRow, NodeRow, NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase,
+    Placement, PolicyRow, PromiseRow, QuotaAnswer, QuotaGrantEnd, QuotaGrantRow, QuotaGrantStatus,
+    RUN_BUCKETS, RankArtifacts, RankState, RecoveryRow, RequestAnswer, RequestRow, RestrictionRow, Saved,
+    ScheduleRow, ScheduleRunRow, ScheduleSuspension, SpendPart, SpendRow, Straggler, bucket_of,
+    rows_of_array,
 };
 pub use schedules::schedule_bytes;
 pub use sequence::Sequence;

@@ -129,7 +129,9 @@ impl fmt::Display for ExitStatus {
             ExitStatus::Vanished => f.write_str("vanished with its node's state"),
             ExitStatus::NotStarted => f.write_str("not started: the gang was stopped first"),
             ExitStatus::OutOfMemory => f.write_str("used more memory than it had asked for"),
-            ExitStatus::OutOfScratch => f.write_str("wrote more to its scratch directory than it had asked for"),
+            ExitStatus::OutOfScratch => {
+                f.write_str("wrote more to its scratch directory than it had asked for")
+            }
             ExitStatus::NodeFault(how) => write!(f, "its node failed: {how}"),
             ExitStatus::BackendLost(how) => write!(f, "lost by the cluster below: {how}"),
             ExitStatus::PreflightFailed(how) => write!(f, "not started: {how}"),

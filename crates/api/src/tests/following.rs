@@ -279,6 +279,9 @@ fn every_event_of_the_basic_view_is_within_what_is_promised() {
         let whole = bytes_of(event_of(job.clone()));
         let bytes = check_cut(job.clone());
         assert!(bytes <= BASIC_BYTES_MAX, "{bytes} bytes, {whole} of them before: {job:?}");
-        assert!(whole > BASIC_BYTES_MAX - 32 || bytes == whole, "nothing had to be left out of {whole} bytes");
+        assert!(
+            whole > BASIC_BYTES_MAX - 32 || bytes == whole,
+            "nothing had to be left out of {whole} bytes"
+        );
     }
 }

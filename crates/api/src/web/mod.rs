@@ -141,18 +141,7 @@ impl Web {
         let Shared { router, unwritten, drills, objectives, recorder, .. } = shared;
         let (streams, outputs) = (events::places(), output::places());
         let (rendered, metrics) = (events::Rendered::default(), ReplicaMetrics::default());
-        Web {
-            router,
-            streams,
-            outputs,
-            rendered,
-            unwritten,
-            timeouts,
-            drills,
-            metrics,
-            objectives,
-            recorder,
-        }
+        Web { router, streams, outputs, rendered, unwritten, timeouts, drills, metrics, objectives, recorder }
     }
 
     /// The same with what is counted there.

@@ -11,7 +11,11 @@ use crate::support::{Log, job, open, write};
 fn ids_look_as_everywhere_else() {
     let decision = Decision::JobCancelRequested {
         request: RequestKey { id: RequestId(0x1234 << 100), fingerprint: 9 },
-        by: Requester { name: "admin/ops".to_owned(), is_operator: true, address: Some([192, 0, 2, 7].into()) },
+        by: Requester {
+            name: "admin/ops".to_owned(),
+            is_operator: true,
+            address: Some([192, 0, 2, 7].into()),
+        },
         jobs: vec![JobId(33)],
     };
     let by = json!({ "name": "admin/ops", "is_operator": true, "address": "192.0.2.7" });

@@ -11,8 +11,8 @@ use muster_planner::{Budget, WaitReason};
 use muster_state::{GuardError, Phase, RankState, State};
 use muster_types::policy::{CountedResource, PolicyDraft, TenantLimits, TenantPolicy};
 use muster_types::{
-    ExitStatus, FieldChange, JobContract, JobId, JobSpec, Name, PriorityTier, Refusal, RefusalCode, Requester,
-    Submission,
+    ExitStatus, FieldChange, JobContract, JobId, JobSpec, Name, PriorityTier, Refusal, RefusalCode,
+    Requester, Submission,
 };
 
 use crate::random::Random;
@@ -350,8 +350,7 @@ fn licences_of_a_region_that_a_job_may_not_use_are_refused() {
         draft.regions = regions.iter().map(|region| name(region)).collect();
         draft.check().expect("a job")
     };
-    for (n, spec) in
-        [(1, within(&[("ansys", 1)], &["eu"])), (2, within(&[("ansys", 1), ("matlab", 1)], &[]))]
+    for (n, spec) in [(1, within(&[("ansys", 1)], &["eu"])), (2, within(&[("ansys", 1), ("matlab", 1)], &[]))]
     {
         let refused = submit(&mut speculation, n, spec).expect_err("it would wait for good");
         assert!(refused.violations[0].field.ends_with(".spec.licences"), "{:?}", refused.violations);

@@ -83,8 +83,7 @@ fn types_and_regions_that_nobody_has_are_named() {
     let mut draft = tenants(vec![("research", with(quotas))]);
     draft.prices = vec![Price::new(name("l4"), None, 1)];
     draft.spare_hosts_per_rack.insert(name("b200"), 1);
-    let licence =
-        |text, region| CountedResource { name: name(text), count: 1, region: Some(name(region)) };
+    let licence = |text, region| CountedResource { name: name(text), count: 1, region: Some(name(region)) };
     draft.resources = vec![licence("matlab", "eu"), licence("ansys", "ap")];
     let expected = [
         ("UNKNOWN_TYPE", "prices[0]", "type l4; the fleet has h100"),

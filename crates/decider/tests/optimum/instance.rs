@@ -165,14 +165,13 @@ fn name(text: &str) -> Name {
 fn job(called: &str, gang: &Gang) -> JobSpec {
     let mut devices: AcceleratorRequest = Accelerators { kind: name("h100"), count: 1 }.into();
     devices.amount = gang.amount();
-    let request =
-        WorkerRequest {
-            accelerators: Some(devices),
-            cpu_milli: 100,
-            memory_bytes: GIB,
-            exclusive: false,
-            scratch_bytes: 0,
-        };
+    let request = WorkerRequest {
+        accelerators: Some(devices),
+        cpu_milli: 100,
+        memory_bytes: GIB,
+        exclusive: false,
+        scratch_bytes: 0,
+    };
     let group = TaskGroup::new(name("main"), gang.workers, vec!["train".into()], request);
     let draft = JobDraft::new(name(called), name("research"), vec![group]);
     JobDraft { expected_run_ms: Some(gang.run_ms), ..draft }.check().expect("a job")

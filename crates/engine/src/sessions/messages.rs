@@ -4,8 +4,8 @@ use muster_decider::PlannedImage;
 use muster_types::health::{HealthReport, Repair};
 use muster_types::probe::{Link, Ring};
 use muster_types::{
-    AgentStart, Artifacts, ExitStatus, Features, FencingToken, ForeignLoad, HolderId, JobId, NodeId, NodeSpec,
-    Parameters, Refusal,
+    AgentStart, Artifacts, ExitStatus, Features, FencingToken, ForeignLoad, HolderId, JobId, NodeId,
+    NodeSpec, Parameters, Refusal,
 };
 use std::sync::Arc;
 

@@ -71,7 +71,11 @@ async fn an_agent_of_an_older_copy_is_refused_while_the_lease_stands() {
     };
     let first = open(&engine, started(7, 0)).await;
     let twin = open(&engine, started(8, 7)).await;
-    assert_eq!((twin.node, twin.incarnation), (first.node, first.incarnation), "it was started after the first");
+    assert_eq!(
+        (twin.node, twin.incarnation),
+        (first.node, first.incarnation),
+        "it was started after the first"
+    );
     let refused = guarded("the first again", engine.open_session(started(7, 0))).await;
     let refusal = refused.err().expect("the other one is known");
     assert_eq!(refusal.code, RefusalCode::NodeHeldByAnother);

@@ -619,10 +619,8 @@ fn inputs() -> impl Strategy<Value = Decision> {
         ),
         (node_id(), any::<u32>())
             .prop_map(|(node, incarnation)| Decision::SessionResumed { node, incarnation }),
-        (node_id(), any::<u32>(), any::<u64>()).prop_map(|(node, incarnation, start)| Decision::AgentStarted {
-            node,
-            incarnation,
-            start: StartId(start)
+        (node_id(), any::<u32>(), any::<u64>()).prop_map(|(node, incarnation, start)| {
+            Decision::AgentStarted { node, incarnation, start: StartId(start) }
         }),
         controls(),
         arrays(),

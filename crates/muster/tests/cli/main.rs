@@ -82,11 +82,8 @@ fn a_file_that_is_printed_for_a_held_job_is_said_not_to_hold_it() {
 #[test]
 fn nothing_is_submitted_for_a_terminal_that_is_not_there() {
     let fake = Fake::start();
-    let words: [&[&str]; 3] = [
-        &["run", "-it", "--", "bash"],
-        &["attach", "job-3f0"],
-        &["exec", "job-3f0", "-it", "--", "sh"],
-    ];
+    let words: [&[&str]; 3] =
+        [&["run", "-it", "--", "bash"], &["attach", "job-3f0"], &["exec", "job-3f0", "-it", "--", "sh"]];
     for words in words {
         let ran = with_stdin(&fake, words, "");
         assert_eq!(ran.code, 2, "{words:?}: {}", ran.err);

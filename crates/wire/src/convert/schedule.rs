@@ -159,14 +159,13 @@ mod tests {
 
     fn schedule() -> Schedule {
         let name = |text: &str| Name::new(text).unwrap();
-        let request =
-            WorkerRequest {
-                accelerators: None,
-                cpu_milli: 1_000,
-                memory_bytes: 1 << 30,
-                exclusive: false,
-                scratch_bytes: 0,
-            };
+        let request = WorkerRequest {
+            accelerators: None,
+            cpu_milli: 1_000,
+            memory_bytes: 1 << 30,
+            exclusive: false,
+            scratch_bytes: 0,
+        };
         let group = TaskGroup::new(name("main"), 1, vec!["train".into()], request);
         let job = JobDraft::new(name("nightly"), name("research"), vec![group]).check().unwrap();
         Schedule {

@@ -393,7 +393,8 @@ async fn delete(town: &Town, attacks: &mut Table, victim: &str) {
             note("the job", refused(jobs.cancel_job(cancel).await));
             let forget = v1::ForgetNodeRequest { request_id: request_id(), node: node() };
             note("the node", refused(fleet.forget_node(forget).await));
-            let cordon = v1::CordonNodeRequest { request_id: request_id(), node: node(), ..Default::default() };
+            let cordon =
+                v1::CordonNodeRequest { request_id: request_id(), node: node(), ..Default::default() };
             note("its place in the fleet", refused(fleet.cordon_node(cordon).await));
             let drain = v1::DrainNodeRequest { request_id: request_id(), node: node(), ..Default::default() };
             note("its work", refused(fleet.drain_node(drain).await));
