@@ -220,21 +220,24 @@ impl State {
         runs: impl IntoIterator<Item = (Name, String, u64)>,
     ) -> Option<ExceededLimit> {
         let policy = &self.policy.policy;
+        let limits = |tenant: &Name| {
+            let pending = policy.limit(tenant, |limits| limits.user.pending_jobs);
+            (pending, policy.limit(tenant, |limits| limits.user.unfinished_jobs))
+        };
         let mut new: BTreeMap<UserKey, u64> = BTreeMap::new();
         for (tenant, user, count) in runs {
             // Few policies limit users, and this is asked for each submission, on every replica.
-            let limits = policy.limits(&tenant).user;
-            if limits.pending_jobs.is_none() && limits.unfinished_jobs.is_none() {
+            if limits(&tenant) == (None, None) {
                 continue;
             }
             *new.entry((tenant, String::from(user_of(&user)))).or_default() += count;
         }
         new.into_iter().find_map(|(key, new)| {
-            let limits = policy.limits(&key.0).user;
+            let (pending, unfinished) = limits(&key.0);
             let load = self.indexes.users.get(&key).copied().unwrap_or_default();
             let checked = [
-                ("user.pendingJobs", limits.pending_jobs, load.pending_jobs),
-                ("user.unfinishedJobs", limits.unfinished_jobs, load.unfinished_jobs),
+                ("user.pendingJobs", pending, load.pending_jobs),
+                ("user.unfinishedJobs", unfinished, load.unfinished_jobs),
             ];
             checked.into_iter().find_map(|(limit, most, held)| {
                 let most = most.filter(|most| held + new > u64::from(*most))?;
@@ -265,10 +268,11 @@ impl State {
         }
         new.into_iter().find_map(|(tenant, new)| {
             let load = self.queue(tenant).map(|queue| queue.load).unwrap_or_default();
-            let limits = policy.limits(tenant);
+            let pending = policy.limit(tenant, |limits| limits.pending_jobs);
+            let unfinished = policy.limit(tenant, |limits| limits.unfinished_jobs);
             let checked = [
-                ("pendingJobs", limits.pending_jobs, load.pending_jobs),
-                ("unfinishedJobs", limits.unfinished_jobs, load.pending_jobs + load.active_jobs),
+                ("pendingJobs", pending, load.pending_jobs),
+                ("unfinishedJobs", unfinished, load.pending_jobs + load.active_jobs),
             ];
             checked.into_iter().find_map(|(limit, most, held)| {
                 let most = most.filter(|most| held + new > u64::from(*most))?;
@@ -281,7 +285,7 @@ impl State {
     /// promised capacity counts.
     #[must_use]
     pub fn running_limit_reached(&self, tenant: &Name) -> Option<(u32, u64)> {
-        let most = self.policy.policy.limits(tenant).running_jobs?;
+        let most = self.policy.policy.limit(tenant, |limits| limits.running_jobs)?;
         let is_its_own = |job: &JobId| self.spec(*job).is_some_and(|spec| spec.tenant == *tenant);
         let promised = self.promised_and_waiting().filter(is_its_own).count() as u64;
         let placed = self.indexes.loads.get(tenant).map_or(0, |load| load.active_jobs) + promised;
