@@ -116,13 +116,13 @@ impl QueueForecast {
         asker: (Option<JobId>, &JobSpec, &JobRow),
         pace: Option<Pace>,
     ) -> Ahead {
-        let known = self.walks.iter().position(|walk| walk.pace == pace);
-        let at = known.unwrap_or_else(|| {
-            self.walks.push(Walk::begin(state, self.now, &self.kept, pace));
-            self.walks.len() - 1
-        });
         let of_pace = pace.unwrap_or(Pace::Expected);
         let foreseen = self.foreseen(of_pace);
+        let known = self.walks.iter().position(|walk| walk.pace == pace);
+        let at = known.unwrap_or_else(|| {
+            self.walks.push(Walk::begin(state, self.now, &self.kept, (pace, &foreseen)));
+            self.walks.len() - 1
+        });
         let ahead = self.walks[at].ahead(state, asker, &foreseen);
         self.learn(of_pace, &ahead.future);
         ahead
@@ -188,8 +188,14 @@ struct Walk {
 }
 
 impl Walk {
-    fn begin(state: &State, now: LogTime, kept: &KeptReservations, pace: Option<Pace>) -> Walk {
+    fn begin(
+        state: &State,
+        now: LogTime,
+        kept: &KeptReservations,
+        (pace, foreseen): (Option<Pace>, &Arc<Foreseen>),
+    ) -> Walk {
         let mut future = Future::resume_at(now, kept.clone(), pace.unwrap_or(Pace::Expected));
+        future.set_foreseen(foreseen);
         let line = Line::form(state, now);
         let mut budget = Budget::new(VISITS);
         future.take_up(state, &mut budget);
