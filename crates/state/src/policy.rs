@@ -13,7 +13,7 @@ use muster_types::{CapacityRules, JobId, JobSpec, LogIndex, LogTime, Name, Prior
 
 use crate::effect::Effect;
 use crate::index::{UserKey, UserLoad};
-use crate::rows::{JobTimes, Phase, RequestAnswer};
+use crate::rows::{JobTimes, Phase, PolicyDigest, RequestAnswer};
 use crate::state::State;
 
 /// What a tenant lacks for one of its jobs.
@@ -371,6 +371,11 @@ impl State {
         self.promised().filter(waits)
     }
 
+    /// The policy is another one from now on.
+    pub(crate) fn note_policy(&mut self) {
+        self.policy_digest = PolicyDigest::of(&self.policy);
+    }
+
     /// The version is the record's own index. What is in use counts against the new policy from now on.
     pub(crate) fn fold_policy(&mut self, request: RequestKey, policy: &Policy) -> Vec<Effect> {
         self.remember(request, RequestAnswer::PolicySet);
@@ -378,6 +383,7 @@ impl State {
         self.policy.version = self.meta.log_index;
         self.policy.set_at = self.meta.log_time;
         self.policy.policy = Arc::new(policy.clone());
+        self.note_policy();
         self.keep_receivers();
         self.keep_grants_under(&before);
         let mut indexes = self.indexes.clone();
