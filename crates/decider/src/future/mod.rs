@@ -22,7 +22,7 @@ use alloc::vec::Vec;
 use muster_planner::{Budget, CapacityTimeline, Hold, Holds, Plan, Start, Terms};
 use muster_policy::{expected_end, headroom, overdue_since};
 use muster_state::quota::QuotaUsage;
-use muster_state::{Forecast, GangClass, JobRow, State, fit};
+use muster_state::{Forecast, GangClass, JobRow, Phase, State, fit};
 use muster_types::{AcceleratorRequest, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, PriorityTier};
 
 use crate::rules::affinity::{self, STOPPED_LATE_MS};
@@ -926,8 +926,10 @@ fn releases(state: &State, place: &ClusterKey, now: LogTime, pace: Pace) -> Vec<
     let mut found = Vec::new();
     for (_, job) in state.ends(&place.0, &place.1) {
         let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
-        // What is being stopped runs no longer than its grace.
-        if let Some(end) = state.stopped_by(job) {
+        // What is being stopped runs no longer than its grace. Nearly nothing is, and everything that runs is looked at here.
+        if matches!(row.phase, Phase::Stopping(_))
+            && let Some(end) = state.stopped_by(job)
+        {
             found.push((end.max(now.plus_ms(STOPPED_LATE_MS)), job));
         } else if let Some(end) = expected_end(row, spec, now) {
             found.push((at_pace(row, end, now, pace), job));
