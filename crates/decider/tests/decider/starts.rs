@@ -85,7 +85,8 @@ fn crowded() -> (Speculation, State, Vec<JobId>) {
     let mut jobs = Vec::new();
     for number in 0..320_usize {
         let devices = [8, 1, 4, 2][number % 4];
-        let mut asked = group("main", 1 + u32::from(number.is_multiple_of(7)), Some(accelerators("h100", devices)));
+        let workers = 1 + u32::from(number.is_multiple_of(7));
+        let mut asked = group("main", workers, Some(accelerators("h100", devices)));
         asked.request.cpu_milli = 1_000 + number as u64;
         let mut draft = job_draft(&format!("job{number}"), vec![asked]);
         draft.tenant = muster_types::Name::new(["vision", "speech", "research"][number % 3]).expect("a name");
@@ -136,7 +137,7 @@ fn a_forecast_of_an_older_state_is_not_used_for_a_newer_one() {
     let now = state.log_time();
     let kept = Arc::new(speculation.kept_reservations().clone());
     let mut forecast = QueueForecast::new(&state, now, Arc::clone(&kept));
-    explain_job_in(&state, jobs[319], &mut forecast);
+    assert!(explain_job_in(&state, jobs[319], &mut forecast).is_some());
     let draft = job_draft("late", vec![group("main", 1, Some(accelerators("h100", 3)))]);
     let submission = Submission::new(draft.check().expect("a job"), JobContract::default());
     handle(&mut speculation, &Command::submit(request(9_999), [submission].into())).expect("it is taken");

@@ -9,6 +9,7 @@ use muster_state::State;
 use muster_types::{BookingSpec, JobId, LogTime, Name, Refusal, Submission};
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::background::in_background;
 use crate::clock;
@@ -58,7 +59,12 @@ impl Engine {
     /// When the replica stops.
     pub async fn explain_job(&self, view: &Reading, job: JobId) -> Result<Option<JobExplanation>, Refusal> {
         let (kept, shared) = (self.kept_at(view), self.shared_forecast(view));
-        self.explaining(view, move |view, now| explained(view, now, job, kept, shared.as_deref())).await
+        let explained = self.explaining(view, move |view, now| {
+            explained(view, now, job, kept, shared.as_deref())
+        });
+        let explained = explained.await;
+        self.let_forecast_go();
+        explained
     }
 
     /// The same on the thread of the caller, which is one for such work and has its turn at it.
@@ -141,6 +147,18 @@ impl Engine {
     /// What explanations of the newest state have in common; none for a state of the past.
     fn shared_forecast(&self, view: &Reading) -> Option<Arc<SharedForecast>> {
         (!view.is_past()).then(|| Arc::clone(&self.inner.queue_forecast))
+    }
+
+    /// Gives the memory of the forecast back once it serves nobody any more. Who uses it meanwhile asks for this again.
+    fn let_forecast_go(&self) {
+        let shared = Arc::clone(&self.inner.queue_forecast);
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(2 * FORECAST_SERVES_MS)).await;
+            let now = clock::now::<TokioEnv>();
+            if let Some(mut slot) = shared.try_lock() {
+                slot.take_if(|known| now.since_ms(known.now()) > FORECAST_SERVES_MS);
+            }
+        });
     }
 
     /// The time at which a state is explained. Like the leader's: never before what is in the log; of a past state its own.
