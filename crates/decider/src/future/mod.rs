@@ -876,8 +876,8 @@ impl Future {
         let (now, pace, reservations) = (self.now, self.pace, &self.reservations);
         let foreseen = self.foreseen.outlooks.get(place);
         self.outlooks.entry(place.clone()).or_insert_with(|| {
-            let fresh = || CapacityTimeline::new(state, &place.0, &place.1, releases(state, place, now, pace));
-            let mut outlook = foreseen.cloned().unwrap_or_else(fresh);
+            let new = || CapacityTimeline::new(state, &place.0, &place.1, releases(state, place, now, pace));
+            let mut outlook = foreseen.cloned().unwrap_or_else(new);
             budget.take(outlook.visits());
             for reservation in reservations.iter().filter(|r| r.place == *place) {
                 budget.take(outlook.walk_visits());
