@@ -510,6 +510,28 @@ impl Router {
 
     /// A request to be passed on. Of a call with one message, that message goes as it came.
     pub(crate) fn onward<T>(message: T, caller: Caller) -> Request<T> {
+        let mut request = Router::request_of(message, caller);
+        original::attach(&mut request);
+        request
+    }
+
+    /// The same for a request of one method. A message is made only where the one that this call was asked with cannot go as it came.
+    pub(crate) fn onward_or<T: Default>(
+        path: &'static str,
+        make: impl FnOnce() -> T,
+        caller: Caller,
+    ) -> Request<T> {
+        match original::of_method(path) {
+            Some(whole) => {
+                let mut request = Router::request_of(T::default(), caller);
+                request.extensions_mut().insert(whole);
+                request
+            }
+            None => Router::request_of(make(), caller),
+        }
+    }
+
+    fn request_of<T>(message: T, caller: Caller) -> Request<T> {
         let mut request = Request::new(message);
         request.metadata_mut().insert(FORWARDED, tonic::metadata::MetadataValue::from_static("1"));
         if let Some(name) = caller.principal.passed_on()
@@ -524,7 +546,6 @@ impl Router {
             request.metadata_mut().insert(TRACE_PARENT, parent);
         }
         request.set_timeout(caller.deadline.saturating_duration_since(Instant::now()));
-        original::attach(&mut request);
         request
     }
 

@@ -39,6 +39,10 @@ use crate::submit_stream::{self, naming_leader};
 use crate::visibility::Visibility;
 use crate::watcher::{JobTopic, Messages, Watches};
 
+/// The methods of submissions.
+const SUBMIT_JOB: &str = "/muster.v1beta1.JobService/SubmitJob";
+const SUBMIT_JOBS: &str = "/muster.v1beta1.JobService/SubmitJobs";
+
 /// What a row of a page takes, with the names in it.
 pub(crate) const ROW_BYTES: usize = 2 << 10;
 /// Bytes that a member takes of an array with its states while it is made.
@@ -147,9 +151,11 @@ impl Jobs {
     async fn submit_one(&self, caller: Caller, submission: Checked) -> Result<v1::SubmitJobResponse, Status> {
         let Checked { id, text, jobs, validate_only } = submission;
         let onward = |channel| {
-            let job = messages(&jobs).next();
-            let message = v1::SubmitJobRequest { request_id: text.clone(), job, validate_only };
-            let request = Router::onward(message, caller);
+            let message = || {
+                let job = messages(&jobs).next();
+                v1::SubmitJobRequest { request_id: text.clone(), job, validate_only }
+            };
+            let request = Router::onward_or(SUBMIT_JOB, message, caller);
             let call: BoxFuture<'static, Result<Submitted, Status>> = Box::pin(async move {
                 let answer = jobs_onward(channel).submit_job(request).await?.into_inner();
                 Ok((answer.job_ids, answer.freshness))
@@ -285,10 +291,12 @@ impl JobService for Jobs {
         }
         let jobs: Arc<[Submission]> = jobs.into();
         let onward = |channel| {
-            let (request_id, jobs) = (text.clone(), self::messages(&jobs).collect());
-            let message = v1::SubmitJobsRequest { request_id, jobs, validate_only };
+            let message = || {
+                let (request_id, jobs) = (text.clone(), self::messages(&jobs).collect());
+                v1::SubmitJobsRequest { request_id, jobs, validate_only }
+            };
+            let request = Router::onward_or(SUBMIT_JOBS, message, caller);
             let call: BoxFuture<'static, Result<Submitted, Status>> = Box::pin(async move {
-                let request = Router::onward(message, caller);
                 let answer = jobs_onward(channel).submit_jobs(request).await?.into_inner();
                 Ok((answer.job_ids, answer.freshness))
             });

@@ -37,7 +37,7 @@ type PassedOn = Vec<(&'static str, HeaderValue)>;
 
 /// A whole message with its prefix; among the extensions of a request that passes it on.
 #[derive(Clone, Debug)]
-struct Whole {
+pub(crate) struct Whole {
     path: Arc<str>,
     bytes: Bytes,
     kept: PassedOn,
@@ -82,6 +82,13 @@ pub(crate) fn attach<T>(request: &mut tonic::Request<T>) {
     if let Ok(Some(whole)) = CALL.try_with(Original::whole) {
         request.extensions_mut().insert(whole);
     }
+}
+
+/// The message of this call as it came, where it was asked by this method: it goes in the place of one that was read, so none has to
+/// be made again.
+pub(crate) fn of_method(path: &str) -> Option<Whole> {
+    let whole = |original: &Original| if *original.path == *path { original.whole() } else { None };
+    CALL.try_with(whole).ok().flatten()
 }
 
 /// The way to the leader. A request that carries the message of its call sends that, and not what was read of it.
@@ -185,8 +192,8 @@ mod tests {
                 let is_submission = request.uri().path() == SUBMIT;
                 let body = request.into_body().collect().await.expect("it is whole").to_bytes();
                 let message = body.slice(PREFIX_BYTES.min(body.len())..);
-                let message = v1::SubmitJobRequest::decode(message).unwrap_or_default();
-                let onward = Router::onward(message, caller);
+                let read = || v1::SubmitJobRequest::decode(message).unwrap_or_default();
+                let onward = Router::onward_or(SUBMIT, read, caller);
                 let mut leader = JobServiceClient::new(Onward(leader));
                 let answer = leader.submit_job(onward).await.expect_err("it only keeps it");
                 assert!(answer.message().contains("kept") || !is_submission, "{answer}");
@@ -280,6 +287,31 @@ mod tests {
             assert!(heard == read || heard == nothing, "{what}: {heard:?}");
             assert_ne!(heard, bytes, "{what}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_message_that_goes_on_as_it_came_is_not_made_again() {
+        let caller = Router::new(sample::leader().await, ApiConfig::DEFAULT, Security::Plaintext)
+            .caller(&tonic::Request::new(()));
+        let made = |path: &'static str, bytes: Vec<u8>| async move {
+            let original = Original::new(SUBMIT, 1 << 20, Vec::new());
+            original.push(&bytes);
+            let mut is_made = false;
+            let call = async {
+                let make = || {
+                    is_made = true;
+                    v1::SubmitJobRequest::default()
+                };
+                let request = Router::onward_or(path, make, caller);
+                request.extensions().get::<Whole>().is_some()
+            };
+            let is_attached = original.during(call).await;
+            (is_made, is_attached)
+        };
+        let sent = framed(0, &of_a_later_release());
+        assert_eq!(made(SUBMIT, sent.clone()).await, (false, true));
+        assert_eq!(made("/muster.v1beta1.JobService/CancelJob", sent.clone()).await, (true, false));
+        assert_eq!(made(SUBMIT, sent[..7].to_vec()).await, (true, false), "it is not whole");
     }
 
     #[test]

@@ -39,7 +39,8 @@ mod ticks;
 pub use answers::bookings::{BookingPlan, plan_booking};
 pub use answers::borrowers::{Borrower, Hindrance};
 pub use answers::explain::{
-    Blocker, JobExplanation, Position, QuotaReport, StartEstimate, explain_briefly, explain_job, explain_spec,
+    Blocker, JobExplanation, QuotaReport, StartEstimate, explain_briefly, explain_job, explain_job_in,
+    explain_spec,
 };
 pub use answers::goodput::{CheckpointAdvice, checkpoint_advice};
 pub use answers::licences::first_for_licences;
@@ -48,6 +49,7 @@ pub use answers::policy_warnings::{
     POLICY_WARNINGS_MAX, PolicyWarning, PolicyWarningCode, PolicyWarnings, policy_warnings,
 };
 pub use answers::queue_front::{FrontRequest, QueueFront, queue_front, queue_front_counted};
+pub use answers::queue_walk::{Position, QueueForecast};
 pub use answers::quota_impact::{DisplacedBorrower, QuotaImpact, quota_impact};
 pub use answers::starts::{ExpectedStarts, JobStart, expected_starts};
 pub use commands::answer::Answer;

@@ -2,7 +2,7 @@
 
 use futures::FutureExt;
 use muster_consensus::{Consensus, Environment, Leader, LeadershipView, Space, TokioEnv};
-use muster_decider::{Answer, BootstrapConfig, Command, JobPath, ModifyOrder};
+use muster_decider::{Answer, BootstrapConfig, Command, JobPath, ModifyOrder, QueueForecast};
 use muster_journal::RankUpdate;
 use muster_state::{JobRow, NodeStatus, Phase, State};
 use muster_types::policy::{NotificationEvent, NotificationProgress};
@@ -10,6 +10,7 @@ use muster_types::{
     AdmissionMode, ExitStatus, FencingToken, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Refusal,
     RefusalCode, ReplicaId, Submission, Violation,
 };
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
@@ -184,6 +185,8 @@ pub(crate) struct Inner<G: Environment> {
     client_memory: Arc<Semaphore>,
     pub(crate) node_memory: Arc<Semaphore>,
     pub(crate) explainers: Arc<Semaphore>,
+    /// What explanations of the newest state have in common, since somebody last asked for one.
+    pub(crate) queue_forecast: Arc<Mutex<Option<QueueForecast>>>,
     logs: LogRelay,
     pub(crate) execs: ExecRelay,
     pub(crate) probes: Probes,
@@ -250,6 +253,7 @@ impl<G: Environment> Engine<G> {
                 client_memory: Arc::new(Semaphore::new(CLIENT_MEMORY_KIB as usize)),
                 node_memory: Arc::new(Semaphore::new(NODE_MEMORY_KIB as usize)),
                 explainers: Arc::new(Semaphore::new(EXPLANATIONS_MAX)),
+                queue_forecast: Arc::default(),
                 logs: LogRelay::default(),
                 execs: ExecRelay::default(),
                 probes: Probes::default(),

@@ -253,3 +253,13 @@ pub fn hash<T: Serialize + ?Sized>(value: &T) -> u64 {
         Err(_) => xxhash_rust::xxh3::xxh3_64(&canonical(value)),
     }
 }
+
+/// What [`hash`] says of a list of bytes, without encoding them one by one.
+#[must_use]
+pub fn hash_of_bytes(bytes: &[u8]) -> u64 {
+    // A list is its length and what is in it; a byte is itself.
+    let mut listed = Vec::with_capacity(bytes.len() + 9);
+    append(&mut listed, &(bytes.len() as u64));
+    listed.extend_from_slice(bytes);
+    xxhash_rust::xxh3::xxh3_64(&listed)
+}

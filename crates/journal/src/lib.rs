@@ -23,7 +23,7 @@ pub mod names;
 
 pub use codec::{
     DecodeError, EncodedDecisions, ROUND_BYTES_MAX, canonical, decode_round, encode_round, from_canonical,
-    hash, seal_round,
+    hash, hash_of_bytes, seal_round,
 };
 #[cfg(feature = "test-format")]
 pub use decision::TEST_FORMAT_REASON;

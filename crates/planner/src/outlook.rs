@@ -199,22 +199,22 @@ pub struct Start {
     amounts: Vec<Amount>,
 }
 
-/// The future of one fleet cluster.
+/// The future of one fleet cluster. A clone costs what is reserved: the rest is shared until one of the two changes it.
 #[derive(Clone, Debug)]
 pub struct CapacityTimeline {
     now: LogTime,
-    nodes: Vec<Node>,
+    nodes: Arc<Vec<Node>>,
     kinds: Vec<Name>,
     rack_count: usize,
     block_count: usize,
-    idle: Vec<Amount>,
-    releases: Vec<Release>,
+    idle: Arc<Vec<Amount>>,
+    releases: Arc<Vec<Release>>,
     reserved: Vec<Reserved>,
     has_taints: bool,
     /// Registered hosts by type and rack, in whatever state.
-    rack_hosts: BTreeMap<(u16, u32), u32>,
+    rack_hosts: Arc<BTreeMap<(u16, u32), u32>>,
     /// Places of the nodes by id.
-    by_id: Vec<(NodeId, u32)>,
+    by_id: Arc<Vec<(NodeId, u32)>>,
 }
 
 impl CapacityTimeline {
@@ -229,16 +229,16 @@ impl CapacityTimeline {
     ) -> CapacityTimeline {
         let mut outlook = CapacityTimeline {
             now: state.log_time(),
-            nodes: Vec::new(),
+            nodes: Arc::default(),
             kinds: Vec::new(),
             rack_count: 0,
             block_count: 0,
-            idle: Vec::new(),
-            releases: Vec::new(),
+            idle: Arc::default(),
+            releases: Arc::default(),
             reserved: Vec::new(),
             has_taints: false,
-            rack_hosts: BTreeMap::new(),
-            by_id: Vec::new(),
+            rack_hosts: Arc::default(),
+            by_id: Arc::default(),
         };
         let mut racks: BTreeMap<(Name, Name), u32> = BTreeMap::new();
         let mut blocks: BTreeMap<Name, u32> = BTreeMap::new();
@@ -254,26 +254,27 @@ impl CapacityTimeline {
                 let name = (rack_key.block.clone(), rack_key.rack.clone());
                 let rack_number = *racks.entry(name).or_insert(next);
                 if let Some(kind) = kind {
-                    outlook.rack_hosts.insert((kind, rack_number), rack.nodes);
+                    Arc::make_mut(&mut outlook.rack_hosts).insert((kind, rack_number), rack.nodes);
                 }
                 for (_, id) in rack.by_idle.iter() {
                     let row = state.node(*id).expect("an indexed node has a row");
-                    outlook.by_id.push((*id, outlook.nodes.len() as u32));
+                    let place = outlook.nodes.len() as u32;
+                    Arc::make_mut(&mut outlook.by_id).push((*id, place));
                     outlook.add_node(*id, row, kind, rack_number, block);
                 }
             }
         }
         outlook.rack_count = racks.len();
         outlook.block_count = blocks.len();
-        outlook.by_id.sort_unstable();
+        Arc::make_mut(&mut outlook.by_id).sort_unstable();
         outlook.add_releases(state, releases);
         outlook
     }
 
     fn add_node(&mut self, id: NodeId, row: &NodeRow, kind: Option<u16>, rack: u32, block: u32) {
         self.has_taints |= !row.spec.taints.is_empty();
-        self.nodes.push(Node { id, spec: row.spec.clone(), kind, rack, block });
-        self.idle.push(Amount {
+        Arc::make_mut(&mut self.nodes).push(Node { id, spec: row.spec.clone(), kind, rack, block });
+        Arc::make_mut(&mut self.idle).push(Amount {
             devices: i64::from(row.offer().devices.count()),
             cpu_milli: signed(row.usable().cpu_milli) - signed(row.promised.cpu_milli),
             memory_bytes: signed(row.usable().memory_bytes) - signed(row.promised.memory_bytes),
@@ -318,7 +319,7 @@ impl CapacityTimeline {
                     *free += milli;
                     amount.devices = i64::from(*free >= 1_000);
                 }
-                self.releases.push(Release { at, node, amount });
+                Arc::make_mut(&mut self.releases).push(Release { at, node, amount });
             }
             for slot in state.spares(job) {
                 self.add_spare(state, at, spec, slot);
@@ -333,7 +334,13 @@ impl CapacityTimeline {
         let row = state.node(slot.node).expect("an indexed node has a row");
         let mut amount = Amount::of_workers_on(&row.spec, &group.request, 1);
         amount.devices = i64::from(slot.devices.difference(promised).count());
-        self.releases.push(Release { at, node: node as u32, amount });
+        Arc::make_mut(&mut self.releases).push(Release { at, node: node as u32, amount });
+    }
+
+    /// The same future with nothing reserved in it.
+    #[must_use]
+    pub fn without_reserved(&self) -> CapacityTimeline {
+        CapacityTimeline { reserved: Vec::new(), ..self.clone() }
     }
 
     /// What making it has cost, in visits.
@@ -365,9 +372,10 @@ impl CapacityTimeline {
                 return false;
             }
             let amount = Amount::of_workers_on(&self.nodes[place].spec, request, 1);
-            self.idle[place] = self.idle[place].minus(amount);
+            let idle = self.idle[place].minus(amount);
+            Arc::make_mut(&mut self.idle)[place] = idle;
             let behind = self.releases.partition_point(|release| release.at <= end);
-            self.releases.insert(behind, Release { at: end, node: place as u32, amount });
+            Arc::make_mut(&mut self.releases).insert(behind, Release { at: end, node: place as u32, amount });
         }
         true
     }
@@ -410,7 +418,7 @@ impl CapacityTimeline {
         }
         missing.retain(|_, missing| missing.is_positive());
         let mut at = self.now;
-        for release in &self.releases {
+        for release in self.releases.iter() {
             if missing.is_empty() {
                 break;
             }

@@ -121,7 +121,6 @@ impl State {
     /// Of all rows: the tables, and what is not a table.
     pub(crate) fn table_digests(&self) -> impl Serialize {
         let [demand_sample, demand_sums] = self.demand.digests();
-        // The policy is hashed when asked: it is one row and changes by hand.
-        (self.digests(), [demand_sample, demand_sums, hash(&self.policy)])
+        (self.digests(), [demand_sample, demand_sums, self.policy_digest.get(&self.policy)])
     }
 }

@@ -33,6 +33,8 @@ impl State {
             Decision::ClusterCreated { cluster, generation, parameters } => {
                 self.meta.cluster =
                     Some(ClusterMeta { cluster: *cluster, generation: *generation, parameters: *parameters });
+                // Of the one that every cluster begins with.
+                self.note_policy();
                 vec![Effect::ClusterChanged]
             }
             Decision::LeaderStarted => {

@@ -13,7 +13,7 @@ use muster_types::{CapacityRules, JobId, JobSpec, LogIndex, LogTime, Name, Prior
 
 use crate::effect::Effect;
 use crate::index::{UserKey, UserLoad};
-use crate::rows::{JobTimes, Phase, RequestAnswer};
+use crate::rows::{JobTimes, Phase, PolicyDigest, RequestAnswer};
 use crate::state::State;
 
 /// What a tenant lacks for one of its jobs.
@@ -220,16 +220,24 @@ impl State {
         runs: impl IntoIterator<Item = (Name, String, u64)>,
     ) -> Option<ExceededLimit> {
         let policy = &self.policy.policy;
+        let limits = |tenant: &Name| {
+            let pending = policy.limit(tenant, |limits| limits.user.pending_jobs);
+            (pending, policy.limit(tenant, |limits| limits.user.unfinished_jobs))
+        };
         let mut new: BTreeMap<UserKey, u64> = BTreeMap::new();
         for (tenant, user, count) in runs {
+            // Few policies limit users, and this is asked for each submission, on every replica.
+            if limits(&tenant) == (None, None) {
+                continue;
+            }
             *new.entry((tenant, String::from(user_of(&user)))).or_default() += count;
         }
         new.into_iter().find_map(|(key, new)| {
-            let limits = policy.limits(&key.0).user;
+            let (pending, unfinished) = limits(&key.0);
             let load = self.indexes.users.get(&key).copied().unwrap_or_default();
             let checked = [
-                ("user.pendingJobs", limits.pending_jobs, load.pending_jobs),
-                ("user.unfinishedJobs", limits.unfinished_jobs, load.unfinished_jobs),
+                ("user.pendingJobs", pending, load.pending_jobs),
+                ("user.unfinishedJobs", unfinished, load.unfinished_jobs),
             ];
             checked.into_iter().find_map(|(limit, most, held)| {
                 let most = most.filter(|most| held + new > u64::from(*most))?;
@@ -260,10 +268,11 @@ impl State {
         }
         new.into_iter().find_map(|(tenant, new)| {
             let load = self.queue(tenant).map(|queue| queue.load).unwrap_or_default();
-            let limits = policy.limits(tenant);
+            let pending = policy.limit(tenant, |limits| limits.pending_jobs);
+            let unfinished = policy.limit(tenant, |limits| limits.unfinished_jobs);
             let checked = [
-                ("pendingJobs", limits.pending_jobs, load.pending_jobs),
-                ("unfinishedJobs", limits.unfinished_jobs, load.pending_jobs + load.active_jobs),
+                ("pendingJobs", pending, load.pending_jobs),
+                ("unfinishedJobs", unfinished, load.pending_jobs + load.active_jobs),
             ];
             checked.into_iter().find_map(|(limit, most, held)| {
                 let most = most.filter(|most| held + new > u64::from(*most))?;
@@ -276,7 +285,7 @@ impl State {
     /// promised capacity counts.
     #[must_use]
     pub fn running_limit_reached(&self, tenant: &Name) -> Option<(u32, u64)> {
-        let most = self.policy.policy.limits(tenant).running_jobs?;
+        let most = self.policy.policy.limit(tenant, |limits| limits.running_jobs)?;
         let is_its_own = |job: &JobId| self.spec(*job).is_some_and(|spec| spec.tenant == *tenant);
         let promised = self.promised_and_waiting().filter(is_its_own).count() as u64;
         let placed = self.indexes.loads.get(tenant).map_or(0, |load| load.active_jobs) + promised;
@@ -362,6 +371,11 @@ impl State {
         self.promised().filter(waits)
     }
 
+    /// The policy is another one from now on.
+    pub(crate) fn note_policy(&mut self) {
+        self.policy_digest = PolicyDigest::of(&self.policy);
+    }
+
     /// The version is the record's own index. What is in use counts against the new policy from now on.
     pub(crate) fn fold_policy(&mut self, request: RequestKey, policy: &Policy) -> Vec<Effect> {
         self.remember(request, RequestAnswer::PolicySet);
@@ -369,6 +383,7 @@ impl State {
         self.policy.version = self.meta.log_index;
         self.policy.set_at = self.meta.log_time;
         self.policy.policy = Arc::new(policy.clone());
+        self.note_policy();
         self.keep_receivers();
         self.keep_grants_under(&before);
         let mut indexes = self.indexes.clone();

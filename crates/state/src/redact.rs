@@ -111,6 +111,7 @@ impl Redaction {
         state.tokens = Table::default();
         let policy = Arc::new(Redaction::policy(&whole.policy.policy)?);
         state.policy = PolicyRow { policy, ..whole.policy.clone() };
+        state.note_policy();
         state.indexes = state.rebuilt_indexes();
         state.verify_rows().map_err(|broken| RestoreError::Invariant(broken.0))?;
         Ok(state)

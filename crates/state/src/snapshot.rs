@@ -273,6 +273,7 @@ impl State {
         let mut state = tables.finish();
         state.meta = head.meta;
         state.policy = head.policy;
+        state.note_policy();
         state.demand.set_sums(head.demand);
         if state.digest() != head.digest {
             return Err(RestoreError::Digest);

@@ -18,8 +18,8 @@ use crate::quota::QuotaUsage;
 use crate::rows::{
     ArrayFacts, ArrayRow, BurstRow, CapacityKey, CapacityRow, ClusterMeta, ControlRow, DoorKey, DoorRow,
     FleetHoldRow, GangClass, HealthPolicyRow, HistoryKey, HistoryRow, JobRow, JobTimes, MemberEnds,
-    NodeFacts, NodeRow, PolicyRow, QuotaKey, QuotaRow, RecoveryRow, RequestRow, RestrictionRow, ScheduleRow,
-    SpecFacts,
+    NodeFacts, NodeRow, PolicyDigest, PolicyRow, QuotaKey, QuotaRow, RecoveryRow, RequestRow, RestrictionRow,
+    ScheduleRow, SpecFacts,
 };
 use crate::table::Table;
 use crate::tables::tables;
@@ -70,6 +70,8 @@ macro_rules! define_state {
             pub(crate) meta: Meta,
             $($(#[$doc])* pub(crate) $name: Table<$key, $row, $facts>,)*
             pub(crate) policy: PolicyRow,
+            /// Follows from the policy.
+            pub(crate) policy_digest: PolicyDigest,
             /// What workers asked for; its sample is a separate table.
             pub(crate) demand: Demand,
             /// The one that every cluster begins with.

@@ -29,7 +29,7 @@ impl fmt::Display for Expect {
 
 /// A checked name of a node or a user, in place: a caller's name is copied with every request, and
 /// nothing is allocated for that.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ShortName {
     /// Zero behind the end.
     bytes: [u8; SHORT_BYTES_MAX],
@@ -51,6 +51,13 @@ impl ShortName {
     pub fn as_str(&self) -> &str {
         let bytes = &self.bytes[..usize::from(self.length)];
         std::str::from_utf8(bytes).expect("a name that keeps the rule is ASCII")
+    }
+}
+
+impl std::hash::Hash for ShortName {
+    /// Without what is behind the end: callers are looked up several times for each request.
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.bytes[..usize::from(self.length)].hash(state);
     }
 }
 

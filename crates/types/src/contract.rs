@@ -15,7 +15,7 @@ use crate::array::ArraySpec;
 use crate::artifacts::ArtifactRules;
 use crate::blob::BlobDigest;
 use crate::host_rules::{CpuBinding, HostRules};
-use crate::job::{JobSpec, NamedDependency, TaskGroup};
+use crate::job::{JobSpec, NamedDependency};
 use crate::job_notification::JobNotification;
 use crate::limits;
 use crate::metadata::JobMetadata;

@@ -323,7 +323,7 @@ impl Sessions {
         self.events.send(Event::Holdings(ask)).await.ok()?;
         let workers = held.await.ok()?;
         let sent = now();
-        let start = self.machine.workers.start();
+        let start = self.machine.workers.agent_start();
         let mut link = self.dial(replica, start, workers);
         match runtime::timeout(OPEN_PATIENCE, link.next()).await {
             Ok(Some(ToAgent::Said(Outbound::Registered { node, parameters, .. }))) => {

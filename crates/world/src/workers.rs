@@ -160,7 +160,7 @@ impl Workers {
     }
 
     /// Which start of the agent it is.
-    pub fn start(&self) -> AgentStart {
+    pub fn agent_start(&self) -> AgentStart {
         let inner = lock(&self.inner);
         let before = (inner.start_before > 0).then_some(StartId(inner.start_before));
         AgentStart { id: StartId(inner.start), before }

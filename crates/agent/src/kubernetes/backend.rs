@@ -97,7 +97,8 @@ impl Backend {
     }
 
     async fn watch(self: &Arc<Self>) {
-        let mut nodes = std::pin::pin!(self.server.nodes(&self.settings.written.node_selector));
+        let labels = describe::labels_used(&self.settings);
+        let mut nodes = std::pin::pin!(self.server.nodes(&self.settings.written.node_selector, labels));
         let mut pods = std::pin::pin!(self.server.pods());
         let mut observed = Observation::new(self.common.scope.clone());
         let mut said = String::new();

@@ -2,17 +2,19 @@
 //!
 //! **Invariant:** no call outlives its deadline, and few run at once; what is deleted is the very pod that was meant, by its uid.
 
+use super::decoded::{Decoded, Watched};
 use super::objects::{NodeObject, PodObject};
 use super::observe::WatchEvent;
 use super::pod::is_same;
 use futures::{Stream, StreamExt as _};
-use k8s_openapi::api::core::v1::{Node, Pod, Secret};
+use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Config};
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::path::Path;
 use std::time::Duration;
@@ -20,8 +22,8 @@ use tokio::sync::Semaphore;
 
 /// Calls to the server that may be open at the same time.
 const CALLS_MAX: usize = 16;
-/// Objects of one page of a list.
-const PAGE_OBJECTS: u32 = 500;
+/// Objects of one page of a list: of nodes with many images it is some megabytes, which are held twice while they are decoded.
+const PAGE_OBJECTS: u32 = 200;
 /// First and longest wait before a watch that broke goes on. Load balancers cut watches as a matter of course.
 const WATCH_WAIT: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(10));
 /// The longest wait that a server may ask for.
@@ -187,8 +189,9 @@ impl Server {
     /// # Errors
     /// When the server does not say.
     pub(super) async fn find(&self, name: &str) -> Result<Option<PodObject>, CallError> {
-        let found = self.call(self.pods_here().get_opt(name)).await?.map_err(|error| classify(&error))?;
-        Ok(found.as_ref().and_then(PodObject::of))
+        let pods: Api<Watched<PodObject>> = Api::namespaced(self.client.clone(), &self.namespace);
+        let found = self.call(pods.get_opt(name)).await?.map_err(|error| classify(&error))?;
+        Ok(found.and_then(|found| found.seen))
     }
 
     /// Deletes a pod; one that is gone, or another one of that name, is none to delete.
@@ -214,22 +217,23 @@ impl Server {
         matches!(self.call(self.client.apiserver_version()).await, Ok(Ok(_)))
     }
 
-    /// The nodes that a selector chooses, then each change to one of them. The stream never ends.
+    /// The nodes that a selector chooses, with their labels of these keys, then each change to one of them. The stream never ends.
     pub(super) fn nodes(
         &self,
         selector: &str,
+        labels: BTreeSet<String>,
     ) -> impl Stream<Item = Result<WatchEvent<NodeObject>, String>> + Send + use<> {
         let mut config = watcher::Config::default().page_size(PAGE_OBJECTS);
         if !selector.is_empty() {
             config = config.labels(selector);
         }
-        watch(Api::<Node>::all(self.client.clone()), config, NodeObject::of)
+        watch(Api::<Watched<NodeObject>>::all(self.client.clone()), config, labels)
     }
 
     /// All pods of the cluster, then each change to one of them. The stream never ends.
     pub(super) fn pods(&self) -> impl Stream<Item = Result<WatchEvent<PodObject>, String>> + Send + use<> {
         let config = watcher::Config::default().page_size(PAGE_OBJECTS);
-        watch(Api::<Pod>::all(self.client.clone()), config, PodObject::of)
+        watch(Api::<Watched<PodObject>>::all(self.client.clone()), config, BTreeSet::new())
     }
 }
 
@@ -262,21 +266,23 @@ impl Backoff for WatchBackoff {
 
 /// A list and what changes after it. The client asks for bookmarks, lists again where the server has forgotten the place
 /// of a watch, and waits longer from one failure to the next.
-fn watch<K, T: Send + 'static>(
-    api: Api<K>,
+fn watch<T: Decoded>(
+    api: Api<Watched<T>>,
     config: watcher::Config,
-    seen: fn(&K) -> Option<T>,
-) -> impl Stream<Item = Result<WatchEvent<T>, String>> + Send
-where
-    K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + 'static,
-{
+    labels: BTreeSet<String>,
+) -> impl Stream<Item = Result<WatchEvent<T>, String>> + Send {
     watcher(api, config).backoff(WatchBackoff::default()).filter_map(move |event| {
+        let seen = |object: Watched<T>| {
+            let mut found = object.seen?;
+            found.keep_labels(&labels);
+            Some(found)
+        };
         let told = match event {
             Ok(Event::Init) => Some(Ok(WatchEvent::ListBegins)),
-            Ok(Event::InitApply(object)) => seen(&object).map(|found| Ok(WatchEvent::Listed(found))),
+            Ok(Event::InitApply(object)) => seen(object).map(|found| Ok(WatchEvent::Listed(found))),
             Ok(Event::InitDone) => Some(Ok(WatchEvent::ListEnds)),
-            Ok(Event::Apply(object)) => seen(&object).map(|found| Ok(WatchEvent::Changed(found))),
-            Ok(Event::Delete(object)) => seen(&object).map(|found| Ok(WatchEvent::Gone(found))),
+            Ok(Event::Apply(object)) => seen(object).map(|found| Ok(WatchEvent::Changed(found))),
+            Ok(Event::Delete(object)) => seen(object).map(|found| Ok(WatchEvent::Gone(found))),
             Err(error) => Some(Err(crate::chain::chain(&error))),
         };
         std::future::ready(told)

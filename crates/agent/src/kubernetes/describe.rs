@@ -5,13 +5,13 @@
 use super::config::Settings;
 use super::names::place_name;
 use super::objects::{Amount, NodeObject};
-use super::tpu::{GKE_TPU, SliceLabels, TOPOLOGY, TPU_RESOURCE};
+use super::tpu::{GKE_TPU, NODE_POOL, SliceLabels, TOPOLOGY, TPU_RESOURCE};
 use crate::discovery::nvidia_type;
 use crate::executor::Foreign;
 use muster_types::container::{RUNTIME_LABEL, VERSION_LABEL};
 use muster_types::tpu::{Generation, PodPosition};
 use muster_types::{Accelerators, Name, NodeDraft, NodeSpec};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Labels that say of what type the accelerators of a node are.
 const NVIDIA_PRODUCT: &str = "nvidia.com/gpu.product";
@@ -39,6 +39,14 @@ pub(super) struct NodeAccelerators {
     pub(super) slice: Option<SliceLabels>,
     /// Labels of the node that a pod with these has to select.
     pub(super) selector: BTreeMap<String, String>,
+}
+
+/// Keys of the labels of nodes that anything is made of.
+pub(super) fn labels_used(settings: &Settings) -> BTreeSet<String> {
+    let written = &settings.written;
+    let asked = written.node_labels.iter().chain(&written.block_labels).chain(&written.rack_labels).cloned();
+    let known = [NVIDIA_PRODUCT, GKE_ACCELERATOR, GKE_TPU, TOPOLOGY, NODE_POOL].map(str::to_owned);
+    asked.chain(known).collect()
 }
 
 /// Of several resources the one that there is most of.
@@ -207,6 +215,7 @@ pub(super) fn foreign(settings: &Settings, node: Option<&NodeObject>, taken: Opt
 mod tests {
     use super::*;
     use crate::kubernetes::config::tests::good;
+    use crate::kubernetes::decoded::Decoded as _;
     use crate::kubernetes::objects::NodeTaint;
     use crate::kubernetes::objects::tests::node;
     use serde_json::{Value, json};
@@ -247,6 +256,17 @@ mod tests {
         assert_eq!(label("kubernetes.io.arch"), Some("amd64"));
         assert_eq!(label("container.runtime"), Some("containerd"));
         assert_eq!(label("container.version"), Some("1.6.20"));
+    }
+
+    #[test]
+    fn labels_that_are_not_kept_make_no_difference() {
+        let settings = good().check().unwrap();
+        let mut kept = gpu_node();
+        kept.labels.insert("example.com/of-others".into(), "x".into());
+        let before = describe(&settings, &kept, None).unwrap();
+        kept.keep_labels(&labels_used(&settings));
+        assert!(!kept.labels.contains_key("example.com/of-others"));
+        assert_eq!(describe(&settings, &kept, None).unwrap(), before);
     }
 
     #[test]

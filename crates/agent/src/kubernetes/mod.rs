@@ -8,7 +8,7 @@
 //! | file | what |
 //! |---|---|
 //! | `config.rs` | the `[kubernetes]` table |
-//! | `objects.rs`, `quantity.rs`, `observe.rs` | nodes and pods as far as they are looked at, and what is known of the cluster |
+//! | `decoded.rs`, `objects.rs`, `quantity.rs`, `observe.rs` | nodes and pods as far as they are looked at, and what is known of the cluster |
 //! | `describe.rs`, `tpu.rs`, `pod.rs`, `names.rs`, `ends.rs` | what a node is in Muster, where the hosts of a TPU slice are, the pod of a share, and what its end means |
 //! | `client.rs` | the API server |
 //! | `backend.rs`, `scheduler.rs` | the watches, and what the agent asks of them |
@@ -22,6 +22,7 @@
 mod backend;
 mod client;
 mod config;
+mod decoded;
 mod describe;
 mod ends;
 mod names;

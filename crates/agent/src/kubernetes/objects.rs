@@ -3,11 +3,15 @@
 //! **Invariant:** what an object does not say, or says in a form that is not understood, counts as the safe side: a node has less,
 //! a pod of others holds what can be read of it.
 
+use super::decoded::{
+    Container, ContainerStateTerminated, ContainerStatus, Decoded, Node, NodeSpec, NodeStatus, Pod, PodSpec,
+    PodStatus, Taint,
+};
 use super::names::{self, label};
 use super::quantity::{Round, thousandths, whole};
-use k8s_openapi::api::core::v1::{Container, ContainerStatus, Node, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use std::collections::BTreeMap;
+use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes of a text that is kept.
 const TEXT_BYTES_MAX: usize = 512;
@@ -113,7 +117,7 @@ impl NodeObject {
         let conditions = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
         let taints = spec.and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
         let keeps_away = taints.iter().filter(|taint| taint.effect != "PreferNoSchedule");
-        let taint = |taint: &k8s_openapi::api::core::v1::Taint| NodeTaint {
+        let taint = |taint: &Taint| NodeTaint {
             key: taint.key.clone(),
             value: taint.value.clone().unwrap_or_default(),
             effect: taint.effect.clone(),
@@ -136,6 +140,22 @@ impl NodeObject {
                 .and_then(|Quantity(text)| whole(text, Round::Down))
                 .unwrap_or(0),
         })
+    }
+}
+
+impl Decoded for NodeObject {
+    type Scope = ClusterResourceScope;
+    type Spec = NodeSpec;
+    type Status = NodeStatus;
+    const KIND: &'static str = "Node";
+    const PLURAL: &'static str = "nodes";
+
+    fn decode(node: &Node) -> Option<NodeObject> {
+        NodeObject::of(node)
+    }
+
+    fn keep_labels(&mut self, keys: &BTreeSet<String>) {
+        self.labels.retain(|key, _| keys.contains(key));
     }
 }
 
@@ -267,7 +287,7 @@ impl PodObject {
             reason: short(waiting.reason.as_deref()),
             message: short(waiting.message.as_deref()),
         });
-        let terminated = |state: k8s_openapi::api::core::v1::ContainerStateTerminated| ContainerEnd {
+        let terminated = |state: ContainerStateTerminated| ContainerEnd {
             code: state.exit_code,
             reason: short(state.reason.as_deref()),
             message: short(state.message.as_deref()),
@@ -282,6 +302,21 @@ impl PodObject {
         seen.terminated = workers.terminated.map(terminated);
         Some(seen)
     }
+}
+
+impl Decoded for PodObject {
+    type Scope = NamespaceResourceScope;
+    type Spec = PodSpec;
+    type Status = PodStatus;
+    const KIND: &'static str = "Pod";
+    const PLURAL: &'static str = "pods";
+
+    fn decode(pod: &Pod) -> Option<PodObject> {
+        PodObject::of(pod)
+    }
+
+    /// None are kept as they are.
+    fn keep_labels(&mut self, _: &BTreeSet<String>) {}
 }
 
 /// What a pod holds, as kube-scheduler counts it: its containers together, or the largest that runs before them, next to those of
@@ -310,7 +345,7 @@ fn requests(spec: &PodSpec) -> Amount {
         }
     }
     let mut sum = staying;
-    for container in &spec.containers {
+    for container in spec.containers.as_deref().unwrap_or_default() {
         sum.add(&of(container));
     }
     sum.raise_to(&highest);

@@ -54,7 +54,11 @@ impl<T: PartialEq> ObjectTable<T> {
             }
             WatchEvent::Listed(object) => {
                 if let Some(list) = &mut self.list {
-                    list.insert(key(&object), Arc::new(object));
+                    let key = key(&object);
+                    // What has not changed is there once, and not once for each list.
+                    let known = self.by_key.get(&key).filter(|known| ***known == object);
+                    let object = known.cloned().unwrap_or_else(|| Arc::new(object));
+                    list.insert(key, object);
                 }
                 Vec::new()
             }
@@ -257,6 +261,19 @@ mod tests {
         observed.node(WatchEvent::Listed(node("n1", true)));
         observed.node(WatchEvent::Listed(node("n2", false)));
         assert!(!observed.node(WatchEvent::ListEnds) && !observed.node(WatchEvent::ListEnds));
+    }
+
+    #[test]
+    fn what_a_second_list_has_unchanged_is_not_held_twice() {
+        let mut observed = observed(vec![node("n1", true), node("n2", true)], Vec::new());
+        let before = observed.picture().unwrap().nodes;
+        observed.node(WatchEvent::ListBegins);
+        observed.node(WatchEvent::Listed(node("n1", true)));
+        observed.node(WatchEvent::Listed(node("n2", false)));
+        assert!(observed.node(WatchEvent::ListEnds));
+        let after = observed.picture().unwrap().nodes;
+        assert!(Arc::ptr_eq(&before["n1"], &after["n1"]));
+        assert!(!Arc::ptr_eq(&before["n2"], &after["n2"]) && !after["n2"].is_ready);
     }
 
     /// Numbers that follow from a seed.

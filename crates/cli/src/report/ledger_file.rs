@@ -127,6 +127,7 @@ mod tests {
         let part = report(&log, Some(&kept), None, false).unwrap();
         assert!(part.views != whole.views && kept.exists());
         std::fs::rename(&aside, &last).unwrap();
+        let before = std::fs::read(&kept).unwrap();
         for _ in 0..2 {
             let resumed = report(&log, Some(&kept), None, false).unwrap();
             assert_eq!(
@@ -134,6 +135,11 @@ mod tests {
                 (whole.views.clone(), whole.from, whole.to)
             );
         }
+        // A log that has nothing more leaves the file alone.
+        assert_ne!(std::fs::read(&kept).unwrap(), before);
+        let written = std::fs::metadata(&kept).unwrap().modified().unwrap();
+        report(&log, Some(&kept), None, false).unwrap();
+        assert_eq!(std::fs::metadata(&kept).unwrap().modified().unwrap(), written);
     }
 
     #[test]

@@ -256,6 +256,7 @@ impl Reading {
             (None, PastPoint::Time(_)) => archive.replay(start, None).map(|(replay, _)| replay),
             (None, PastPoint::Index(_)) => Ok(Replay::founding()),
         };
+        let kept_at = known.as_ref().map(Ledger::log_index);
         loop {
             let mut replay = match next {
                 Ok(replay) => replay,
@@ -306,8 +307,10 @@ impl Reading {
             }
             match followed {
                 Ok(()) => {
-                    // What begins behind a gap is not the ledger of the span.
-                    if let Some(path) = watchers.kept.filter(|_| self.missing.is_empty()) {
+                    // What begins behind a gap is not the ledger of the span; and a log that has nothing more leaves the file as
+                    // it is.
+                    let is_news = kept_at != Some(charger.ledger.log_index());
+                    if let Some(path) = watchers.kept.filter(|_| is_news && self.missing.is_empty()) {
                         let of = (begun.unwrap_or_default(), detail.jobs);
                         ledger_file::write(path, &charger.ledger, replay.state(), of)?;
                     }

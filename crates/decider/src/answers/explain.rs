@@ -11,11 +11,10 @@ use alloc::vec::Vec;
 use core::fmt;
 use muster_journal::Estimate;
 use muster_planner::{Budget, Checkpoints, Holds, Plan, Terms, Verdict, WaitReason, plan};
-use muster_policy::{Line, blocked_by, estimate, headroom};
+use muster_policy::{blocked_by, estimate};
 use muster_state::quota::QuotaBlock;
 use muster_state::{
-    DependencyState, Forecast, HoldRow, HostLimit, HostResource, JobRow, Phase, QueuePosition, SpentBudget,
-    State,
+    DependencyState, Forecast, HoldRow, HostLimit, HostResource, JobRow, Phase, SpentBudget, State,
 };
 use muster_types::policy::NonPreemptible;
 use muster_types::quantity::ByteCount;
@@ -23,28 +22,16 @@ use muster_types::{ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, L
 
 use crate::answers::borrowers::{Borrower, borrowers, clause};
 use crate::answers::licences;
+use crate::answers::queue_walk::{Ahead, NOT_SUBMITTED, Position, QueueForecast, VISITS};
 use crate::future::{Future, KeptReservations, Pace};
 use crate::rules::bookings::why_it_waits;
-use crate::rules::counted::{fewest, lacks};
+use crate::rules::counted::fewest;
 use crate::rules::planned::{licensed, narrowed, planned_spec};
 use crate::rules::terms::with_terms;
 use crate::rules::{affinity, at_limit};
 
-/// Jobs ahead of the explained one that are given their capacity first.
-const AHEAD_MAX: usize = 256;
-
-/// Steps over jobs ahead of it that have no turn, as the pending queue counts them: of users that have as many placed as they
-/// may there can be very many.
-const STEPS_MAX: u64 = 200_000;
-
 /// Blockers that are listed.
 const BLOCKERS_MAX: usize = 8;
-
-/// The id of a job that nobody has submitted yet: behind all others.
-const NOT_SUBMITTED: JobId = JobId(u64::MAX);
-
-/// Work of one explanation.
-const VISITS: u64 = 4_000_000;
 
 /// A gang ahead of the job that has a reservation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,21 +73,6 @@ pub struct StartEstimate {
     pub q50: LogTime,
     /// If it ends late; none when it is not known to start at all then.
     pub q90: Option<LogTime>,
-}
-
-/// The job's position in the pending queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Position {
-    /// Different requests that have their turn before it.
-    pub requests_before: usize,
-    /// Whether counting stopped there.
-    pub or_more: bool,
-}
-
-impl Position {
-    fn is_first(self) -> bool {
-        self.requests_before == 0 && !self.or_more
-    }
 }
 
 /// Why a job waits or where it would go, with everything that policy and planner know of it.
@@ -147,12 +119,23 @@ pub fn explain_job(
     job: JobId,
     kept: &KeptReservations,
 ) -> Option<JobExplanation> {
+    explain_job_in(state, job, &mut QueueForecast::new(state, now, Arc::new(kept.clone())))
+}
+
+/// The same at the time of a forecast of that state, which makes it much cheaper to explain several jobs of one state. A forecast
+/// of another state is made again.
+#[must_use]
+pub fn explain_job_in(state: &State, job: JobId, forecast: &mut QueueForecast) -> Option<JobExplanation> {
+    let kept = Arc::clone(forecast.kept());
+    if !forecast.is_of(state, &kept) {
+        *forecast = QueueForecast::new(state, forecast.now(), kept);
+    }
     let row = state.job(job)?;
     let spec = state.spec(job)?;
     if row.phase != Phase::Pending {
         return None;
     }
-    Some(explain(state, now, kept, Some(job), (spec, place_of(state, job)), row))
+    Some(explain(state, forecast, Some(job), (spec, place_of(state, job)), row))
 }
 
 /// The data set that a job's checkpoints are in.
@@ -195,17 +178,18 @@ pub fn explain_spec(
     }
     let state: &State = &described;
     let row = JobRow::submitted(now, estimate(state, spec, now), spec);
-    explain(state, now, kept, None, (spec, place), &row)
+    let mut forecast = QueueForecast::new(state, now, Arc::new(kept.clone()));
+    explain(state, &mut forecast, None, (spec, place), &row)
 }
 
 fn explain(
     state: &State,
-    now: LogTime,
-    kept: &KeptReservations,
+    forecast: &mut QueueForecast,
     job: Option<JobId>,
     (own, place): (&JobSpec, Option<&Name>),
     row: &JobRow,
 ) -> JobExplanation {
+    let (now, kept) = (forecast.now(), Arc::clone(forecast.kept()));
     // Where its checkpoints cannot be read is no place for it.
     let planned = place.and_then(|place| narrowed(state, own, place));
     let spec = planned.as_ref().unwrap_or(own);
@@ -216,7 +200,7 @@ fn explain(
         let copies = &policy.policy.datasets.get(data_set)?.regions;
         Some(Checkpoints { data_set, copies, regions: &own.regions })
     });
-    let mut ahead = Ahead::of(state, now, kept, (job, spec, row), None);
+    let mut ahead = forecast.ahead(state, (job, spec, row), None);
     let holds = ahead.future.holds_for_job(state, job.unwrap_or(NOT_SUBMITTED), spec, row);
     let mut budget = Budget::new(VISITS);
     let asker = (job.unwrap_or(NOT_SUBMITTED), spec, row);
@@ -274,7 +258,7 @@ fn explain(
     let is_at_limit = reason == WaitReason::TenantLimit
         && (spent(state, job, own, now).is_none() || at_limit::why_it_is_held(state, job, own).is_some());
     let is_foreseen = may_borrow && reason != WaitReason::Licence && !is_at_limit;
-    let start = is_foreseen.then(|| start(state, now, kept, (job, spec, row), is_next)).flatten();
+    let start = is_foreseen.then(|| start(state, forecast, (job, spec, row), is_next)).flatten();
     JobExplanation {
         reason,
         sentence,
@@ -379,11 +363,11 @@ fn preemptible_would_fit(
 /// other jobs, that is held, or to which capacity is promised that other jobs still hold.
 fn start(
     state: &State,
-    now: LogTime,
-    kept: &KeptReservations,
+    forecast: &mut QueueForecast,
     (job, spec, row): (Option<JobId>, &JobSpec, &JobRow),
     is_next: bool,
 ) -> Option<StartEstimate> {
+    let now = forecast.now();
     let waits_for_jobs = !row.released && !spec.dependencies.is_empty();
     let is_above_limit = job.is_some_and(|job| state.held_by_job_limit(job).is_some());
     if row.promise.is_some() || row.held || waits_for_jobs || is_above_limit {
@@ -395,8 +379,8 @@ fn start(
         return Some(StartEstimate { q10: now, q50: now, q90: Some(now) });
     }
     let renewed = spent.map_or(LogTime(0), |spent| spent.renews_at);
-    let at = |pace: Pace| {
-        let start = Ahead::of(state, now, kept, (job, spec, row), Some(pace)).start(state, job, spec, row);
+    let mut at = |pace: Pace| {
+        let start = forecast.start(state, (job, spec, row), pace);
         start.map(|start| start.max(renewed))
     };
     let expected = at(Pace::Expected)?;
@@ -623,73 +607,4 @@ fn quotas(state: &State, spec: &JobSpec) -> Vec<QuotaReport> {
         }
     }
     found
-}
-
-/// How many requests are ahead of a job in the pending queue, and the capacity that is kept for them: what they have reserved, or
-/// where a pace is given, what each of them is expected to get when running gangs end at that pace.
-struct Ahead {
-    future: Future,
-    position: Position,
-}
-
-impl Ahead {
-    fn of(
-        state: &State,
-        now: LogTime,
-        kept: &KeptReservations,
-        (job, spec, row): (Option<JobId>, &JobSpec, &JobRow),
-        pace: Option<Pace>,
-    ) -> Ahead {
-        let mut future = Future::resume_at(now, kept.clone(), pace.unwrap_or(Pace::Expected));
-        let mut line = Line::form(state, now);
-        let mut budget = Budget::new(VISITS);
-        future.take_up(state, &mut budget);
-        let within_nominal = headroom(state, spec).is_offered_nominal();
-        let (rank, turn) = (spec.rank(), row.estimate.turn);
-        let own = QueuePosition { rank, turn, job: job.unwrap_or(NOT_SUBMITTED) };
-        let mut position = Position { requests_before: 0, or_more: false };
-        while let Some(candidate) = line.take_within(state, STEPS_MAX) {
-            if Line::is_behind(&candidate, spec, own, within_nominal) {
-                break;
-            }
-            if position.requests_before == AHEAD_MAX {
-                position.or_more = true;
-                break;
-            }
-            position.requests_before += 1;
-            let before = candidate.turn.job;
-            let Some(row) = state.job(before) else { break };
-            let at_limit = |spec: &JobSpec| {
-                state.running_limit_reached(&spec.tenant).is_some()
-                    || state.spent_budget(&spec.tenant, now).is_some()
-                    || lacks(state, spec)
-            };
-            let Some(spec) = planned_spec(state, before).filter(|spec| !at_limit(spec)) else {
-                line.waits(state, &candidate);
-                continue;
-            };
-            future.turn_of(state, before, candidate.within_nominal, &mut budget);
-            match pace {
-                // As in a real pass: only those with the right to it.
-                None => future.reserve(state, before, &spec, row, &mut budget),
-                Some(_) => {
-                    future.forget_who_gives_way(state, before, &spec, row);
-                    future.expect_start(state, before, &spec, row, &mut budget);
-                }
-            };
-            line.waits(state, &candidate);
-        }
-        position.or_more |= line.is_cut();
-        future.turn_of(state, own.job, within_nominal, &mut budget);
-        future.keep_what_is_owed(state, &mut budget);
-        Ahead { future, position }
-    }
-
-    fn start(&mut self, state: &State, job: Option<JobId>, spec: &JobSpec, row: &JobRow) -> Option<LogTime> {
-        let mut budget = Budget::new(VISITS);
-        let asker = (job.unwrap_or(NOT_SUBMITTED), spec, row);
-        self.future.forget_who_gives_way(state, asker.0, spec, row);
-        let start = self.future.earliest(state, asker, &mut budget).map(|(_, start)| start.at)?;
-        Some(start.max(spec.not_before.unwrap_or_default()))
-    }
 }

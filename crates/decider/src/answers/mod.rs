@@ -8,5 +8,6 @@ pub(crate) mod licences;
 pub(crate) mod planned_images;
 pub(crate) mod policy_warnings;
 pub(crate) mod queue_front;
+pub(crate) mod queue_walk;
 pub(crate) mod quota_impact;
 pub(crate) mod starts;

@@ -14,8 +14,12 @@ pub(super) fn check_metadata(specs: &[Submission], path: JobPath) -> Result<(), 
     let mut found = Vec::new();
     for (place, job) in specs.iter().enumerate() {
         let Some(metadata) = &job.metadata else { continue };
+        let violations = metadata.violations();
+        if violations.is_empty() {
+            continue;
+        }
         let at = path.at(place);
-        found.extend(metadata.violations().into_iter().map(|violation| violation.under(&at)));
+        found.extend(violations.into_iter().map(|violation| violation.under(&at)));
         if found.len() >= VIOLATIONS_MAX {
             break;
         }

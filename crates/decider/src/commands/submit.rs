@@ -6,7 +6,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use muster_journal::{Decision, Estimate, RequestKey, SubmittedPart, canonical, hash};
+use muster_journal::{Decision, Estimate, RequestKey, SubmittedPart, canonical, hash_of_bytes};
 use muster_planner::could_ever;
 use muster_policy::{estimates, estimates_of_parts};
 use muster_state::{ExceededLimit, GangClass, JobAboveLimit, JobEnd, MissingRight, RequestAnswer, State};
@@ -43,7 +43,16 @@ pub fn check_submission(
     path: JobPath,
     now: LogTime,
 ) -> Result<(), Refusal> {
-    let specs = &*with_default_limits(state, specs);
+    check_with_limits(state, &with_default_limits(state, specs), path, now)
+}
+
+/// The same of submissions whose limits are filled in already.
+fn check_with_limits(
+    state: &State,
+    specs: &[Submission],
+    path: JobPath,
+    now: LogTime,
+) -> Result<(), Refusal> {
     check_terms(state, specs, path, now)?;
     // Jobs that ask for the same get the same answer.
     let mut seen: BTreeSet<GangClass> = BTreeSet::new();
@@ -529,7 +538,7 @@ pub(super) fn submit(
     path: JobPath,
 ) -> Result<Answer, Refusal> {
     let specs: Vec<&JobSpec> = submitted.iter().map(|job| &job.spec).collect();
-    let key = RequestKey { id: request, fingerprint: hash(&request_bytes(submitted, &specs)?) };
+    let key = RequestKey { id: request, fingerprint: hash_of_bytes(&request_bytes(submitted, &specs)?) };
     submit_as(speculation, (key, by), submitted, path)
 }
 
@@ -548,7 +557,7 @@ pub(super) fn submit_as(
     let specs: Vec<&JobSpec> = submitted.iter().map(|job| &job.spec).collect();
     let pruning = pruning_for(speculation, &specs, rows_of(submitted))?;
     check_share(speculation.state(), submitted)?;
-    check_submission(speculation.state(), submitted, path, speculation.now())?;
+    check_with_limits(speculation.state(), submitted, path, speculation.now())?;
     check_held(speculation.state(), key, by, submitted)?;
     // Nothing is counted or pushed before all that can be refused was looked at.
     with_ids(speculation.state(), submitted)?;

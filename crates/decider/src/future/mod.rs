@@ -9,9 +9,11 @@
 //! as long, additional nodes are kept as well, as strict order would keep them: it starts on whichever are free first,
 //! and one long run does not hold it up.
 
+mod foreseen;
 mod lent;
 mod quota;
 
+pub(crate) use foreseen::Foreseen;
 pub(crate) use lent::LaterCapacity;
 
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -20,7 +22,7 @@ use alloc::vec::Vec;
 use muster_planner::{Budget, CapacityTimeline, Hold, Holds, Plan, Start, Terms};
 use muster_policy::{expected_end, headroom, overdue_since};
 use muster_state::quota::QuotaUsage;
-use muster_state::{Forecast, GangClass, JobRow, State, fit};
+use muster_state::{Forecast, GangClass, JobRow, Phase, State, fit};
 use muster_types::{AcceleratorRequest, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, PriorityTier};
 
 use crate::rules::affinity::{self, STOPPED_LATE_MS};
@@ -162,13 +164,15 @@ pub(crate) struct Future {
     /// Made when first asked for, and kept in step with what is placed.
     outlooks: BTreeMap<ClusterKey, CapacityTimeline>,
     /// Everything that holds devices by the time it is expected to end, for quota; made when first asked for.
-    ends: Option<Vec<(LogTime, JobId)>>,
+    ends: Option<Arc<Vec<(LogTime, JobId)>>>,
     /// The state without what is stopping, and where in the log it was made.
     stopped: Option<(LogIndex, Forecast)>,
     /// What is stopping for gangs of this pass, kept for them until it is over.
     coming: Vec<(NodeId, Hold)>,
     /// What is kept for gangs within nominal until they can take the rest back.
     lent: Lent,
+    /// What somebody else has made of the same state already.
+    foreseen: Arc<Foreseen>,
 }
 
 impl Future {
@@ -197,6 +201,7 @@ impl Future {
             stopped: None,
             coming: Vec::new(),
             lent: Lent::default(),
+            foreseen: Arc::default(),
         }
     }
 
@@ -550,6 +555,7 @@ impl Future {
     pub(crate) fn changed(&mut self, region: &Name, cluster: &Name) {
         let place = (region.clone(), cluster.clone());
         self.ends = None;
+        self.foreseen = Arc::default();
         self.outlooks.remove(&place);
         // Taken up again, they are reserved in what is expected then.
         for reservation in core::mem::take(&mut self.reservations) {
@@ -565,6 +571,7 @@ impl Future {
     pub(crate) fn placed(&mut self, state: &State, job: JobId) {
         self.lent.forget(job);
         self.own.take_if(|own| own.job == job);
+        self.foreseen = Arc::default();
         let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { return };
         let (Some(placement), Some(end)) = (&row.placement, expected_end(row, spec, self.now)) else {
             return;
@@ -579,6 +586,7 @@ impl Future {
             }
         }
         if let Some(ends) = &mut self.ends {
+            let ends = Arc::make_mut(ends);
             // A pass that was interrupted may have known it where it ran before: what it uses comes back once.
             ends.retain(|(_, known)| *known != job);
             let behind = ends.partition_point(|known| *known < (end, job));
@@ -618,6 +626,12 @@ impl Future {
     /// Who has reserved what.
     pub(crate) fn reservations(&self) -> &[Reservation] {
         &self.reservations
+    }
+
+    /// What a copy of it costs, in nodes that are reserved.
+    pub(crate) fn weight(&self) -> usize {
+        let of_one = |own: &Reservation| 1 + own.start.nodes.len() + own.extra.len();
+        self.reservations.iter().chain(&self.own).map(of_one).sum()
     }
 
     /// Keeps capacity for a gang that waits, where it can start first, once it has the right to that: when it is
@@ -860,9 +874,10 @@ impl Future {
 
     fn outlook(&mut self, state: &State, place: &ClusterKey, budget: &mut Budget) -> &CapacityTimeline {
         let (now, pace, reservations) = (self.now, self.pace, &self.reservations);
+        let foreseen = self.foreseen.outlooks.get(place);
         self.outlooks.entry(place.clone()).or_insert_with(|| {
-            let mut outlook =
-                CapacityTimeline::new(state, &place.0, &place.1, releases(state, place, now, pace));
+            let new = || CapacityTimeline::new(state, &place.0, &place.1, releases(state, place, now, pace));
+            let mut outlook = foreseen.cloned().unwrap_or_else(new);
             budget.take(outlook.visits());
             for reservation in reservations.iter().filter(|r| r.place == *place) {
                 budget.take(outlook.walk_visits());
@@ -911,8 +926,10 @@ fn releases(state: &State, place: &ClusterKey, now: LogTime, pace: Pace) -> Vec<
     let mut found = Vec::new();
     for (_, job) in state.ends(&place.0, &place.1) {
         let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
-        // What is being stopped runs no longer than its grace.
-        if let Some(end) = state.stopped_by(job) {
+        // What is being stopped runs no longer than its grace. Nearly nothing is, and everything that runs is looked at here.
+        if matches!(row.phase, Phase::Stopping(_))
+            && let Some(end) = state.stopped_by(job)
+        {
             found.push((end.max(now.plus_ms(STOPPED_LATE_MS)), job));
         } else if let Some(end) = expected_end(row, spec, now) {
             found.push((at_pace(row, end, now, pace), job));

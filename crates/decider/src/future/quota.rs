@@ -2,6 +2,7 @@
 //! begins, and what reservations keep of it.
 
 use alloc::collections::BTreeSet;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_planner::{Budget, Holds, Lane};
 use muster_state::quota::{QuotaStatus, QuotaUsage};
@@ -133,7 +134,7 @@ impl Future {
         let mut takes = self.quota_events(kind);
         takes.sort_unstable_by_key(|(at, takes, reservation)| (*at, *takes, reservation.job));
         let mut takes = takes.into_iter().peekable();
-        let mut ends = self.ends.iter().flatten().copied().peekable();
+        let mut ends = self.ends.iter().flat_map(|ends| ends.iter()).copied().peekable();
         let mut steps = alloc::vec![(self.now, headroom(&usage, &closed))];
         let mut looked_at = 0;
         loop {
@@ -203,7 +204,7 @@ impl Future {
         self.make_ends(state, budget);
         let mut usage = state.quota_usage().clone();
         let at = reservation.start.at;
-        for (_, job) in self.ends.iter().flatten().take_while(|(end, _)| *end <= at) {
+        for (_, job) in self.ends.iter().flat_map(|ends| ends.iter()).take_while(|(end, _)| *end <= at) {
             for (kind, _) in &charge {
                 end_use(state, &mut usage, *job, kind, budget);
             }
@@ -255,6 +256,11 @@ impl Future {
         if self.ends.is_some() {
             return;
         }
+        if let Some(ends) = &self.foreseen.ends {
+            budget.take(ends.len() as u64);
+            self.ends = Some(Arc::clone(ends));
+            return;
+        }
         let mut clusters: Vec<ClusterKey> = Vec::new();
         for (key, _) in state.pools() {
             if clusters.last().is_none_or(|last| last.0 != key.region || last.1 != key.cluster) {
@@ -266,7 +272,7 @@ impl Future {
             clusters.iter().flat_map(|place| releases(state, place, now, pace)).collect();
         ends.sort_unstable();
         budget.take(ends.len() as u64);
-        self.ends = Some(ends);
+        self.ends = Some(Arc::new(ends));
     }
 }
 

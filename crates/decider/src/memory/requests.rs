@@ -117,7 +117,7 @@ impl Requests {
         let mut user_levels: BTreeMap<User, u64> = BTreeMap::new();
         for (tenant, user) in users {
             let tenant = counted(policy, tenant);
-            if let Some(limit) = policy.limits(tenant).user.submissions_per_minute {
+            if let Some(limit) = policy.limit(tenant, |limits| limits.user.submissions_per_minute) {
                 let user = self.counted_user(tenant, user);
                 let level = self.check_user(&user, limit, now)?;
                 user_levels.insert(user, level);
@@ -138,7 +138,7 @@ impl Requests {
         let is_scarce = free < state.parameters().requests_held_max / 2;
         let mut levels: Vec<(Name, u64)> = Vec::new();
         for tenant in &named {
-            if let Some(limit) = policy.limits(tenant).requests_per_minute {
+            if let Some(limit) = policy.limit(tenant, |limits| limits.requests_per_minute) {
                 levels.push(((*tenant).clone(), self.check_rate(tenant, limit, now)?));
             }
             if is_scarce {

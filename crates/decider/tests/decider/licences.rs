@@ -279,7 +279,7 @@ fn a_job_without_a_start_in_sight_keeps_no_licences_from_others() {
     let node = speculation.state().node_named(&name("n1")).expect("it is there");
     let cordon = |n, cordoned| {
         let by = Requester::default();
-        Command::SetCordon { request: request(n), by, node, cordoned }
+        Command::SetCordon { request: request(n), by, node, cordoned, reason: None }
     };
     handle(&mut speculation, &cordon(5_001, true)).expect("it is taken");
     let small = plain(&mut speculation, 1, &[("matlab", 1)]);

@@ -1,11 +1,14 @@
 //! The forecast of the starts of all waiting jobs.
 
+use std::sync::Arc;
+
 use muster_decider::{
-    Answer, Command, ExpectedStarts, Speculation, expected_starts, explain_job, handle, schedule,
+    Answer, Command, ExpectedStarts, QueueForecast, Speculation, expected_starts, explain_job, explain_job_in,
+    handle, schedule,
 };
 use muster_planner::Budget;
 use muster_state::State;
-use muster_types::{JobContract, JobId, LogTime, Submission};
+use muster_types::{JobContract, JobId, LogTime, PriorityTier, Submission};
 
 use crate::support::{accelerators, commit, founded, group, holder, job_draft, node_draft, request};
 
@@ -67,4 +70,80 @@ fn a_forecast_ends_at_its_bounds_and_tells_it() {
     assert_eq!((none.starts.len(), none.is_cut), (0, true));
     let all = forecast(&speculation, &state, WAITING, u64::MAX);
     assert_eq!((all.starts.len(), all.is_cut), (WAITING, false));
+}
+
+/// Two hosts that are full, and more different requests than a walk along the queue comes to: of several sizes, tiers and tenants.
+fn crowded() -> (Speculation, State, Vec<JobId>) {
+    let (mut speculation, mut state) = founded();
+    for host in 1..=2 {
+        let draft = node_draft(&format!("n{host}"), "eu", "c1", Some(accelerators("h100", 8)));
+        let spec = draft.check().expect("a node");
+        let register = Command::Register { spec, holder: holder(host), other_session_is_over: true };
+        handle(&mut speculation, &register).expect("it is taken");
+    }
+    let tiers = PriorityTier::ALL;
+    let mut jobs = Vec::new();
+    for number in 0..320_usize {
+        let devices = [8, 1, 4, 2][number % 4];
+        let workers = 1 + u32::from(number.is_multiple_of(7));
+        let mut asked = group("main", workers, Some(accelerators("h100", devices)));
+        asked.request.cpu_milli = 1_000 + number as u64;
+        let mut draft = job_draft(&format!("job{number}"), vec![asked]);
+        draft.tenant = muster_types::Name::new(["vision", "speech", "research"][number % 3]).expect("a name");
+        // Most are of one tier, so that many have others before them.
+        draft.tier = if number % 11 == 3 { tiers[number % tiers.len()] } else { PriorityTier::default() };
+        draft.expected_run_ms = Some(HOUR_MS * (1 + number as u64 % 5));
+        let submission = Submission::new(draft.check().expect("a job"), JobContract::default());
+        let asked = Command::submit(request(number as u128 + 1), [submission].into());
+        match handle(&mut speculation, &asked) {
+            Ok(Answer::Submitted { jobs: made, .. }) => jobs.extend(made),
+            other => panic!("{other:?}"),
+        }
+        commit(&mut speculation, &mut state);
+    }
+    schedule(&mut speculation, &mut Budget::new(u64::MAX));
+    commit(&mut speculation, &mut state);
+    (speculation, state, jobs)
+}
+
+#[test]
+fn a_job_is_explained_alike_alone_and_after_any_others_of_the_same_state() {
+    let (speculation, state, jobs) = crowded();
+    let now = state.log_time();
+    let kept = speculation.kept_reservations();
+    // From the front, the end and places between them, also the same place again.
+    let steps = [1, 319, 2, 3, 160, 160, 318, 41, 42, 250, 1, 5];
+    let alone = |job: JobId| explain_job(&state, now, job, kept);
+    let mut forecast = QueueForecast::new(&state, now, Arc::new(kept.clone()));
+    let (mut explained, mut or_more) = (0, 0);
+    for at in steps {
+        let found = explain_job_in(&state, jobs[at], &mut forecast);
+        assert_eq!(found, alone(jobs[at]), "job {at}");
+        explained += usize::from(found.is_some());
+        let position = found.and_then(|found| found.position);
+        or_more += usize::from(position.is_some_and(|position| position.or_more));
+    }
+    assert!(explained > 6, "most of them wait: {explained}");
+    assert!(or_more > 0, "some are farther behind than is counted");
+    let mut backwards = QueueForecast::new(&state, now, Arc::new(kept.clone()));
+    for at in (0..jobs.len()).rev().step_by(90) {
+        assert_eq!(explain_job_in(&state, jobs[at], &mut backwards), alone(jobs[at]), "job {at}");
+    }
+}
+
+#[test]
+fn a_forecast_of_an_older_state_is_not_used_for_a_newer_one() {
+    let (mut speculation, mut state, jobs) = crowded();
+    let now = state.log_time();
+    let kept = Arc::new(speculation.kept_reservations().clone());
+    let mut forecast = QueueForecast::new(&state, now, Arc::clone(&kept));
+    assert!(explain_job_in(&state, jobs[319], &mut forecast).is_some());
+    let draft = job_draft("late", vec![group("main", 1, Some(accelerators("h100", 3)))]);
+    let submission = Submission::new(draft.check().expect("a job"), JobContract::default());
+    handle(&mut speculation, &Command::submit(request(9_999), [submission].into())).expect("it is taken");
+    commit(&mut speculation, &mut state);
+    assert!(!forecast.is_of(&state, &kept));
+    let found = explain_job_in(&state, jobs[300], &mut forecast);
+    assert_eq!(found, explain_job(&state, now, jobs[300], &kept));
+    assert!(forecast.is_of(&state, &kept));
 }

@@ -3,11 +3,13 @@
 //! **Invariant:** what holds now says nothing of a state of the past.
 
 use muster_consensus::TokioEnv;
-use muster_decider::{BookingPlan, ExpectedStarts, JobExplanation, JobPath, KeptReservations};
+use muster_decider::{BookingPlan, ExpectedStarts, JobExplanation, JobPath, KeptReservations, QueueForecast};
 use muster_planner::WaitReason;
 use muster_state::State;
 use muster_types::{BookingSpec, JobId, LogTime, Name, Refusal, Submission};
+use parking_lot::Mutex;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::background::in_background;
 use crate::clock;
@@ -22,6 +24,32 @@ const STARTS_STEPS_MAX: u64 = 50_000;
 /// Work of a forecast, at each of its three paces.
 const STARTS_VISITS: u64 = 1_000_000;
 
+/// For how long one forecast of a state serves explanations: they are made at its time, so none is older than that.
+const FORECAST_SERVES_MS: u64 = 1_000;
+
+type SharedForecast = Mutex<Option<QueueForecast>>;
+
+/// Why a pending job waits. Those who ask for the same state one shortly after the other share what they have in common, and wait
+/// for one another.
+fn explained(
+    view: &State,
+    now: LogTime,
+    job: JobId,
+    kept: Arc<KeptReservations>,
+    shared: Option<&SharedForecast>,
+) -> Option<JobExplanation> {
+    let Some(shared) = shared else { return muster_decider::explain_job(view, now, job, &kept) };
+    let mut slot = shared.lock();
+    // Out of its place for the time being: after a panic in the middle of it nobody uses it again.
+    let known = slot.take().filter(|known| {
+        known.is_of(view, &kept) && known.now() <= now && now.since_ms(known.now()) <= FORECAST_SERVES_MS
+    });
+    let mut forecast = known.unwrap_or_else(|| QueueForecast::new(view, now, kept));
+    let explained = muster_decider::explain_job_in(view, job, &mut forecast);
+    *slot = Some(forecast);
+    explained
+}
+
 impl Engine {
     /// Why a pending job waits, by the state of `view`; `None` when it does not wait. The leader knows what it keeps for
     /// other jobs. Every other replica derives that from the state, and so does the leader for a state of the past. An
@@ -30,14 +58,20 @@ impl Engine {
     /// # Errors
     /// When the replica stops.
     pub async fn explain_job(&self, view: &Reading, job: JobId) -> Result<Option<JobExplanation>, Refusal> {
-        let kept = self.kept_at(view);
-        self.explaining(view, move |view, now| muster_decider::explain_job(view, now, job, &kept)).await
+        let (kept, shared) = (self.kept_at(view), self.shared_forecast(view));
+        let explained = self.explaining(view, move |view, now| {
+            explained(view, now, job, kept, shared.as_deref())
+        });
+        let explained = explained.await;
+        self.let_forecast_go();
+        explained
     }
 
     /// The same on the thread of the caller, which is one for such work and has its turn at it.
     #[must_use]
     pub fn explain_job_here(&self, view: &Reading, job: JobId) -> Option<JobExplanation> {
-        muster_decider::explain_job(view, Engine::now_of(view), job, &self.kept_at(view))
+        let shared = self.shared_forecast(view);
+        explained(view, Engine::now_of(view), job, self.kept_at(view), shared.as_deref())
     }
 
     /// When the jobs of the pending queue are expected to start, at most a thousand of them, on the thread of the caller, as
@@ -108,6 +142,23 @@ impl Engine {
     /// What is kept for others, as far as this replica knows.
     fn kept_at(&self, view: &Reading) -> Arc<KeptReservations> {
         if view.is_past() { Arc::default() } else { self.inner.shared.kept.load_full() }
+    }
+
+    /// What explanations of the newest state have in common; none for a state of the past.
+    fn shared_forecast(&self, view: &Reading) -> Option<Arc<SharedForecast>> {
+        (!view.is_past()).then(|| Arc::clone(&self.inner.queue_forecast))
+    }
+
+    /// Gives the memory of the forecast back once it serves nobody any more. Who uses it meanwhile asks for this again.
+    fn let_forecast_go(&self) {
+        let shared = Arc::clone(&self.inner.queue_forecast);
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(2 * FORECAST_SERVES_MS)).await;
+            let now = clock::now::<TokioEnv>();
+            if let Some(mut slot) = shared.try_lock() {
+                slot.take_if(|known| now.since_ms(known.now()) > FORECAST_SERVES_MS);
+            }
+        });
     }
 
     /// The time at which a state is explained. Like the leader's: never before what is in the log; of a past state its own.

@@ -1,4 +1,5 @@
 use muster_journal::frame::{FRAME_BYTES_MAX, FrameError, FrameReader, encode_frame};
+use muster_journal::{hash, hash_of_bytes};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -78,5 +79,14 @@ fn a_claimed_length_allocates_nothing() {
             if length as usize > FRAME_BYTES_MAX { FrameError::Length } else { FrameError::Truncated };
         let asked = largest(|| assert_eq!(read(&[&bytes]), Err(expected)));
         assert!(asked < 4_096, "{length}: {asked} bytes at once");
+    }
+}
+
+#[test]
+fn bytes_are_hashed_as_the_list_that_they_are() {
+    // Around the lengths at which a length, or what fits without an allocation, takes another form.
+    for length in [0_usize, 1, 250, 251, 252, 766, 767, 768, 769, 65_535, 65_536, 70_000] {
+        let bytes: Vec<u8> = (0..length).map(|place| (place * 7 + length) as u8).collect();
+        assert_eq!(hash_of_bytes(&bytes), hash(&bytes), "{length} bytes");
     }
 }

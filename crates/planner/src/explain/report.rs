@@ -115,6 +115,9 @@ pub(super) fn closest(reports: &[ClusterReport]) -> Option<&ClusterReport> {
     reports.iter().rev().max_by_key(rank)
 }
 
+/// Region, cluster, and the type of accelerator where that matters.
+type PlaceKey<'a> = (&'a Name, &'a Name, Option<&'a Name>);
+
 /// Block, rack and host, as far down as the level that is counted.
 type DomainKey<'a> = (Option<&'a Name>, Option<&'a Name>, Option<NodeId>);
 
@@ -264,7 +267,7 @@ pub(super) fn count_nodes<'a>(
     let mut budget = Budget::new(u64::MAX);
     let mut budgets: Vec<Budget> = all_sites.iter().flatten().map(|_| budget).collect();
     let mut attempts: Vec<Attempt<'_, '_>> = Vec::new();
-    let mut of_place: BTreeMap<(&Name, &Name, Option<&Name>), usize> = BTreeMap::new();
+    let mut of_place: BTreeMap<PlaceKey<'_>, usize> = BTreeMap::new();
     for (number, (site, budget)) in all_sites.iter().flatten().zip(&mut budgets).enumerate() {
         of_place.insert((site.region, site.cluster, site.kind), number);
         attempts.push(Attempt::new(state, spec, terms, site, budget));
@@ -272,13 +275,18 @@ pub(super) fn count_nodes<'a>(
     budget.visit();
     let is_plain = spec.groups.iter().all(|group| group.request.accelerators.is_none());
     let level = counted_level(&spec.topology);
+    // Neighbours are most often of one place, and of one domain: they are added up before anything is looked up.
+    let mut last: Option<(PlaceKey<'_>, usize)> = None;
+    let mut open: Option<(usize, DomainKey<'a>, [u64; 3])> = None;
     for (id, row) in state.nodes().iter() {
         let node = &row.spec;
         let kind = node.accelerators.as_ref().map(|a| &a.kind).filter(|_| !is_plain);
-        let Some(number) = of_place.get(&(&node.region, &node.cluster, kind)) else { continue };
-        let (attempt, counting) = (&attempts[*number], &mut counting[*number]);
+        let place: PlaceKey<'_> = (&node.region, &node.cluster, kind);
+        let known = last.filter(|(known, _)| *known == place).map(|(_, number)| number);
+        let Some(number) = known.or_else(|| of_place.get(&place).copied()) else { continue };
+        last = Some((place, number));
         let (mut now, mut empty) = (0, 0);
-        count_node(*id, row, attempt, counting, &mut now, &mut empty);
+        count_node(*id, row, &attempts[number], &mut counting[number], &mut now, &mut empty);
         if empty == 0 {
             continue;
         }
@@ -287,10 +295,27 @@ pub(super) fn count_nodes<'a>(
             level.filter(|level| *level >= Level::Rack).map(|_| &node.rack),
             level.filter(|level| *level == Level::Host).map(|_| *id),
         );
-        let counts = counting.domains.entry(domain).or_default();
-        counts[0] += u64::from(empty);
-        counts[1] += if row.is_placeable() { u64::from(empty) } else { 0 };
-        counts[2] += u64::from(now);
+        let placeable = if row.is_placeable() { empty } else { 0 };
+        let more = [empty, placeable, now].map(u64::from);
+        if let Some((of, known, sums)) = &mut open
+            && *of == number
+            && *known == domain
+        {
+            add(sums, more);
+            continue;
+        }
+        if let Some((of, known, sums)) = open.replace((number, domain, more)) {
+            add(counting[of].domains.entry(known).or_default(), sums);
+        }
+    }
+    if let Some((of, known, sums)) = open {
+        add(counting[of].domains.entry(known).or_default(), sums);
+    }
+}
+
+fn add(sums: &mut [u64; 3], more: [u64; 3]) {
+    for (sum, more) in sums.iter_mut().zip(more) {
+        *sum += more;
     }
 }
 

@@ -145,7 +145,7 @@ impl<'a> Question<'a> {
         self.closed = closed.chain(affinity.map(ClosedPlace::Affinity)).collect();
         self.booked = self.booked_places();
         let spares = if terms.holds.opens_spares() { None } else { Some(&policy.spare_hosts_per_rack) };
-        for ((kind, rack), hosts) in &self.outlook.rack_hosts {
+        for ((kind, rack), hosts) in self.outlook.rack_hosts.iter() {
             let spare = spares.and_then(|spares| spares.get(&self.outlook.kinds[usize::from(*kind)]));
             if let Some(spare) = spare {
                 self.in_use_max.insert((*kind, *rack), hosts.saturating_sub(u32::from(*spare)));
@@ -793,7 +793,7 @@ pub(super) fn others_like(
         found.push((lacks.devices.max(0), outlook.now, node.id, hold.hold()));
     }
     let mut free_at: BTreeMap<NodeId, LogTime> = BTreeMap::new();
-    for release in &outlook.releases {
+    for release in outlook.releases.iter() {
         if let Some(rest) = missing.get_mut(&release.node) {
             *rest = rest.minus(release.amount);
             if !rest.is_positive() {

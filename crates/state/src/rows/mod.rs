@@ -7,6 +7,7 @@ mod class;
 mod control;
 mod fleet_hold;
 mod history;
+mod policy_digest;
 mod quota;
 mod recovery;
 mod schedule;
@@ -45,6 +46,7 @@ pub use history::{
     bucket_of,
 };
 pub(crate) use history::{Lesson, add};
+pub(crate) use policy_digest::PolicyDigest;
 pub use quota::{BudgetRow, QuotaAnswer, QuotaGrantEnd, QuotaGrantRow, QuotaGrantStatus};
 pub(crate) use quota::{QuotaKey, QuotaRow};
 pub use recovery::{Failure, RankArtifacts, RecoveryRow, Saved, Straggler};

@@ -361,6 +361,14 @@ impl Policy {
         }
     }
 
+    /// One of the limits of a tenant that tenants above state for those below them, as [`Policy::limits`] has it. Submissions and turns
+    /// ask for one or two, often, and all of them cost many times as much.
+    #[must_use]
+    pub fn limit<T>(&self, tenant: &Name, of: impl Fn(&TenantLimits) -> Option<T>) -> Option<T> {
+        let mut stated = self.ancestry(tenant).filter_map(|name| self.tenants.get(name));
+        stated.find_map(|tenant| of(&tenant.limits))
+    }
+
     /// Submissions with jobs of a tier that a tenant may make in a minute; none for no limit.
     #[must_use]
     pub fn tier_submissions(&self, tenant: &Name, tier: PriorityTier) -> Option<u32> {
@@ -404,21 +412,28 @@ impl Policy {
     /// What a tenant's jobs may ask for, and its administrators.
     #[must_use]
     pub fn rights(&self, tenant: &Name) -> Rights {
-        let stated = || self.ancestry(tenant).filter_map(|name| self.tenants.get(name)).map(|t| t.rights);
+        // One walk, since every submission asks for it several times.
+        let mut stated = TenantRights::default();
+        for tenant in self.ancestry(tenant).filter_map(|name| self.tenants.get(name)) {
+            let TenantRights { tier_max, non_preemptible, deadlines, bookings, purchases, negative_nice } =
+                tenant.rights;
+            stated = TenantRights {
+                tier_max: stated.tier_max.or(tier_max),
+                non_preemptible: stated.non_preemptible.or(non_preemptible),
+                deadlines: stated.deadlines.or(deadlines),
+                bookings: stated.bookings.or(bookings),
+                purchases: if stated.purchases.is_empty() { purchases } else { stated.purchases },
+                negative_nice: stated.negative_nice.or(negative_nice),
+            };
+        }
+        let least = Rights::LEAST;
         Rights {
-            tier_max: stated().find_map(|rights| rights.tier_max).unwrap_or(Rights::LEAST.tier_max),
-            non_preemptible: stated()
-                .find_map(|rights| rights.non_preemptible)
-                .unwrap_or(Rights::LEAST.non_preemptible),
-            deadlines: stated().find_map(|rights| rights.deadlines).unwrap_or(Rights::LEAST.deadlines),
-            bookings: stated().find_map(|rights| rights.bookings).unwrap_or(Rights::LEAST.bookings),
-            purchases: stated()
-                .map(|rights| rights.purchases)
-                .find(|purchases| !purchases.is_empty())
-                .unwrap_or(Rights::LEAST.purchases),
-            negative_nice: stated()
-                .find_map(|rights| rights.negative_nice)
-                .unwrap_or(Rights::LEAST.negative_nice),
+            tier_max: stated.tier_max.unwrap_or(least.tier_max),
+            non_preemptible: stated.non_preemptible.unwrap_or(least.non_preemptible),
+            deadlines: stated.deadlines.unwrap_or(least.deadlines),
+            bookings: stated.bookings.unwrap_or(least.bookings),
+            purchases: if stated.purchases.is_empty() { least.purchases } else { stated.purchases },
+            negative_nice: stated.negative_nice.unwrap_or(least.negative_nice),
         }
     }
 }

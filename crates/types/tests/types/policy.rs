@@ -3,7 +3,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use muster_types::LogTime;
 use muster_types::policy::{
     DataMove, Dataset, Order, OwnedCost, Policy, PolicyDraft, PreemptionPolicy, Price, PurchaseKind, Quota,
-    Rights, TENANT_DEPTH_MAX, TenantPolicy, TenantRights, Transfer, Window, WindowPurpose, WindowScope,
+    Rights, TENANT_DEPTH_MAX, TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Window,
+    WindowPurpose, WindowScope,
 };
 use muster_types::{Accelerators, Name, NodeDraft, PriorityTier, Violation};
 use serde::Deserialize;
@@ -485,6 +486,51 @@ fn what_is_read_is_checked_and_what_is_left_out_is_the_default() {
     assert_eq!(read("usage_half_life_ms", 60_000).map(Policy::into_draft), Ok(expected));
     assert!(read("usage_half_life_ms", 0).unwrap_err().starts_with("order.usage_half_life: must be between"));
     assert!(read("half_life", 1).unwrap_err().contains("unknown field `half_life`"));
+}
+
+#[test]
+fn one_limit_is_that_of_all_limits() {
+    let user = |pending_jobs, submissions_per_minute| UserLimits {
+        pending_jobs,
+        submissions_per_minute,
+        ..UserLimits::default()
+    };
+    let above = TenantLimits {
+        pending_jobs: Some(9),
+        running_jobs: Some(5),
+        requests_per_minute: Some(60),
+        user: user(Some(3), None),
+        ..TenantLimits::default()
+    };
+    let below = TenantLimits {
+        pending_jobs: Some(4),
+        unfinished_jobs: Some(8),
+        user: user(None, Some(7)),
+        ..TenantLimits::default()
+    };
+    let draft = tenants(&[
+        ("a", TenantPolicy { limits: above, ..tenant("", &[]) }),
+        ("b", TenantPolicy { limits: below, ..tenant("a", &[]) }),
+        ("c", tenant("b", &[])),
+        ("unlisted", TenantPolicy { limits: below, ..TenantPolicy::default() }),
+    ]);
+    let policy = draft.check().unwrap();
+    let limits: [fn(&TenantLimits) -> Option<u32>; 7] = [
+        |limits| limits.pending_jobs,
+        |limits| limits.unfinished_jobs,
+        |limits| limits.running_jobs,
+        |limits| limits.requests_per_minute,
+        |limits| limits.user.pending_jobs,
+        |limits| limits.user.unfinished_jobs,
+        |limits| limits.user.submissions_per_minute,
+    ];
+    for text in ["a", "b", "c", "anyone"] {
+        let all = policy.limits(&name(text));
+        for (place, of) in limits.iter().enumerate() {
+            assert_eq!(policy.limit(&name(text), of), of(&all), "limit {place} of {text}");
+        }
+    }
+    assert_eq!(policy.limit(&name("c"), |limits| limits.user.pending_jobs), Some(3));
 }
 
 #[test]
