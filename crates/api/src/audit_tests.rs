@@ -360,11 +360,8 @@ async fn a_record_says_from_where_a_call_came() {
         (&replica, true, "a.example"),
         (&replica, true, long.as_str()),
     ] {
-        let cordon = v1::CordonNodeRequest {
-            request_id: ids.next(),
-            node: "h1".to_owned(),
-            reason: String::new(),
-        };
+        let cordon =
+            v1::CordonNodeRequest { request_id: ids.next(), node: "h1".to_owned(), reason: String::new() };
         let mut cordon = Request::new(cordon);
         cordon.metadata_mut().insert("muster-client-address", said.parse().expect("it is ASCII"));
         if is_replica {

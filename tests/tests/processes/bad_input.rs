@@ -426,8 +426,8 @@ async fn wrong_fleet_calls(endpoint: &str) {
         let request = v1::ForgetNodeRequest { request_id: request_id(), node: nobody.to_owned() };
         assert_refused(fleet.forget_node(request).await, NodeNotFound, "");
     }
-    let (id, node) = ("x".to_owned(), "h1".to_owned());
-    let request = v1::CordonNodeRequest { request_id: id, node, ..Default::default() };
+    let request =
+        v1::CordonNodeRequest { request_id: "x".to_owned(), node: "h1".to_owned(), ..Default::default() };
     assert_refused(fleet.cordon_node(request).await, InvalidField, "request_id");
     let labels = |key: &str, value: &str| v1::SetNodeLabelsRequest {
         request_id: request_id(),

@@ -183,8 +183,7 @@ impl<'de, T: Decoded> Deserialize<'de> for Watched<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let object: Object<T::Spec, T::Status> = Deserialize::deserialize(deserializer)?;
         let seen = T::decode(&object);
-        let meta =
-            ObjectMeta { resource_version: object.metadata.resource_version, ..ObjectMeta::default() };
+        let meta = ObjectMeta { resource_version: object.metadata.resource_version, ..ObjectMeta::default() };
         Ok(Watched { meta, seen })
     }
 }
@@ -227,11 +226,12 @@ mod tests {
     /// What servers send with every object, and nobody here looks at.
     fn with_ballast(mut object: Value) -> Value {
         let metadata = &mut object["metadata"];
-        metadata["annotations"] = json!({"kubectl.kubernetes.io/last-applied-configuration": "x".repeat(9_999)});
-        metadata["managedFields"] =
-            json!([{"manager": "kubelet", "operation": "Update", "fieldsV1": {"f:status": {"f:images": {}}}}]);
+        metadata["annotations"] =
+            json!({"kubectl.kubernetes.io/last-applied-configuration": "x".repeat(9_999)});
+        metadata["managedFields"] = json!([{"manager": "kubelet", "operation": "Update", "fieldsV1": {"f:status": {"f:images": {}}}}]);
         metadata["creationTimestamp"] = json!("2026-11-27T10:00:00Z");
-        metadata["ownerReferences"] = json!([{"kind": "Job", "name": "j", "uid": "1", "apiVersion": "batch/v1"}]);
+        metadata["ownerReferences"] =
+            json!([{"kind": "Job", "name": "j", "uid": "1", "apiVersion": "batch/v1"}]);
         object["status"]["images"] = json!([{"names": ["docker.io/library/busybox"], "sizeBytes": 9}]);
         object["status"]["podIPs"] = json!([{"ip": "10.1.0.1"}]);
         object["spec"]["volumes"] = json!([{"name": "v", "emptyDir": {}}]);

@@ -141,7 +141,9 @@ fn lines(counts: PredictionCounts, errors: Option<(u64, u64)>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::log::SourceArgs;
     use crate::report::archives::archive;
+    use crate::report::read::read_in;
 
     #[test]
     fn sentences_have_shares_of_what_started() {

@@ -59,9 +59,8 @@ impl Engine {
     /// When the replica stops.
     pub async fn explain_job(&self, view: &Reading, job: JobId) -> Result<Option<JobExplanation>, Refusal> {
         let (kept, shared) = (self.kept_at(view), self.shared_forecast(view));
-        let explained = self.explaining(view, move |view, now| {
-            explained(view, now, job, kept, shared.as_deref())
-        });
+        let explained =
+            self.explaining(view, move |view, now| explained(view, now, job, kept, shared.as_deref()));
         let explained = explained.await;
         self.let_forecast_go();
         explained
