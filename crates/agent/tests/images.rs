@@ -346,7 +346,7 @@ async fn what_is_fetched_ahead_and_what_workers_wait_for_is_told() {
         _ => None,
     };
     leader.send(Response::Prefetch(PrefetchOrder { images: vec![wanted(&image.0)] }));
-    assert_eq!(leader.hear("the images of the host", held).await, [image.0.clone()]);
+    assert_eq!(leader.hear("the images of the host", held).await, std::slice::from_ref(&image.0));
     assert!(!host.task(JOB, 7, 0).exists(), "nothing starts by it");
     leader.send(Response::Start(image.order(7, &["exit 3"], &[])));
     let stage = |message| match message {

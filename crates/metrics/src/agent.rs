@@ -187,6 +187,9 @@ pub struct DeviceFacts {
     pub count: u64,
 }
 
+/// Histograms by one label.
+type HistogramsByLabel = Series<[(&'static str, &'static str); 1], Histogram, fn() -> Histogram>;
+
 /// What one agent counts, and the format in which it is read. Clones share it.
 #[derive(Clone, Debug)]
 pub struct AgentMetrics {
@@ -194,7 +197,7 @@ pub struct AgentMetrics {
     starts: Counts,
     ends: Counts,
     launches: Histogram,
-    stages: Series<[(&'static str, &'static str); 1], Histogram, fn() -> Histogram>,
+    stages: HistogramsByLabel,
     output: Counts,
     notes_refused: Counter,
 }

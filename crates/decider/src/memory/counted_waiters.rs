@@ -115,7 +115,7 @@ impl CountedWaiters {
         let finds = |(what, count): &(Counted, u64)| {
             *count <= what.free(state).saturating_sub(self.kept_before(state, what, order))
         };
-        let lacking = needed.iter().filter(|need| !finds(*need)).map(|(what, _)| what.clone());
+        let lacking = needed.iter().filter(|need| !finds(need)).map(|(what, _)| what.clone());
         let lacking: Vec<Counted> = lacking.collect();
         let finds_all = lacking.is_empty();
         let is_new = !self.noted.contains_key(&job) && self.noted.len() < NOTED_MAX;

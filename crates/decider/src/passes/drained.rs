@@ -70,7 +70,7 @@ fn who_goes_along(
 ) -> Vec<(JobId, NodeId)> {
     let mut found = alloc::vec![first];
     // One that goes where it likes does not wait for others.
-    if !state.spec(first.0).is_some_and(|spec| required_together(spec).next().is_some()) {
+    if state.spec(first.0).is_none_or(|spec| required_together(spec).next().is_none()) {
         return found;
     }
     let mut at = 0;

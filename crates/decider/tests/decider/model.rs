@@ -556,7 +556,7 @@ impl Model {
             _ => Some(accelerators("h100", 8)),
         };
         let mut draft = node_draft(&format!("n{n}"), region, cluster, has);
-        draft.scratch_bytes = if n % 2 == 0 { 100 << 30 } else { 0 };
+        draft.scratch_bytes = if n.is_multiple_of(2) { 100 << 30 } else { 0 };
         // Rarely another size or another place under the same name.
         if self.random.once_in(6) {
             draft.accelerators = Some(accelerators("h100", 1 + self.random.below(8) as u16));

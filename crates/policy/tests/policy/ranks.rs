@@ -21,7 +21,7 @@ struct Asked {
 
 impl Asked {
     fn rank(&self) -> QueueRank {
-        if self.tenant % 2 == 0 {
+        if self.tenant.is_multiple_of(2) {
             QueueRank::new(self.nice, self.front.map(LogIndex))
         } else {
             QueueRank::default()

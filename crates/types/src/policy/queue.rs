@@ -243,15 +243,15 @@ impl Policy {
         if !self.queues.has_nodes && !other.queues.has_nodes {
             return true;
         }
-        let nodes = |policy: &Policy| -> Vec<(Name, Option<Name>, Option<NodeRequirements>, Option<bool>)> {
-            let all = policy.tenants.iter();
-            let stated = all.map(|(name, tenant)| {
-                let queue = &tenant.queue;
-                (name.clone(), tenant.parent.clone(), queue.nodes.clone(), queue.isolated)
-            });
-            stated.collect()
-        };
-        nodes(self) == nodes(other)
+        let is_same =
+            |((name, ours), (other_name, theirs)): ((&Name, &TenantPolicy), (&Name, &TenantPolicy))| {
+                let (queue, other) = (&ours.queue, &theirs.queue);
+                name == other_name
+                    && ours.parent == theirs.parent
+                    && queue.nodes == other.nodes
+                    && queue.isolated == other.isolated
+            };
+        self.tenants.len() == other.tenants.len() && self.tenants.iter().zip(&other.tenants).all(is_same)
     }
 }
 
