@@ -1,4 +1,4 @@
-//! Scratch directories: a worker finds one of its own where its job asks for it, and ends when it writes more than that.
+//! Scratch directories: a worker finds its own where its job asks for it, and ends when it writes more than that.
 
 // A panic is a test's report, in its helpers too.
 #![allow(clippy::unwrap_used)]

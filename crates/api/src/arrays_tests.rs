@@ -324,5 +324,6 @@ async fn a_page_of_the_basic_view_stays_below_what_grpc_libraries_read() {
         }
         list.page_token = page.next_page_token;
     }
-    assert_eq!((seen, pages), (1_000, 2));
+    // Labels beyond what one entry may have are left out, so that a thousand fit.
+    assert_eq!((seen, pages), (1_000, 1));
 }

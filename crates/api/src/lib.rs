@@ -28,6 +28,7 @@ mod audit_tests;
 mod booking_service;
 #[cfg(test)]
 mod booking_tests;
+mod caller;
 mod cluster_service;
 mod config;
 mod controls;

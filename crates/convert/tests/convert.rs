@@ -539,7 +539,7 @@ fn tasks_that_share_a_node_get_no_hosts_to_themselves() {
     for options in ["--nodes=2 --ntasks-per-node=4", "--nodes=2 --ntasks=8"] {
         assert_eq!(exclusive(options), Value::Null, "{options}");
         let all = findings(&script(options));
-        let part = "line 2: --exclusive: not honoured: each worker would have a host to itself";
+        let part = "line 2: --exclusive: not honoured: a task is a worker";
         assert!(all.iter().any(|finding| finding.contains(part)), "{options}: {all:#?}");
     }
 }

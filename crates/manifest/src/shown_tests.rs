@@ -615,3 +615,13 @@ fn labels_and_annotations_are_read_and_mistakes_name_the_key() {
     let found = read(&format!("  labels: {{{many}}}\n")).unwrap_err();
     assert_eq!(found, "line 5: metadata.labels: must be between 0 and 32, got 33");
 }
+
+#[test]
+fn damaged_policy_files_are_refused_with_their_place() {
+    muster_fuzz::run(
+        "manifest-policy",
+        &[super::tests::POLICY.as_bytes().to_vec()],
+        |_| {},
+        |input| parse_policy(input, NOW_MS).is_ok_and(|file| file.check().is_ok()),
+    );
+}

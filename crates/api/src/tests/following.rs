@@ -238,7 +238,7 @@ fn check_cut(mut job: v1::Job) -> usize {
     crate::render::cut_labels(&mut job);
     let kept: std::collections::BTreeMap<_, _> = job.labels.clone().into_iter().collect();
     assert!(kept.iter().eq(all.iter().take(kept.len())), "the first in the order of their keys stay");
-    assert_eq!(job.labels_incomplete, kept.len() < all.len(), "what is missing is said");
+    assert_eq!(job.labels_incomplete, kept.len() < all.len(), "what is missing is told");
     bytes_of(event_of(job))
 }
 

@@ -252,7 +252,7 @@ impl Walk {
         Ahead { future, position }
     }
 
-    /// Who has the turn behind so many others; none where the queue, or what is walked of it, ends before.
+    /// Who has the turn behind that many others; none where the queue, or what is walked of it, ends before.
     fn candidate(&mut self, state: &State, place: usize) -> Option<&Candidate> {
         if place < self.taken.len() {
             return self.taken.get(place);
@@ -290,7 +290,7 @@ impl Walk {
         self.marks.values().map(|(weight, _)| weight).sum()
     }
 
-    /// What the walk had come to behind so many.
+    /// What the walk had come to behind that many.
     fn mark_at(&mut self, state: &State, place: usize, foreseen: &Arc<Foreseen>) -> Mark {
         if place == self.taken.len() {
             return self.last.clone();

@@ -50,7 +50,7 @@ pub enum Command {
         node: NodeId,
         /// Which way.
         cordoned: bool,
-        /// Why, for people; none where nothing is said.
+        /// Why, for people; none where nothing was given.
         reason: Option<String>,
     },
     /// Set the policy.
@@ -169,7 +169,7 @@ pub enum Command {
         node: NodeId,
         /// Which way.
         order: DrainOrder,
-        /// Why, for people; none where nothing is said.
+        /// Why, for people; none where nothing was given.
         reason: Option<String>,
     },
     /// Keep a node away from work, or let it back.

@@ -35,7 +35,7 @@ pub(super) fn at_fault(speculation: &mut Speculation, node: NodeId, detail: &str
     let ages = suspicions(&before).map(|suspicion| now.since_ms(suspicion.since));
     let (after, within) = (limits::NETWORK_CONFIRMED_AFTER_MS, limits::NETWORK_CONFIRMED_WITHIN_MS);
     let is_confirmed = ages.clone().any(|age| (after..=within).contains(&age));
-    let is_said = ages.min().is_some_and(|age| age < after);
+    let is_told = ages.min().is_some_and(|age| age < after);
     let lasts = wanted.lasts() && is_confirmed && may_blame(state, node);
     let action = if wanted.lasts() && !lasts { HealthAction::Ignore } else { wanted };
     let known = before.conditions.iter().position(|c| c.observation.is_like(&observation));
@@ -49,7 +49,7 @@ pub(super) fn at_fault(speculation: &mut Speculation, node: NodeId, detail: &str
             health.conditions.push(event.clone());
         }
         // Said a moment ago, and the first time is what counts.
-        None if is_said => return,
+        None if is_told => return,
         None => {
             let excess = (health.recent.len() + 1).saturating_sub(limits::HEALTH_RECENT_MAX);
             health.recent.drain(..excess);

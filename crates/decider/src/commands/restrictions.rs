@@ -79,7 +79,7 @@ pub(super) fn set_drain(
     Ok(Answer::Done { at })
 }
 
-/// Why a node is taken out of placement, for people; nothing is said where it is put back.
+/// Why a node is taken out of placement, for people; nothing is stated where it is put back.
 fn checked_reason(is_taken_out: bool, reason: Option<&str>) -> Result<Option<String>, Refusal> {
     let Some(reason) = reason else { return Ok(None) };
     if !is_taken_out {

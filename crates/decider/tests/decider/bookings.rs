@@ -280,10 +280,10 @@ fn a_booking_above_a_quota_that_shrank_stays_is_shown_and_grows_by_nothing() {
     };
     assert_eq!(excess(&speculation), None);
     set_quotas(&mut speculation, &[("vision", None, 8), ("video", Some("vision"), 0)]);
-    let said = excess(&speculation).expect("16 devices are more than 8");
+    let text = excess(&speculation).expect("16 devices are more than 8");
     assert!(
-        said.contains("tenant vision") && said.contains("16 devices") && said.ends_with("is 8"),
-        "{said}"
+        text.contains("tenant vision") && text.contains("16 devices") && text.ends_with("is 8"),
+        "{text}"
     );
     let mut one = BookingOrder { acts_for: Some(name("video")), ..order(&speculation, 2) };
     one.spec.tenant = Some(name("video"));

@@ -389,7 +389,7 @@ fn limited(speculation: &mut Speculation, n: u128, cpus: Option<u64>, memory_gib
     handle(speculation, &command).expect("it is taken");
 }
 
-/// A job of so many workers, each of which takes one CPU and one GiB.
+/// A job of that many workers, each of which takes one CPU and one GiB.
 fn of_tenant(speculation: &mut Speculation, n: u128, tenant: &str, (fewest, workers): (u32, u32)) -> JobId {
     let mut group = group("main", workers, None);
     group.workers_min = fewest;
