@@ -104,4 +104,24 @@ mod tests {
         assert_eq!(days([20_001 * day, 20_000 * day + 7].into_iter()), " from 2024-10-04 to 2024-10-05");
         assert_eq!(days(std::iter::empty()), "");
     }
+
+    /// Who repeats the command of the page gets as many runs as it has.
+    #[test]
+    fn the_command_of_the_page_makes_the_runs_that_it_shows() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("REPORT.md");
+        let page = std::fs::read_to_string(path).expect("the page can be read");
+        let counts = page.lines().find(|line| line.contains(" runs of ")).expect("it counts its runs");
+        if !counts.contains("; 0 broke off, 0 drills were skipped") {
+            return;
+        }
+        let command = page.lines().find(|line| line.starts_with("chaos/run-all")).expect("it has its command");
+        let behind = |text: &str, word: &str| -> u64 {
+            let mut words = text.split_whitespace().skip_while(|found| *found != word).skip(1);
+            words.next().and_then(|number| number.parse().ok()).unwrap_or_default()
+        };
+        let runs: u64 = counts.split(' ').next().and_then(|number| number.parse().ok()).unwrap_or_default();
+        // Three drills are awaited the longest, and run first.
+        let wanted = 3 * behind(command, "--repeat") + behind(counts, "of") * behind(command, "--few");
+        assert_eq!(runs, wanted, "{command}");
+    }
 }
