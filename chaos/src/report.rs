@@ -24,7 +24,7 @@ pub fn markdown(runs: &[(Collected, Verdict)], left: &[Unfinished], command: &st
         "{} runs of {} drills came to a verdict{}; {} broke off, {} drills were skipped. Machine: {}; load average {load} when this was written. Release: {}.\n\n\
          Replicas 2, 2 and 1 in three regions with round trips of 30, 80 and 140 ms, two hosts with accelerators in each, \
          all with certificates; replicas, agents, workers, clients and the network between them share this machine's \
-         processors. In every region 10 submissions/s, 10 linearizable reads/s, 5 reads/s of any staleness to each \
+         processors. The data of each replica lies on its own disk in memory, where a flush costs nothing, unless the drill needs another disk or `--disks` named one. In every region 10 submissions/s, 10 linearizable reads/s, 5 reads/s of any staleness to each \
          replica, 2 bounded reads/s, a cancellation/s and two watches of every job, one of which comes and goes. Times count from the fault on, as clients \
          of regions that are there saw them; `held` means that nothing was found wrong: the drill was carried out whole, nothing acknowledged was lost or \
          done twice, reads were linearizable and fresh where they claim to be, every answer was what a replay of its prefix of \

@@ -66,7 +66,7 @@ async fn a_full_state_refuses_jobs_and_serves_everything_else() {
     let held = names(&client).await;
     assert_eq!(held.len(), HELD_MAX);
 
-    // That finished jobs are forgotten before their time is said, with the numbers.
+    // The status warns that finished jobs are forgotten before their time, with the numbers.
     let warned = eventually("no warning that history is cut short", || async {
         let status = client.get_status(v1::GetStatusRequest::default()).await.ok()?;
         status.warnings.into_iter().find(|warning| warning.code == "RETENTION_CUT")
