@@ -418,6 +418,24 @@ mod tests {
         assert!(!page.contains("unknown"), "{page}");
     }
 
+    /// Those of the first day were kept without commit and command; the page says that of each until it is measured again.
+    #[test]
+    fn every_kept_result_names_its_commit_command_machine_and_date() {
+        for entry in std::fs::read_dir(directory()).expect("kept results can be listed") {
+            let path = entry.expect("kept results can be listed").path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if name.starts_with("2026-11-22-") {
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).expect("a kept result can be read");
+            let result: Value = serde_json::from_str(&text).expect("a kept result is JSON");
+            for pointer in ["/commit", "/command", "/machine/model", "/machine/date"] {
+                let text = result.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+                assert!(!text.is_empty(), "{name} lacks {pointer}");
+            }
+        }
+    }
+
     #[test]
     fn every_kept_result_has_a_table() {
         for scenario in newest(&directory()).expect("kept results can be read").keys() {

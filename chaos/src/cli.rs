@@ -75,6 +75,9 @@ enum Command {
         /// The table of a run of `muster-chaos bugs`, to stand at the end of the page
         #[arg(long, value_name = "FILE")]
         bugs: Option<PathBuf>,
+        /// The command that made the runs, with its options, as the page gives it to its readers
+        #[arg(long, value_name = "TEXT", default_value = "chaos/run-all")]
+        command: String,
     },
     /// Judge stored evidence again
     Judge {
@@ -133,7 +136,9 @@ pub fn main() -> ExitCode {
     let done = match cli.command {
         Command::List { drills } => list(&drills),
         Command::Judge { dir, json } => judge(&dir, json),
-        Command::Report { dirs, write, bugs } => report(&dirs, write.as_deref(), bugs.as_deref()),
+        Command::Report { dirs, write, bugs, command } => {
+            report(&dirs, write.as_deref(), bugs.as_deref(), &command)
+        }
         Command::Run { names, options } => in_room(&options, Some(&names)),
         Command::All { options } => in_room(&options, None),
         Command::Bugs(args) => {
@@ -199,7 +204,7 @@ fn judge(dir: &Path, json: bool) -> Result<ExitCode> {
     finish(&table, json)
 }
 
-fn report(dirs: &[PathBuf], write: Option<&Path>, bugs: Option<&Path>) -> Result<ExitCode> {
+fn report(dirs: &[PathBuf], write: Option<&Path>, bugs: Option<&Path>, command: &str) -> Result<ExitCode> {
     let (mut runs, mut left) = (Vec::new(), Vec::new());
     for dir in dirs {
         for directory in stored(dir)? {
@@ -212,7 +217,7 @@ fn report(dirs: &[PathBuf], write: Option<&Path>, bugs: Option<&Path>) -> Result
             runs.push((collected, verdict));
         }
     }
-    let mut page = markdown(&runs, &left, "chaos/run-all", &crate::summary::load());
+    let mut page = markdown(&runs, &left, command, &crate::summary::load());
     if let Some(bugs) = bugs {
         let table = std::fs::read_to_string(bugs).with_context(|| format!("reading {}", bugs.display()))?;
         page.push_str(&crate::report::rules_broken(&table));

@@ -24,7 +24,7 @@ pub fn markdown(runs: &[(Collected, Verdict)], left: &[Unfinished], command: &st
         "{} runs of {} drills came to a verdict{}; {} broke off, {} drills were skipped. Machine: {}; load average {load} when this was written. Release: {}.\n\n\
          Replicas 2, 2 and 1 in three regions with round trips of 30, 80 and 140 ms, two hosts with accelerators in each, \
          all with certificates; replicas, agents, workers, clients and the network between them share this machine's \
-         processors. In every region 10 submissions/s, 10 linearizable reads/s, 5 reads/s of any staleness to each \
+         processors. The data of each replica lies on its own disk in memory, where a flush costs nothing, unless the drill needs another disk or `--disks` named one. In every region 10 submissions/s, 10 linearizable reads/s, 5 reads/s of any staleness to each \
          replica, 2 bounded reads/s, a cancellation/s and two watches of every job, one of which comes and goes. Times count from the fault on, as clients \
          of regions that are there saw them; `held` means that nothing was found wrong: the drill was carried out whole, nothing acknowledged was lost or \
          done twice, reads were linearizable and fresh where they claim to be, every answer was what a replay of its prefix of \
@@ -103,5 +103,25 @@ mod tests {
         assert_eq!(days([20_000 * day].into_iter()), " on 2024-10-04");
         assert_eq!(days([20_001 * day, 20_000 * day + 7].into_iter()), " from 2024-10-04 to 2024-10-05");
         assert_eq!(days(std::iter::empty()), "");
+    }
+
+    /// Who repeats the command of the page gets as many runs as it has.
+    #[test]
+    fn the_command_of_the_page_makes_the_runs_that_it_shows() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("REPORT.md");
+        let page = std::fs::read_to_string(path).expect("the page can be read");
+        let counts = page.lines().find(|line| line.contains(" runs of ")).expect("it counts its runs");
+        if !counts.contains("; 0 broke off, 0 drills were skipped") {
+            return;
+        }
+        let command = page.lines().find(|line| line.starts_with("chaos/run-all")).expect("it has its command");
+        let behind = |text: &str, word: &str| -> u64 {
+            let mut words = text.split_whitespace().skip_while(|found| *found != word).skip(1);
+            words.next().and_then(|number| number.parse().ok()).unwrap_or_default()
+        };
+        let runs: u64 = counts.split(' ').next().and_then(|number| number.parse().ok()).unwrap_or_default();
+        // Three drills are awaited the longest, and run first.
+        let wanted = 3 * behind(command, "--repeat") + behind(counts, "of") * behind(command, "--few");
+        assert_eq!(runs, wanted, "{command}");
     }
 }

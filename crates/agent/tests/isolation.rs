@@ -159,6 +159,34 @@ async fn a_worker_has_a_user_of_its_own_and_no_privileges() {
     assert!(why.contains("workers.uids"), "{why}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_has_a_scratch_directory_that_is_its_users_and_no_other() {
+    if !is_root() || !has_namespaces() {
+        return;
+    }
+    let mut leader = Leader::start(Manner::patient()).await;
+    let workers = serde_json::json!({"isolation": "required", "uid_range": {"first": UID, "count": 1}});
+    let mut host = host(&leader, workers).await;
+    host.scratch = Some("1Gi");
+    let _agent = host.agent();
+    leader.registered().await;
+    let others = host.file("scratch").join("of-others");
+    std::fs::create_dir(&others).unwrap();
+    std::fs::set_permissions(&others, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let script = format!(
+        "echo x > $MUSTER_SCRATCH/mine && echo mode $(stat -c %a $MUSTER_SCRATCH) of $(stat -c %u $MUSTER_SCRATCH); \
+         ls {} 2> /dev/null && echo SEES; exit 3",
+        others.display()
+    );
+    let mut order = start(JOB, 7, &[&script], &[]);
+    order.scratch_bytes = 1 << 20;
+    leader.send(Response::Start(order));
+    assert_eq!(leader.exit_of(7, 0).await, Kind::Code(3));
+    let output = std::fs::read(host.task(JOB, 7, 0).join("output")).unwrap_or_default();
+    let text = String::from_utf8_lossy(&output).into_owned();
+    assert!(text.contains(&format!("mode 700 of {UID}")) && !text.contains("SEES"), "{text}");
+}
+
 /// Four devices below `root`, whose files have other numbers than they have, which anybody could open.
 fn make_devices(root: &std::path::Path) {
     std::fs::create_dir_all(root.join("dev")).unwrap();

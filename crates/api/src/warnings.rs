@@ -426,6 +426,15 @@ mod tests {
     }
 
     #[test]
+    fn jobs_that_are_forgotten_before_their_time_are_a_warning() {
+        let members: Vec<Member> = (1..=3).map(|id| member(id, true, Some(1))).collect();
+        let reports: BTreeMap<_, _> = members.iter().map(|m| (m.replica, report(1))).collect();
+        let text = "finished jobs are forgotten before their 7 days".to_owned();
+        let facts = LocalFacts { retention_cut: Some(text), ..LocalFacts::default() };
+        assert_eq!(codes_with(&status(members), &reports, &facts), ["RETENTION_CUT"]);
+    }
+
+    #[test]
     fn waiting_for_leases_of_an_earlier_generation_is_a_warning() {
         let members: Vec<Member> = (1..=3).map(|id| member(id, true, Some(1))).collect();
         let reports: BTreeMap<_, _> = members.iter().map(|m| (m.replica, report(1))).collect();

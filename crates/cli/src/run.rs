@@ -1,5 +1,6 @@
 //! `muster run`.
 
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
@@ -150,6 +151,12 @@ pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Ex
     let Some(id) = answer.job_ids.into_iter().next() else {
         return Err(Failure::new(Exit::Failed, "the answer names no job"));
     };
+    if !args.terminal && waits_there(std::io::stdin()) {
+        console.progress(
+            "note: workers read nothing from stdin, and something waits there that they do not get; send it as a file \
+             (--workdir)",
+        );
+    }
     if args.detach {
         console.line(&id)?;
         return Ok(Exit::Ok);
@@ -168,6 +175,12 @@ pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Ex
     }
     let ranks = args.rank.map_or(Ranks::All, Ranks::One);
     attach::attach(&client, console, &id, ranks, global.timeout.unwrap_or(Duration::MAX)).await
+}
+
+/// Whether somebody has written what nobody reads: into a pipe, or a file that stdin is.
+fn waits_there(stdin: impl AsFd) -> bool {
+    // A terminal counts what was typed ahead for the shell. A device has no number, and nothing that is lost.
+    !rustix::termios::isatty(&stdin) && rustix::io::ioctl_fionread(&stdin).is_ok_and(|bytes| bytes > 0)
 }
 
 /// The job has the worker whose terminal is asked for.
@@ -305,6 +318,15 @@ fn variable(given: &str) -> Result<(String, String), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_waits_on_stdin_is_noticed() {
+        let (read, mut write) = std::io::pipe().expect("a pipe");
+        assert!(!waits_there(&read));
+        std::io::Write::write_all(&mut write, b"hello").expect("a pipe takes five bytes");
+        assert!(waits_there(&read));
+        assert!(!waits_there(std::fs::File::open("/dev/null").expect("it is there")));
+    }
 
     #[test]
     fn a_terminal_is_that_of_a_worker_of_the_job() {

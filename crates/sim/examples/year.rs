@@ -10,7 +10,8 @@
 //!
 //! Prints a table and fails when the rows of day 300 are more than a tenth more than those of day 60, or when what is learned
 //! of run times has more rows than its bound. That bound is not scaled: a cluster with a million jobs a day reaches it within
-//! days, one that is scaled down within years, so its rows grow in the table and are no part of the comparison.
+//! days, one that is scaled down within years, so its rows grow in the table and are no part of the comparison. It fails as well
+//! when the state of the last day does not come back from its snapshot as it was.
 
 use muster_decider::{Answer, BootstrapConfig, Command, Pass, Speculation, handle, schedule, tick};
 use muster_journal::{Decision, RankUpdate, encode_round};
@@ -352,6 +353,30 @@ impl Year {
         );
         Line { day, rows, history: history as u64, snapshot_bytes }
     }
+
+    /// What a job takes of the disk, and how long a replica that starts again needs for its snapshot. A job and a row of the
+    /// cluster that is scaled down are as large as those of the whole one.
+    fn sizes(&self) {
+        let state = self.speculation.state();
+        let chunks: Vec<Vec<u8>> = state.snapshot().collect();
+        let bytes: u64 = chunks.iter().map(|chunk| chunk.len() as u64).sum();
+        let begun = std::time::Instant::now();
+        let restored = State::restore(&chunks).expect("what was written is read");
+        let us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+        assert_eq!(restored.digest(), state.digest(), "a replica that starts again has the state that there was");
+        let rows = state.jobs().iter().count() + state.requests_count() + state.nodes().iter().count();
+        let rows = (rows + state.history().iter().count()) as u64;
+        let log_bytes = self.log_bytes / self.jobs.max(1);
+        println!(
+            "disk: {log_bytes} bytes of log a job before compression, {} MB a day for a million jobs",
+            log_bytes * FULL_JOBS_A_DAY / 1_000_000
+        );
+        println!(
+            "restart: {rows} rows in {} KiB of snapshot are a state again after {us} us, {} bytes a row",
+            bytes >> 10,
+            bytes / rows.max(1)
+        );
+    }
 }
 
 /// Memory of this process, in MiB; 0 where the system does not say.
@@ -418,6 +443,7 @@ fn main() {
         year.nodes,
         begun.elapsed().as_secs()
     );
+    year.sizes();
     let on = |day: u64| lines.iter().find(|line| line.day == day).copied();
     if let (Some(warm), Some(late)) = (on(WARM_DAY), on(LATE_DAY)) {
         let learned_bytes = late.snapshot_bytes.saturating_sub(warm.snapshot_bytes)

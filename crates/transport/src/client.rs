@@ -214,3 +214,19 @@ impl AsyncWrite for ClientConnection {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plaintext_client_is_told_that_a_cluster_speaks_tls() {
+        // An alert as a TLS server answers what is no handshake: unexpected message.
+        let alert = [ALERT_RECORD, 3, 3, 0, 2, 2, 10];
+        let error = check_plaintext(&alert).expect_err("HTTP/2 does not begin like this");
+        assert!(error.to_string().contains("speaks TLS; give --ca"), "{error}");
+        // The settings that an HTTP/2 server begins with.
+        check_plaintext(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).expect("a server without certificates");
+        check_plaintext(&[]).expect("nothing was read so far");
+    }
+}

@@ -66,6 +66,14 @@ async fn a_full_state_refuses_jobs_and_serves_everything_else() {
     let held = names(&client).await;
     assert_eq!(held.len(), HELD_MAX);
 
+    // The status warns that finished jobs are forgotten before their time, with the numbers.
+    let warned = eventually("no warning that history is cut short", || async {
+        let status = client.get_status(v1::GetStatusRequest::default()).await.ok()?;
+        status.warnings.into_iter().find(|warning| warning.code == "RETENTION_CUT")
+    })
+    .await;
+    assert!(warned.message.contains("1000 of at most 1000 jobs"), "{warned:?}");
+
     // Nothing more: refused with the limit, at every replica, and nothing of it is there.
     for at in 0..3 {
         let one = cluster.client_of(at);

@@ -480,6 +480,25 @@ fn a_round_that_is_too_large_is_cut_into_several_that_say_the_same() {
     assert!(speculation.take_encoded().is_empty());
 }
 
+/// A leader goes on from the applied state, so that rows are in memory once, only while nothing is between the two.
+#[test]
+fn a_leader_goes_on_from_the_applied_state_while_nothing_is_between_them() {
+    let (mut speculation, mut state) = founded();
+    assert!(speculation.adopt(&state), "nothing is between them");
+    let before = state.clone();
+    register(&mut speculation, node_spec("n0", "eu", "c1", Some(accelerators("h100", 8))));
+    assert!(!speculation.adopt(&state), "a round is being made");
+    let round = speculation.take_round().expect("a node came");
+    assert!(!speculation.adopt(&state), "a round is on its way");
+    state.apply_round(&round);
+    assert!(!speculation.adopt(&before), "it lacks that round");
+    assert!(speculation.adopt(&state), "it was applied");
+    assert_eq!(speculation.state().digest(), state.digest());
+    submit(&mut speculation, 1, vec![job("j", 1, Some(accelerators("h100", 8)))]);
+    apply(&mut speculation, &mut state);
+    assert_eq!(speculation.state().rows_digest(), state.rows_digest());
+}
+
 /// A submission for which there is no space is not refused while finished jobs could be dropped.
 #[test]
 fn what_is_over_goes_before_anything_new_is_refused() {

@@ -16,12 +16,12 @@ use nix::sys::prctl::set_no_new_privs;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use nix::sys::stat::Mode;
 use nix::sys::statvfs::{FsFlags, statvfs};
-use nix::unistd::{Gid, Pid, Uid, chown, setgroups, setresgid, setresuid};
+use nix::unistd::{Gid, Pid, Uid, chown, fchown, geteuid, setgroups, setresgid, setresuid};
 use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Where every gang finds its shared memory on a host.
@@ -204,17 +204,23 @@ fn limit(isolation: &Isolation) -> Result<(), String> {
     Ok(())
 }
 
-/// Makes a directory that is the worker's user's, and nobody else's.
+/// Makes a directory that is the worker's user's, and nobody else's. One that is there already is from another worker of the
+/// gang, or from an earlier try of this launch; what belongs to another user was put in its place.
 fn own_directory(path: &Path, user: Option<u32>) -> io::Result<()> {
     match fs::DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    if fs::symlink_metadata(path)?.is_symlink() {
-        return Err(io::Error::other("it is a link"));
+    // Held open: a link that takes its place in between leads nowhere.
+    let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let directory = File::from(open(path, flags, Mode::empty())?);
+    let owner = directory.metadata()?.uid();
+    if owner != geteuid().as_raw() && Some(owner) != user {
+        return Err(io::Error::other(format!("user {owner} has put it there")));
     }
+    directory.set_permissions(fs::Permissions::from_mode(0o700))?;
     let user = user.map(|uid| (Uid::from_raw(uid), Gid::from_raw(uid)));
-    Ok(chown(path, user.map(|(user, _)| user), user.map(|(_, group)| group))?)
+    Ok(fchown(&directory, user.map(|(user, _)| user), user.map(|(_, group)| group))?)
 }
 
 /// Puts directories of the worker's own in the place of those that every user of the host writes to.
@@ -294,4 +300,33 @@ fn outside(map: &str) -> Result<u32, String> {
     let text = fs::read_to_string(&path).map_err(|e| format!("read {path}: {e}"))?;
     let number = text.split_ascii_whitespace().nth(1).and_then(|word| word.parse().ok());
     number.ok_or_else(|| format!("{path} is empty"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_that_another_user_has_put_there_is_not_taken() {
+        let base = tempfile::tempdir().unwrap();
+        let (own, link) = (base.path().join("own"), base.path().join("link"));
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        own_directory(&own, None).unwrap();
+        // Again for the next worker of the gang, whatever its mode has become.
+        fs::set_permissions(&own, fs::Permissions::from_mode(0o777)).unwrap();
+        own_directory(&own, None).unwrap();
+        assert_eq!(mode(&own), 0o700);
+        std::os::unix::fs::symlink(&own, &link).unwrap();
+        own_directory(&link, None).unwrap_err();
+        if !geteuid().is_root() {
+            return;
+        }
+        let (worker, other) = (1_600_000_001, 1_600_000_002);
+        own_directory(&own, Some(worker)).unwrap();
+        own_directory(&own, Some(worker)).unwrap();
+        assert_eq!(fs::metadata(&own).unwrap().uid(), worker);
+        let refused = own_directory(&own, Some(other)).unwrap_err();
+        assert!(refused.to_string().contains("user 1600000001 has put it there"), "{refused}");
+        assert_eq!(fs::metadata(&own).unwrap().uid(), worker);
+    }
 }
