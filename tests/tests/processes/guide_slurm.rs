@@ -81,7 +81,7 @@ fn what_people_of_slurm_type_every_week_is_on_the_page() {
     }
 }
 
-/// Commands of which the page shows the help: what they do depends on the host, and other tests of processes carry them out.
+/// Commands of which the page shows the help: what they do depends on the host, and other tests carry them out.
 const SHOWN_BY_HELP: [&str; 3] =
     ["muster exec train --help", "muster port-forward train --help", "muster node repair h2 --help"];
 
