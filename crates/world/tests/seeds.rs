@@ -124,8 +124,7 @@ fn everything_was_asked_for(asked: &Asked) {
         unsent.is_empty(),
         "no client of the simulation asks for {unsent:?}: add it to `clients` or `admin_client`"
     );
-    let unchanged: Vec<&str> =
-        CHANGED_FIELDS.into_iter().filter(|name| !is_in(&asked.sent, name)).collect();
+    let unchanged: Vec<&str> = CHANGED_FIELDS.into_iter().filter(|name| !is_in(&asked.sent, name)).collect();
     assert!(unchanged.is_empty(), "no client of the simulation changes {unchanged:?} of a job");
     let refused: Vec<&str> =
         REQUESTED_DECISIONS.into_iter().filter(|name| !is_in(&asked.accepted, name)).collect();
