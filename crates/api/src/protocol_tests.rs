@@ -5,7 +5,7 @@
 use crate::access::rule_of;
 use muster_transport::{PeerName, Principal, Role, ShortName};
 use muster_types::{ClusterId, RefusalCode, ReplicaId};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
@@ -198,6 +198,57 @@ fn every_call_states_what_a_client_has_to_know() {
         }
     }
     assert!(calls.len() > 50, "the calls are found: {}", calls.len());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The fields of every message, by its package and name.
+fn fields() -> BTreeMap<(String, String), BTreeSet<String>> {
+    let mut fields: BTreeMap<(String, String), BTreeSet<String>> = BTreeMap::new();
+    for File { package, items, .. } in protocol() {
+        let mut message = String::new();
+        for Item { depth, code, .. } in items {
+            if depth == 0 {
+                message = code.strip_prefix("message ").unwrap_or_default().to_owned();
+            }
+            let of_message = fields.entry((package.to_owned(), message.clone())).or_default();
+            if let Some((declared, _)) = code.split_once(" = ").filter(|_| depth > 0) {
+                of_message.insert(declared.rsplit(' ').next().unwrap_or_default().to_owned());
+            }
+        }
+    }
+    fields
+}
+
+/// A call that is repeated under a request id takes one, is decided by the leader and can be refused as every write can; one that
+/// is answered as `read` asks takes that.
+#[test]
+fn what_a_call_states_of_repetitions_and_reads_is_what_its_request_has() {
+    let fields = fields();
+    let (mut wrong, mut repeated, mut read) = (Vec::new(), 0, 0);
+    for (path, comment) in calls() {
+        let (service, call) = path.trim_start_matches('/').split_once('/').expect("a service and a call");
+        let (package, _) = service.rsplit_once('.').expect("a package and a service");
+        let request = fields.get(&(package.to_owned(), format!("{call}Request")));
+        let request = request.unwrap_or_else(|| panic!("{path} has no {call}Request"));
+        let Ok(stated) = stated(&comment) else { continue };
+        let [idempotency, consistency, _, reasons] = stated.as_slice() else { continue };
+        let (has_id, has_read) = (request.contains("request_id"), request.contains("read"));
+        (repeated, read) = (repeated + usize::from(has_id), read + usize::from(has_read));
+        if has_id != idempotency.contains("`request_id`") {
+            wrong.push(format!("{path}: has a request id: {has_id}; Idempotency: {idempotency}"));
+        }
+        if has_read != consistency.starts_with("as `read` asks") {
+            wrong.push(format!("{path}: has `read`: {has_read}; Consistency: {consistency}"));
+        }
+        let is_write = reasons.starts_with("every write");
+        if has_id && !(is_write && consistency.contains("decided by the leader")) {
+            wrong.push(format!("{path}: has a request id; Consistency: {consistency}; Reasons: {reasons}"));
+        }
+        if is_write && idempotency.starts_with("changes nothing") {
+            wrong.push(format!("{path}: changes nothing, and its reasons are those of a write"));
+        }
+    }
+    assert!(repeated > 30 && read > 15, "requests are found: {repeated} with an id, {read} with `read`");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// How often each thing was asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
-    /// By the name of the decision: how often a client sent it, repeats left out.
+    /// By the name of the decision, and of a change also by the field of the job: how often a client sent it, repeats left out.
     pub sent: BTreeMap<&'static str, u64>,
     /// By the name of the decision: how often the log has it.
     pub accepted: BTreeMap<&'static str, u64>,

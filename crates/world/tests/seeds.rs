@@ -16,6 +16,22 @@ const CHAOS_MS: u64 = 15_000;
 const SEEDS: u64 = 64;
 /// What no client brings about: there is no record format newer than the first, so that the request is refused.
 const NEVER_ACCEPTED: [&str; 1] = ["format_raised"];
+/// What clients change of jobs, by its field.
+const CHANGED_FIELDS: [&str; 13] = [
+    "annotations",
+    "deadline",
+    "expected_run",
+    "groups",
+    "labels",
+    "nice",
+    "nodes",
+    "not_before",
+    "place in the queue",
+    "regions",
+    "run_time_limit",
+    "tenant",
+    "tier",
+];
 /// A run is on one thread; this many run at a time.
 const THREADS: usize = 2;
 
@@ -108,6 +124,8 @@ fn everything_was_asked_for(asked: &Asked) {
         unsent.is_empty(),
         "no client of the simulation asks for {unsent:?}: add it to `clients` or `admin_client`"
     );
+    let unchanged: Vec<&str> = CHANGED_FIELDS.into_iter().filter(|name| !is_in(&asked.sent, name)).collect();
+    assert!(unchanged.is_empty(), "no client of the simulation changes {unchanged:?} of a job");
     let refused: Vec<&str> =
         REQUESTED_DECISIONS.into_iter().filter(|name| !is_in(&asked.accepted, name)).collect();
     assert_eq!(refused, NEVER_ACCEPTED, "asked for and never taken");

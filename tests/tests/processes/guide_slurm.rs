@@ -31,7 +31,7 @@ fn commands(page: &str) -> Vec<String> {
 }
 
 /// What people type who use Slurm every week.
-const WEEKLY: [&str; 35] = [
+const WEEKLY: [&str; 37] = [
     "srun ",
     "sbatch -N",
     "sbatch --array",
@@ -56,6 +56,8 @@ const WEEKLY: [&str; 35] = [
     "scontrol suspend",
     "TimeLimit=",
     "StartTime=",
+    "NumNodes=",
+    "Account=",
     "Features=",
     "scontrol show node",
     "state=drain",
@@ -77,6 +79,18 @@ fn what_people_of_slurm_type_every_week_is_on_the_page() {
     for wanted in WEEKLY {
         assert!(asked.iter().any(|cell| cell.contains(wanted)), "no row of the page is about {wanted}");
     }
+}
+
+/// Commands of which the page shows the help: what they do depends on the host, and other tests carry them out.
+const SHOWN_BY_HELP: [&str; 3] =
+    ["muster exec train --help", "muster port-forward train --help", "muster node repair h2 --help"];
+
+#[test]
+fn all_commands_but_these_do_what_their_row_is_about() {
+    let page = std::fs::read_to_string(root().join("ops/guide/slurm.md")).expect("the guide has it");
+    let shown: Vec<String> =
+        commands(&page).into_iter().filter(|command| command.contains("--help")).collect();
+    assert_eq!(shown, SHOWN_BY_HELP);
 }
 
 /// Repeated until it succeeds, as by somebody who is a moment early: a job does not run at once.

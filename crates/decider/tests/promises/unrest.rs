@@ -6,7 +6,7 @@
 use muster_types::policy::{
     NonPreemptible, Order, PolicyDraft, TenantPolicy, TenantRights, Window, WindowPurpose, WindowScope,
 };
-use muster_types::{BookingClearing, Control, FieldChange, LogTime, PriorityTier};
+use muster_types::{BookingClearing, Control, FieldChange, GroupSize, LogTime, PriorityTier};
 
 use crate::drive::{Drive, EPOCH};
 use crate::measure::{Evictions, Observer};
@@ -205,10 +205,15 @@ fn orders(world: &mut World, random: &mut Random) {
             }
             5..=7 => {
                 let tiers = PriorityTier::ALL;
-                let change = match random.below(3) {
+                // One worker is fewer than most have, and no more than an elastic gang may go on with.
+                let size = GroupSize { group: None, workers: 1, workers_min: None };
+                let change = match random.below(6) {
                     0 => FieldChange::Tier(tiers[random.below(tiers.len() as u64) as usize]),
                     1 => FieldChange::ExpectedRun(Some(MINUTE + random.below(3 * HOUR))),
-                    _ => FieldChange::RunTimeLimit(Some(HOUR + random.below(3 * HOUR))),
+                    2 => FieldChange::RunTimeLimit(Some(HOUR + random.below(3 * HOUR))),
+                    3 => FieldChange::Nice(i8::try_from(random.below(101)).unwrap_or_default()),
+                    4 => FieldChange::Front(None),
+                    _ => FieldChange::Groups(vec![size]),
                 };
                 Act::Modify { job, change }
             }

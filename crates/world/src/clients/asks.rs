@@ -32,7 +32,7 @@ const LAST_LOOKS: usize = 20;
 const MINUTE_MS: u64 = 60_000;
 const SECOND_MS: u64 = 1_000;
 
-fn state_of(client: &Client) -> Option<Arc<State>> {
+pub(super) fn state_of(client: &Client) -> Option<Arc<State>> {
     client.cluster.leader().map(|leader| leader.view.state())
 }
 

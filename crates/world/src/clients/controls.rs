@@ -1,14 +1,14 @@
 //! A client that asks things of jobs that exist: hold, release, requeue, suspend, change and cancel, of jobs in whatever
 //! phase they are. At the end it lets all of them go on.
 
-use super::asks::{ask_for_something, give_up_all};
-use super::{BOUND_TENANT, Client, ask};
+use super::asks::{ask_for_something, give_up_all, state_of};
+use super::{BOUND_TENANT, Client, FREE_TENANT, ask};
 use crate::runtime::{below, chance, pick, sleep_ms};
 use crate::site::lock;
 use muster_decider::{Command, ControlOrder, JobSelection, JobVersion, ModifyOrder};
 use muster_types::{
-    ArrayId, Control, FieldChange, JobId, LogIndex, Name, PriorityTier, Refusal, RefusalCode, RequestId,
-    Requester,
+    ArrayId, Control, FieldChange, GroupSize, JobId, LogIndex, Name, NodeRequirements, PriorityTier, Refusal,
+    RefusalCode, RequestId, Requester,
 };
 
 /// Jobs that are still asked something of: the last that were submitted.
@@ -141,9 +141,41 @@ fn request_of(client: &Client) -> RequestId {
     }
 }
 
+/// Another place, time, size or tenant: none that a job could not have been submitted with.
+fn moved(client: &Client) -> Option<Vec<FieldChange>> {
+    let now = state_of(client)?.log_time();
+    Some(vec![match below(6) {
+        0 => FieldChange::Deadline(chance(700).then(|| now.plus_ms(10_000 + below(40_000)))),
+        1 => FieldChange::NotBefore(Some(now.plus_ms(below(3_000)))),
+        2 => {
+            let exclude = Name::new(&format!("m{}", below(6))).into_iter().collect();
+            let nodes = NodeRequirements { exclude, ..NodeRequirements::default() };
+            FieldChange::Nodes(chance(700).then(|| Box::new(nodes)))
+        }
+        3 => FieldChange::Annotations([("note".to_owned(), format!("n{}", below(3)))].into()),
+        4 => {
+            let size = GroupSize { group: None, workers: 1 + below(2) as u32, workers_min: None };
+            FieldChange::Groups(vec![size])
+        }
+        _ => FieldChange::Tenant(Name::literal(if chance(500) { BOUND_TENANT } else { FREE_TENANT })),
+    }])
+}
+
 fn modify(client: &Client, job: JobId) -> Command {
+    let other = if is_strange(client, 500) { moved(client) } else { None };
+    let changes = other.unwrap_or_else(usual_changes);
+    changes.iter().for_each(|change| client.cluster.site.checks.sent(change.field()));
+    let by = Requester { name: "tenant/free/ada".to_owned(), is_operator: false, address: None };
+    // A version that was read long ago.
+    let old = JobVersion { generation: 1, changed_at: LogIndex(1) };
+    let expected = is_strange(client, 80).then_some(old);
+    let request = request_of(client);
+    Command::Modify(Box::new(ModifyOrder { acts_for: None, request, by, job, expected, changes }))
+}
+
+fn usual_changes() -> Vec<FieldChange> {
     let tiers = [PriorityTier::Free, PriorityTier::Batch, PriorityTier::Standard, PriorityTier::Production];
-    let changes = match below(7) {
+    match below(7) {
         0 => vec![FieldChange::Tier(pick(&tiers).unwrap_or_default())],
         1 => vec![FieldChange::RunTimeLimit(chance(800).then(|| 4_000 + below(20_000)))],
         2 => vec![FieldChange::ExpectedRun(Some(500 + below(5_000))), FieldChange::NotBefore(None)],
@@ -151,13 +183,7 @@ fn modify(client: &Client, job: JobId) -> Command {
         4 => vec![FieldChange::Nice(i8::try_from(below(101)).unwrap_or_default())],
         5 => vec![FieldChange::Front(None)],
         _ => vec![FieldChange::Labels([("stage".to_owned(), format!("s{}", below(3)))].into())],
-    };
-    let by = Requester { name: "tenant/free/ada".to_owned(), is_operator: false, address: None };
-    // A version that was read long ago.
-    let old = JobVersion { generation: 1, changed_at: LogIndex(1) };
-    let expected = is_strange(client, 80).then_some(old);
-    let request = request_of(client);
-    Command::Modify(Box::new(ModifyOrder { acts_for: None, request, by, job, expected, changes }))
+    }
 }
 
 /// What has become of a job meanwhile.
@@ -171,6 +197,7 @@ fn is_expected(refusal: &Refusal) -> bool {
             // A limit that is below what it has run for.
             | RefusalCode::InvalidField
             | RefusalCode::NeverFits
+            | RefusalCode::DeadlineUnmeetable
             | RefusalCode::JobChanged
             | RefusalCode::RequestIdReused
     )
