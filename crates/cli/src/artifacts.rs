@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use crate::complete;
 use crate::find::{self, Find};
+use crate::told::told_while;
 use crate::view::recovery::Artifacts;
 use crate::workdir::size;
 
@@ -226,7 +227,8 @@ async fn get(
             Some(_) => directory.clone(),
             None => directory.join(format!("rank-{}", kept.rank)),
         };
-        fetch(store, digest, &into, kept.bytes).inspect_err(|_| {
+        let what = format!("fetching {} of rank {}", size(kept.bytes), kept.rank);
+        told_while(console, &what, || fetch(store, digest, &into, kept.bytes)).inspect_err(|_| {
             // It stays where others of its workers' files are in it, and goes where the first ones could not be had.
             if rank.is_none() {
                 let _ = std::fs::remove_dir(&directory);
