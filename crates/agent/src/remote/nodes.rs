@@ -26,8 +26,10 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
-/// Nodes of one agent. A session each costs a stream, and a few tasks.
-const NODES_MAX: usize = 4_096;
+/// Nodes of one agent: more than the 5,000 that Kubernetes supports in a cluster, and fewer than the 8,192 connections that a
+/// replica takes of one agent group by itself. A session each costs a connection, and a few tasks.
+const NODES_MAX: usize = 6_000;
+const _: () = assert!(NODES_MAX >= 5_000, "a whole cluster of Kubernetes is one agent's");
 
 /// One node that is served.
 struct ServedNode<S: Scheduler> {
