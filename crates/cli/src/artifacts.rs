@@ -105,7 +105,9 @@ fn expire(console: &Console, store: &Store, older_than_ms: u64, dry_run: bool) -
             "name one with --store s3://BUCKET/PREFIX; of a directory, remove old files: find DIR/objects -type f -mtime +90 -delete",
         ));
     };
-    let expired = bucket.expire(Duration::from_millis(older_than_ms), dry_run);
+    let older_than = Duration::from_millis(older_than_ms);
+    let expired =
+        told_while(console, "looking at all objects", || bucket.expire(older_than, dry_run));
     let expired = expired.map_err(|error| {
         Failure::new(Exit::Unavailable, error.to_string())
             .with_next("repeat it; what was removed is not looked at again")
