@@ -106,8 +106,7 @@ fn expire(console: &Console, store: &Store, older_than_ms: u64, dry_run: bool) -
         ));
     };
     let older_than = Duration::from_millis(older_than_ms);
-    let expired =
-        told_while(console, "looking at all objects", || bucket.expire(older_than, dry_run));
+    let expired = told_while(console, "looking at all objects", || bucket.expire(older_than, dry_run));
     let expired = expired.map_err(|error| {
         Failure::new(Exit::Unavailable, error.to_string())
             .with_next("repeat it; what was removed is not looked at again")
