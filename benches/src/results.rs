@@ -17,6 +17,8 @@ use tables::{TABLES, Table};
 
 /// Longest output of a recorded command that is read, in bytes.
 const OUTPUT_BYTES_MAX: usize = 16 << 20;
+/// Lines of an output that are kept by what is in them.
+const LINES_MAX: usize = 100;
 
 /// Files that a scenario writes its results to, in addition to the terminal.
 #[derive(Clone, Debug, clap::Args)]
@@ -102,7 +104,8 @@ fn own_command() -> String {
 /// Runs a command and keeps the JSON object in the last line of its output.
 #[derive(clap::Args)]
 #[command(
-    after_help = "EXAMPLES:\n  muster-bench record quickstart -- target/release/muster quickstart --json"
+    after_help = "EXAMPLES:\n  muster-bench record quickstart -- target/release/muster quickstart --json\n  \
+        muster-bench record browser --containing 'first paint' --containing frames/s -- .ci/browser"
 )]
 pub(crate) struct RecordArgs {
     /// Name of the result
@@ -113,6 +116,9 @@ pub(crate) struct RecordArgs {
     /// Keep the last lines of its output as they are, instead of a JSON object
     #[arg(long, value_name = "LINES", conflicts_with = "repeat", value_parser = clap::value_parser!(u16).range(1..=50))]
     lines: Option<u16>,
+    /// Keep the lines of its output that have one of these texts in them; what the command skipped is not kept
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["repeat", "lines"])]
+    containing: Vec<String>,
     /// The command, which prints one JSON object as its last line
     #[arg(last = true, required = true)]
     command: Vec<String>,
@@ -133,6 +139,15 @@ pub(crate) fn record(args: &RecordArgs) -> Result<()> {
             let mut lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
             report["lines"] = json!(lines.split_off(lines.len().saturating_sub(usize::from(count))));
         }
+        None if !args.containing.is_empty() => {
+            let text = output_of(&args.command)?;
+            let lines = lines_containing(&text, &args.containing)?;
+            if lines.is_empty() {
+                eprintln!("nothing was measured, and nothing is kept");
+                return Ok(());
+            }
+            report["lines"] = json!(lines);
+        }
         None => {
             let runs: Result<Vec<Value>> = (0..args.repeat).map(|_| run_once(&args.command)).collect();
             report["runs"] = json!(runs?);
@@ -141,6 +156,19 @@ pub(crate) fn record(args: &RecordArgs) -> Result<()> {
     report["load_average_after"] = json!(machine::load_average());
     let path = directory().join(format!("{}-{}.json", machine::today(), args.name));
     write(&path, &stamp(&report))
+}
+
+/// The lines with one of the texts in them, in their order; none where the command skipped what it would have measured.
+///
+/// # Errors
+/// When there is no such line and nothing was skipped, or there are too many.
+fn lines_containing<'a>(text: &'a str, wanted: &[String]) -> Result<Vec<&'a str>> {
+    let has_one = |line: &&str| wanted.iter().any(|part| line.contains(part.as_str()));
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(has_one).collect();
+    ensure!(lines.len() <= LINES_MAX, "{} lines have these texts, and {LINES_MAX} can be kept", lines.len());
+    let is_skipped = text.lines().any(|line| line.starts_with("skipped"));
+    ensure!(!lines.is_empty() || is_skipped, "no line of the output has one of {wanted:?}");
+    Ok(lines)
 }
 
 fn output_of(command: &[String]) -> Result<String> {
@@ -287,6 +315,7 @@ fn write_table(
     if let Some(lines) = result.pointer("/lines").and_then(Value::as_array) {
         let lines: Vec<&str> = lines.iter().filter_map(Value::as_str).collect();
         let _ = writeln!(page, "```\n{}\n```", lines.join("\n"));
+        write_note(page, table);
         return;
     }
     page.push_str("| what | figure | aim |\n|---|---|---|\n");
@@ -297,6 +326,10 @@ fn write_table(
     for figure in result.pointer("/figures").and_then(Value::as_array).into_iter().flatten() {
         write_figure(page, figure);
     }
+    write_note(page, table);
+}
+
+fn write_note(page: &mut String, table: &Table) {
     if !table.note.is_empty() {
         let _ = write!(page, "\n{}\n", table.note);
     }
@@ -434,6 +467,19 @@ mod tests {
                 assert!(!text.is_empty(), "{name} lacks {pointer}");
             }
         }
+    }
+
+    #[test]
+    fn lines_are_kept_by_what_is_in_them() {
+        let wanted = ["first paint".to_owned(), "frames/s".to_owned()];
+        let found = |text: &str| lines_containing(text, &wanted).map(|lines| lines.len());
+        let text = "running 1 test\n/: first paint 80 ms, at most 200\n  /fleet: 41.0 frames/s, at least 30\nok\n";
+        let lines = lines_containing(text, &wanted).expect("there are two");
+        assert_eq!(lines, ["/: first paint 80 ms, at most 200", "/fleet: 41.0 frames/s, at least 30"]);
+        let skipped = found("skipped: the web pages in a browser (there is no Chromium)\n");
+        assert_eq!(skipped.expect("what is skipped is no failure"), 0);
+        assert!(found("running 0 tests\n").is_err(), "a command that prints no figure is one");
+        assert!(found(&"frames/s\n".repeat(LINES_MAX + 1)).is_err());
     }
 
     #[test]

@@ -316,6 +316,48 @@ pub(super) const TABLES: &[Table] = &[
         note: "One year of a cluster with a million jobs a day, with jobs and nodes fewer by the same factor: what a leader keeps does not grow.",
     },
     Table { scenario: "memory", title: "Memory of a finished job", rows: &[], note: "" },
+    Table {
+        scenario: "whatif",
+        title: "A month replayed under a change",
+        rows: &[],
+        note: "Both replays, without the change and with it, of the month that the queueing figures are of.",
+    },
+    Table {
+        scenario: "token",
+        title: "The check of a token",
+        rows: &[],
+        note: "To be at most 5,000 ns on the way of a submission. A token of an issuer is verified once and then remembered.",
+    },
+    Table {
+        scenario: "browser",
+        title: "Web pages in a browser",
+        rows: &[],
+        note: "Chromium on this machine, without a graphics processor, next to a cluster of programs without optimisation.",
+    },
+    Table {
+        scenario: "monitoring",
+        title: "Alerts that arrive and end",
+        rows: &[],
+        note: "With Prometheus and Alertmanager. MusterNoLeader has the times of its rule; those of the others are shortened.",
+    },
+    Table {
+        scenario: "images",
+        title: "Starts in images",
+        rows: &[],
+        note: "To be at most 150 ms with podman. Programs without optimisation.",
+    },
+    Table {
+        scenario: "kubernetes",
+        title: "Pods of Kubernetes",
+        rows: &[],
+        note: "64 pods are to be bound within 3 s of the decision. Programs without optimisation, next to the control plane.",
+    },
+    Table {
+        scenario: "kubernetes-nodes",
+        title: "An agent of 5,000 nodes of Kubernetes",
+        rows: &[],
+        note: "To be at most 40 MiB with 10,000 pods.",
+    },
     pack(
         "pack-default",
         "Packing, trace default",

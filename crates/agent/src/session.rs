@@ -208,7 +208,8 @@ impl Sessions {
             lease_ttl_ms = registered.lease_ttl_ms,
             "registered"
         );
-        let endpoints = self.endpoints.clone();
+        // Output and files of workers have separate connections: they would be in the way of heartbeats.
+        let endpoints = self.endpoints.unshared();
         let takes = convert::features_from_proto(&registered.takes);
         if takes.has(Feature::Health) {
             self.speaking.line.send_replace(Some(Line { number, outgoing: outgoing.clone() }));

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use crate::complete;
 use crate::find::{self, Find};
+use crate::told::told_while;
 use crate::view::recovery::Artifacts;
 use crate::workdir::size;
 
@@ -104,7 +105,8 @@ fn expire(console: &Console, store: &Store, older_than_ms: u64, dry_run: bool) -
             "name one with --store s3://BUCKET/PREFIX; of a directory, remove old files: find DIR/objects -type f -mtime +90 -delete",
         ));
     };
-    let expired = bucket.expire(Duration::from_millis(older_than_ms), dry_run);
+    let older_than = Duration::from_millis(older_than_ms);
+    let expired = told_while(console, "looking at all objects", || bucket.expire(older_than, dry_run));
     let expired = expired.map_err(|error| {
         Failure::new(Exit::Unavailable, error.to_string())
             .with_next("repeat it; what was removed is not looked at again")
@@ -226,7 +228,8 @@ async fn get(
             Some(_) => directory.clone(),
             None => directory.join(format!("rank-{}", kept.rank)),
         };
-        fetch(store, digest, &into, kept.bytes).inspect_err(|_| {
+        let what = format!("fetching {} of rank {}", size(kept.bytes), kept.rank);
+        told_while(console, &what, || fetch(store, digest, &into, kept.bytes)).inspect_err(|_| {
             // It stays where others of its workers' files are in it, and goes where the first ones could not be had.
             if rank.is_none() {
                 let _ = std::fs::remove_dir(&directory);

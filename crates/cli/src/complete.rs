@@ -88,8 +88,10 @@ pub fn nodes_and_tenants(current: &OsStr) -> Vec<CompletionCandidate> {
 /// Kinds of web pages, and jobs.
 pub fn pages(current: &OsStr) -> Vec<CompletionCandidate> {
     let Some(word) = current.to_str() else { return Vec::new() };
-    let kinds =
-        ["cluster", "events", "fleet", "jobs", "node", "nodes", "plan", "queue", "queues", "timeline"];
+    let kinds = [
+        "booking", "cluster", "drills", "events", "fleet", "holds", "jobs", "node", "nodes", "plan", "queue",
+        "queues", "replica", "schedule", "timeline",
+    ];
     let mut all = candidates(word, kinds.map(|kind| (kind.to_owned(), "page".to_owned())).into());
     all.extend(jobs(current));
     all

@@ -47,6 +47,7 @@ mod sim;
 mod slo;
 mod submit;
 mod token;
+mod told;
 mod view;
 mod whatif;
 mod workdir;

@@ -26,10 +26,13 @@ const PAGE_BYTES_MAX: usize = 0;
 Examples:
   muster open                             opens the first page
   muster open job-3f0                     opens the page of a job, which may also be named by its name
+  muster open sweep                       opens the list of the jobs of an array
   muster open node host-17                opens the page of a node
   muster open queue vision                opens the tenant's row among the queues
+  muster open booking demo                opens the row of a booking; also: schedule NAME, replica ID
   muster open events                      opens a list; the others are fleet, timeline, queues, nodes, cluster and jobs
   muster open plan                        opens the form that plans a job before it is submitted
+  muster open job-3f0 --at 481516         opens the page as it was behind this record of the log
   muster open job-3f0 --print             prints the address and opens nothing
   muster open fleet --web replica-1:7601,replica-2:7601
 
@@ -37,15 +40,19 @@ The address goes to stdout. A browser is opened with xdg-open, open or wslview w
 not tell where their pages are: name them with --web, with MUSTER_WEB, or with `web = [\"host:port\"]` in the
 configuration file. A running `muster dev` is found without that. The first replica that answers is taken.")]
 pub struct OpenArgs {
-    /// A job by its id or name, or one of: node, queue, jobs, nodes, queues, fleet, timeline, events, cluster, plan
+    /// A job or an array by its id or name, or one of: node, queue, booking, schedule, replica, jobs, nodes, queues, fleet,
+    /// timeline, events, cluster, plan, holds, drills
     #[arg(value_name = "JOB|PAGE", add = ArgValueCompleter::new(complete::pages))]
     what: Option<String>,
-    /// The name of the node after `node`, or the tenant after `queue`
+    /// What is meant after `node`, `queue` (a tenant), `booking`, `schedule` or `replica`
     #[arg(value_name = "NAME", add = ArgValueCompleter::new(complete::nodes_and_tenants))]
     name: Option<String>,
     /// Print the address, and open nothing
     #[arg(long)]
     print: bool,
+    /// The page as it was: behind a log index, or at an RFC 3339 time
+    #[arg(long, value_name = "INDEX|TIME", value_parser = moment)]
+    at: Option<String>,
     #[command(flatten)]
     web: WebArgs,
 }
@@ -71,21 +78,11 @@ pub async fn run(global: &Global, console: &Console, args: OpenArgs) -> Result<E
     };
     let path = match target {
         Target::Path(path) => path,
-        Target::Job(text) => {
-            let found = find(&global.client().await?, &text, Find::Newest).await?;
-            match found {
-                Found::Job(id) => format!("/jobs/{}", encoded(&id)),
-                Found::Members(ids) if ids.len() == 1 => format!("/jobs/{}", encoded(&ids[0])),
-                Found::Array(id) => {
-                    let text = format!("{id} is an array, and an array has no page");
-                    let next = format!("name one of its jobs: muster open '{id}[INDEX]'");
-                    return Err(Failure::usage(text).with_next(next));
-                }
-                Found::Members(_) => {
-                    return Err(Failure::usage(format!("{text:?} names several jobs; name one of them")));
-                }
-            }
-        }
+        Target::Job(text) => path_of(&find(&global.client().await?, &text, Find::Newest).await?)?,
+    };
+    let path = match &args.at {
+        Some(moment) => as_of(&path, moment)?,
+        None => path,
     };
     let url = first_that_answers(&web, &path).await?;
     if console.is_structured() {
@@ -99,17 +96,51 @@ pub async fn run(global: &Global, console: &Console, args: OpenArgs) -> Result<E
     Ok(Exit::Ok)
 }
 
+/// A moment as an address has it, checked.
+fn moment(text: &str) -> Result<String, String> {
+    crate::reading::moment(text).map(|_| text.to_owned())
+}
+
+/// The page of what was found: an array is the list of its jobs.
+fn path_of(found: &Found) -> Result<String, Failure> {
+    match found {
+        Found::Job(id) => Ok(format!("/jobs/{}", encoded(id))),
+        Found::Array(id) => Ok(format!("/jobs?array={}", encoded(id))),
+        Found::Members(ids) => match ids.as_slice() {
+            [id] => Ok(format!("/jobs/{}", encoded(id))),
+            _ => Err(Failure::usage("several jobs of an array are named; name one of them, or the array")),
+        },
+    }
+}
+
+/// The same page as it was at a moment.
+fn as_of(path: &str, moment: &str) -> Result<String, Failure> {
+    let (page, row) =
+        path.split_once('#').map_or((path, String::new()), |(page, row)| (page, format!("#{row}")));
+    if matches!(page, "/timeline" | "/cluster" | "/plan") {
+        let text = format!("{page} is no page that --at goes with");
+        return Err(Failure::usage(text).with_next(
+            "it goes with the first page, jobs, queues, nodes, fleet and events; the timeline has its range in a form",
+        ));
+    }
+    let joint = if page.contains('?') { '&' } else { '?' };
+    Ok(format!("{page}{joint}at={}{row}", encoded(moment)))
+}
+
 fn target(what: Option<&str>, name: Option<&str>) -> Result<Target, Failure> {
     let path = |path: &str| Ok(Target::Path(path.to_owned()));
     match (what, name) {
         (None, _) => path("/"),
         (Some("node"), Some(name)) => Ok(Target::Path(format!("/nodes/{}", encoded(name)))),
         (Some("queue"), Some(tenant)) => Ok(Target::Path(format!("/queues#tenant-{}", encoded(tenant)))),
+        (Some("booking"), Some(name)) => Ok(Target::Path(format!("/queues#booking-{}", encoded(name)))),
+        (Some("schedule"), Some(name)) => Ok(Target::Path(format!("/queues#schedule-{}", encoded(name)))),
+        (Some("replica"), Some(id)) => Ok(Target::Path(format!("/cluster#replica-{}", encoded(id)))),
         (Some("job"), Some(job)) => Ok(Target::Job(job.to_owned())),
         (Some(word), Some(name)) => {
             let text = format!("{word:?} is no kind of page that {name:?} could be one of");
             Err(Failure::usage(text)
-                .with_next("muster open node NAME, muster open queue TENANT, muster open JOB"))
+                .with_next("muster open node NAME, queue TENANT, booking NAME, schedule NAME, replica ID, or JOB"))
         }
         (Some("node" | "nodes"), None) => path("/nodes"),
         (Some("queue" | "queues"), None) => path("/queues"),
@@ -119,6 +150,11 @@ fn target(what: Option<&str>, name: Option<&str>) -> Result<Target, Failure> {
         (Some("events"), None) => path("/events"),
         (Some("plan"), None) => path("/plan"),
         (Some("cluster"), None) => path("/cluster"),
+        (Some("booking" | "bookings"), None) => path("/queues#bookings"),
+        (Some("schedule" | "schedules"), None) => path("/queues#schedules"),
+        (Some("hold" | "holds"), None) => path("/queues#holds"),
+        (Some("replica" | "replicas"), None) => path("/cluster#replicas"),
+        (Some("drill" | "drills"), None) => path("/cluster#drills"),
         (Some(job), None) => Ok(Target::Job(job.to_owned())),
     }
 }
@@ -157,8 +193,9 @@ fn is_of_one_thing(path: &str) -> bool {
 
 fn meaning(code: u16) -> &'static str {
     match code {
+        400 => ": it does not take what is asked, such as a moment that has not come",
         401 | 403 => ": your certificate may not read the pages",
-        404 => ": there is no such page",
+        404 => ": there is no such page, or its moment is not kept",
         421 => ": without certificates it is asked for by an IP address or as localhost",
         503 => ": it has no state to show now",
         _ => "",
@@ -221,7 +258,35 @@ mod tests {
         assert_eq!(path(Some("cluster"), None), "/cluster");
         assert_eq!(path(Some("job-3f0"), None), "job job-3f0");
         assert_eq!(path(Some("job"), Some("train")), "job train");
+        assert_eq!(path(Some("booking"), Some("demo")), "/queues#booking-demo");
+        assert_eq!(path(Some("schedule"), Some("nightly")), "/queues#schedule-nightly");
+        assert_eq!(path(Some("replica"), Some("2")), "/cluster#replica-2");
+        assert_eq!(path(Some("drills"), None), "/cluster#drills");
         assert!(path(Some("fleet"), Some("x")).contains("no kind of page"));
+    }
+
+    #[test]
+    fn an_array_is_the_list_of_its_jobs() {
+        let path = |found: Found| path_of(&found).unwrap_or_else(|failure| failure.headline().to_owned());
+        assert_eq!(path(Found::Job("job-3f0".to_owned())), "/jobs/job-3f0");
+        assert_eq!(path(Found::Array("array-3f0".to_owned())), "/jobs?array=array-3f0");
+        assert_eq!(path(Found::Members(vec!["job-1".to_owned()])), "/jobs/job-1");
+        assert!(path(Found::Members(vec!["job-1".to_owned(), "job-2".to_owned()])).contains("several"));
+    }
+
+    #[test]
+    fn a_page_of_the_past_has_its_moment_in_the_address() {
+        let at = |path: &str, moment: &str| {
+            as_of(path, moment).unwrap_or_else(|failure| failure.headline().to_owned())
+        };
+        assert_eq!(at("/", "7"), "/?at=7");
+        assert_eq!(at("/jobs?array=array-3f0", "7"), "/jobs?array=array-3f0&at=7");
+        assert_eq!(at("/queues#tenant-vision", "7"), "/queues?at=7#tenant-vision");
+        let time = "2026-11-22T08:30:00+01:00";
+        assert_eq!(at("/fleet", time), "/fleet?at=2026-11-22T08%3A30%3A00%2B01%3A00");
+        assert!(at("/cluster#drills", "7").contains("no page that --at goes with"));
+        assert_eq!(moment("7"), Ok("7".to_owned()));
+        assert!(moment("yesterday").is_err() && moment("0").is_err());
     }
 
     #[test]

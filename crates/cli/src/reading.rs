@@ -49,7 +49,8 @@ fn max_staleness(text: &str) -> Result<Duration, String> {
     }
 }
 
-fn moment(text: &str) -> Result<Read, String> {
+/// The state behind a log index or at a time, as an option names it.
+pub fn moment(text: &str) -> Result<Read, String> {
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
         let index = text.parse().ok().filter(|index| *index > 0);
         return index.map(Read::at_log_index).ok_or_else(|| "log indexes begin with 1".to_owned());

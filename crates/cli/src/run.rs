@@ -120,7 +120,7 @@ pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Ex
         Some(file) => of_file(console, file, &args)?,
         None => of_command(&args)?,
     };
-    let workdir = args.files.apply(global, std::slice::from_mut(&mut manifest))?;
+    let workdir = args.files.apply(global, console, std::slice::from_mut(&mut manifest))?;
     if global.is_local() {
         local::localize(&mut manifest.message);
     } else if let Some(file) = left_behind(&manifest.message) {

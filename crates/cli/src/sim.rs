@@ -15,6 +15,7 @@ use muster_types::policy::Policy;
 use muster_wire::convert;
 
 use crate::job_files::{self, located};
+use crate::told::TOLD_EVERY;
 
 /// Most policies of one call.
 const POLICIES_MAX: usize = 8;
@@ -136,7 +137,7 @@ pub struct QueueArgs {
     /// Write a page with charts as well
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Say on stderr how far it is, day by day
+    /// Say on stderr how far it is after each day, and not only each second
     #[arg(long)]
     progress: bool,
 }
@@ -404,8 +405,10 @@ fn run_queue(console: &Console, args: &QueueArgs) -> Result<Exit, Failure> {
         let jobs = Jobs::open(&args.jobs, SubmitOrder::Ascending).map_err(wrong_trace)?;
         let options = queue::Options { policy, start_ms, durations, home_only: args.home_only };
         let started = Instant::now();
+        let mut told = Instant::now();
         let mut progress = |now: &queue::Progress| {
-            if args.progress {
+            if args.progress || told.elapsed() >= TOLD_EVERY {
+                told = Instant::now();
                 console.progress(&format!(
                     "day {}: {} submitted, {} waiting, {} running, {} finished",
                     now.day, now.submitted, now.waiting, now.running, now.finished

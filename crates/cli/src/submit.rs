@@ -170,7 +170,7 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
             manifest.message.spec_mut().nice = nice;
         }
     }
-    let workdir = args.files.apply(global, &mut manifests)?;
+    let workdir = args.files.apply(global, console, &mut manifests)?;
     if args.dry_run {
         if args.hold {
             console.progress("note: a job file does not hold its job: submit what is printed with --hold");

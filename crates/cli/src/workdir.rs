@@ -11,6 +11,8 @@ use muster_types::blob::{HAS_STORE, STORE_LABEL};
 use muster_types::bucket::BucketConfig;
 use muster_wire::v1;
 
+use crate::told::told_while;
+
 /// Between two lines of progress.
 const TELL: Duration = Duration::from_secs(2);
 
@@ -34,7 +36,12 @@ pub struct Workdir {
 
 impl WorkdirArgs {
     /// Lists the files and has the jobs name them; nothing is sent yet. None where no directory is given.
-    pub fn apply(&self, global: &Global, manifests: &mut [Manifest]) -> Result<Option<Workdir>, Failure> {
+    pub fn apply(
+        &self,
+        global: &Global,
+        console: &Console,
+        manifests: &mut [Manifest],
+    ) -> Result<Option<Workdir>, Failure> {
         for manifest in manifests.iter_mut().filter(|job| job.message.spec().artifacts.is_some()) {
             select_store(manifest.message.spec_mut());
         }
@@ -48,7 +55,8 @@ impl WorkdirArgs {
             return Err(Failure::usage("the job names the files of a directory already")
                 .with_next("leave out either workdir in the file or --workdir"));
         }
-        let packed = muster_blobs::pack(directory).map_err(unpacked)?;
+        let packed = told_while(console, "reading the files", || muster_blobs::pack(directory));
+        let packed = packed.map_err(unpacked)?;
         for manifest in manifests {
             let spec = manifest.message.spec_mut();
             spec.workdir = Some(v1::Workdir { digest: packed.digest().to_string() });
@@ -158,27 +166,34 @@ mod tests {
         <Line as clap::Parser>::parse_from(["muster"]).global
     }
 
+    fn console() -> Console {
+        Console::new(muster_console::Format::Table, true, true)
+    }
+
     #[test]
     fn a_job_names_the_files_and_goes_to_nodes_with_the_store() {
         let scratch = tempfile::tempdir().expect("a directory");
         std::fs::write(scratch.path().join("a"), "a").expect("a file");
         let mut jobs = manifests("");
-        let workdir = asked(scratch.path()).apply(&global(), &mut jobs);
+        let workdir = asked(scratch.path()).apply(&global(), &console(), &mut jobs);
         let workdir = workdir.unwrap_or_else(|_| panic!("it can be sent")).expect("a directory is given");
         let spec = jobs[0].message.spec();
         let digest = spec.workdir.as_ref().map(|files| files.digest.clone());
         assert_eq!(digest, Some(workdir.packed.digest().to_string()));
         assert_eq!(spec.node_selector[STORE_LABEL].values, [HAS_STORE]);
-        let none = WorkdirArgs { workdir: None, store: None }.apply(&global(), &mut jobs);
+        let none = WorkdirArgs { workdir: None, store: None }.apply(&global(), &console(), &mut jobs);
         assert!(none.is_ok_and(|none| none.is_none()));
         let mut jobs = manifests(", artifacts: {paths: [out]}");
-        assert!(WorkdirArgs { workdir: None, store: None }.apply(&global(), &mut jobs).is_ok());
+        assert!(WorkdirArgs { workdir: None, store: None }.apply(&global(), &console(), &mut jobs).is_ok());
         assert_eq!(jobs[0].message.spec().node_selector[STORE_LABEL].values, [HAS_STORE]);
         for taken in
             [", workingDirectory: /work", &format!(", workdir: {{digest: \"{}\"}}", workdir.packed.digest())]
         {
-            assert!(asked(scratch.path()).apply(&global(), &mut manifests(taken)).is_err(), "{taken}");
+            assert!(
+                asked(scratch.path()).apply(&global(), &console(), &mut manifests(taken)).is_err(),
+                "{taken}"
+            );
         }
-        assert!(asked(&scratch.path().join("absent")).apply(&global(), &mut manifests("")).is_err());
+        assert!(asked(&scratch.path().join("absent")).apply(&global(), &console(), &mut manifests("")).is_err());
     }
 }

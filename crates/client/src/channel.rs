@@ -1,5 +1,6 @@
 //! A connection to one replica that shows the caller's token with each call, and its span, where it has them.
 
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use tonic::body::Body;
@@ -18,6 +19,8 @@ pub struct Channel {
     authorization: Option<HeaderValue>,
     /// The span that each call is a part of.
     trace_parent: Option<HeaderValue>,
+    /// Held by each caller of a connection that several share.
+    _user: Option<Arc<()>>,
 }
 
 impl Channel {
@@ -26,7 +29,12 @@ impl Channel {
         authorization: Option<HeaderValue>,
         trace_parent: Option<HeaderValue>,
     ) -> Channel {
-        Channel { inner, authorization, trace_parent }
+        Channel { inner, authorization, trace_parent, _user: None }
+    }
+
+    /// The same connection for one more caller, who holds the mark as long as it has this.
+    pub(crate) fn for_user(&self, user: &Arc<()>) -> Channel {
+        Channel { _user: Some(Arc::clone(user)), ..self.clone() }
     }
 }
 

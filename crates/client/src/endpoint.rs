@@ -95,6 +95,24 @@ pub struct Endpoints {
     authorization: Option<HeaderValue>,
     /// The span that each call is a part of.
     trace_parent: Option<HeaderValue>,
+    /// None where each caller has a separate connection.
+    shared: Option<Arc<SharedConnections>>,
+}
+
+/// Connections that several callers share.
+#[derive(Debug)]
+struct SharedConnections {
+    /// Most callers of one connection.
+    each_max: usize,
+    /// By the place of their address in the list. Locked while one is made, so that those who wait share it.
+    by_place: Vec<tokio::sync::Mutex<Vec<SharedConnection>>>,
+}
+
+#[derive(Debug)]
+struct SharedConnection {
+    channel: Channel,
+    /// Each caller has another one of it.
+    user: Arc<()>,
 }
 
 impl Endpoints {
@@ -127,7 +145,8 @@ impl Endpoints {
             return Err(EndpointsError::NoEndpoint);
         }
         let cursor = Arc::new(AtomicUsize::new(0));
-        Ok(Endpoints { list: list.into(), cursor, security, authorization: None, trace_parent: None })
+        let list = list.into();
+        Ok(Endpoints { list, cursor, security, authorization: None, trace_parent: None, shared: None })
     }
 
     /// Shows a token with each call from now on. Over plaintext it goes to this machine alone; a connection elsewhere is refused.
@@ -155,6 +174,20 @@ impl Endpoints {
         Endpoints { trace_parent: HeaderValue::from_str(&parent.to_string()).ok(), ..self }
     }
 
+    /// Has up to `each_max` callers at a time share one connection to a replica, for a program with many streams that say
+    /// little. Clones share them as well. Set everything else first: a connection keeps what it was made with.
+    #[must_use]
+    pub fn sharing(self, each_max: usize) -> Endpoints {
+        let by_place = self.list.iter().map(|_| tokio::sync::Mutex::default()).collect();
+        Endpoints { shared: Some(Arc::new(SharedConnections { each_max, by_place })), ..self }
+    }
+
+    /// The same endpoints with a separate connection for each caller.
+    #[must_use]
+    pub fn unshared(&self) -> Endpoints {
+        Endpoints { shared: None, ..self.clone() }
+    }
+
     /// Whether a token is shown.
     #[must_use]
     pub fn has_token(&self) -> bool {
@@ -170,6 +203,28 @@ impl Endpoints {
         }
         let channel = connect(address, &self.security).await?;
         Ok(Channel::new(channel, self.authorization.clone(), self.trace_parent.clone()))
+    }
+
+    /// The same to an endpoint of the list: over a connection that is there, where callers share.
+    async fn connect_at(&self, place: usize) -> Result<Channel, String> {
+        let address = &self.list[place];
+        let Some((shared, known)) =
+            self.shared.as_ref().and_then(|shared| Some((shared, shared.by_place.get(place)?)))
+        else {
+            return self.connect(address).await;
+        };
+        let mut known = known.lock().await;
+        // One that nobody uses any more may be dead.
+        known.retain(|one| Arc::strong_count(&one.user) > 1);
+        // The list has one of the marks itself.
+        let free = known.iter().find(|one| Arc::strong_count(&one.user) <= shared.each_max);
+        if let Some(one) = free {
+            return Ok(one.channel.for_user(&one.user));
+        }
+        let (channel, user) = (self.connect(address).await?, Arc::new(()));
+        let mine = channel.for_user(&user);
+        known.push(SharedConnection { channel, user });
+        Ok(mine)
     }
 
     /// Starts the rotation anywhere, so that many holders of the same list do not all begin with its
@@ -219,8 +274,7 @@ impl Endpoints {
         let mut attempts = Vec::new();
         loop {
             if let Some(place) = turns.next() {
-                let address = &self.list[place];
-                under_way.push(async move { (place, self.connect(address).await) });
+                under_way.push(async move { (place, self.connect_at(place).await) });
             }
             let patience = if turns.len() == 0 { CONNECT_TIMEOUT * 2 } else { CONNECT_STAGGER };
             match tokio::time::timeout(patience, under_way.next()).await {
@@ -367,6 +421,34 @@ mod tests {
             let (address, _channel) = endpoints.connect_next().await.unwrap();
             assert_eq!(address, format!("http://{live_at}"));
         }
+        server.abort();
+        let _ = server.await;
+    }
+
+    #[tokio::test]
+    async fn callers_share_connections_up_to_a_bound() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let server = tonic::transport::Server::builder()
+            .add_routes(tonic::service::Routes::default())
+            .serve_with_incoming(tokio_stream::wrappers::TcpListenerStream::new(listener));
+        let server = tokio::spawn(server);
+        let endpoints = Endpoints::parse(&[address]).unwrap().sharing(2);
+        let shared = Arc::clone(endpoints.shared.as_ref().unwrap());
+        let mut channels = Vec::new();
+        for _ in 0..5 {
+            let (_, channel) = endpoints.clone().connect_next().await.unwrap();
+            channels.push(channel);
+        }
+        assert_eq!(shared.by_place[0].lock().await.len(), 3, "two, two and one");
+        channels.truncate(1);
+        channels.push(endpoints.connect_next().await.unwrap().1);
+        assert_eq!(shared.by_place[0].lock().await.len(), 1, "what nobody uses is gone");
+        let (_, _apart) = endpoints.unshared().connect_next().await.unwrap();
+        assert_eq!(shared.by_place[0].lock().await.len(), 1);
+        drop(channels);
+        let _again = endpoints.connect_next().await.unwrap();
+        assert_eq!(shared.by_place[0].lock().await.len(), 1, "a new one in the place of the old");
         server.abort();
         let _ = server.await;
     }

@@ -84,7 +84,8 @@ fn health_row(replica: &v1::Replica) -> Markup {
         Some(_) => "good",
     };
     html! {
-        tr {
+        // `muster open replica` leads here.
+        tr id={ "replica-" (replica.id) } {
             th scope="row" { (replica.id) }
             td { (without_scheme(&replica.client_endpoint)) }
             td { (without_scheme(&replica.peer_endpoint)) }
@@ -158,6 +159,7 @@ mod tests {
             "adding replica 4",
             "<dd>3</dd>",
             "No drill runs",
+            "<tr id=\"replica-2\">",
             "aria-current=\"page\">Cluster",
         ] {
             assert!(page.contains(text), "{text}: {page}");

@@ -113,7 +113,8 @@ fn schedules(shown: &Queues) -> Markup {
     ];
     let rows = html! {
         @for schedule in &shown.schedules {
-            tr {
+            // `muster open schedule` leads here.
+            tr id={ "schedule-" (encoded(&schedule.name)) } {
                 th scope="row" { (schedule.name) }
                 td { a href={ "/jobs?tenant=" (encoded(&schedule.tenant)) } { (schedule.tenant) } }
                 td { code { (schedule.cron) } " in " (schedule.time_zone) }
@@ -237,7 +238,8 @@ fn bookings(bookings: &[v1::Booking]) -> Markup {
     ];
     let rows = html! {
         @for booking in bookings {
-            tr {
+            // `muster open booking` leads here.
+            tr id={ "booking-" (encoded(&booking.name)) } {
                 th scope="row" { (booking.name) }
                 td { (booking.spec.as_ref().map_or("", whose)) }
                 td {
@@ -373,6 +375,7 @@ mod tests {
         assert!(page.contains("job-5") && !page.contains("job-6"), "{page}");
         assert!(page.contains("&lt;b&gt;the owner is gone") && !page.contains("<b>"), "{page}");
         assert!(page.contains("muster schedule list"), "{page}");
+        assert!(page.contains("<tr id=\"schedule-nightly\">"), "{page}");
     }
 
     #[test]
@@ -406,6 +409,7 @@ mod tests {
         let shown = bookings(&[booking]).into_string();
         assert!(shown.contains("demo") && shown.contains("vision") && shown.contains("open, "), "{shown}");
         assert!(shown.contains("mon-fri at 09:00 in Europe/Berlin"), "{shown}");
+        assert!(shown.contains("<tr id=\"booking-demo\">"), "{shown}");
         assert!(!shown.contains("<b>"), "{shown}");
     }
 

@@ -123,7 +123,7 @@ async fn one_job_runs_in_an_image_on_hosts_and_begins_soon() {
     took.sort_unstable();
     let (median, worst) = (took[STARTS / 2], took[STARTS - 1]);
     say(&format!(
-        "a worker in an image that is there begins {} ms after its submission (median of {STARTS}, worst {} ms)",
+        "a worker in an image that is there begins {} ms after its submission (median of {STARTS}, worst {} ms), to be at most 150 ms",
         median.as_millis(),
         worst.as_millis()
     ));

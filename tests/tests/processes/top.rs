@@ -136,6 +136,9 @@ async fn links_are_of_a_replica_that_answers() {
         format!("http://{first}/queues#tenant-default\n")
     );
     assert_eq!(open(&cluster, &["events"]).await, format!("http://{first}/events\n"));
+    let moment = client.seen_log_index().to_string();
+    let past = open(&cluster, &[&id, "--at", &moment]).await;
+    assert_eq!(past, format!("http://{first}/jobs/{id}?at={moment}\n"));
     cluster.kill(0).await;
     let second = cluster.replicas[1].http;
     assert_eq!(open(&cluster, &["fleet"]).await, format!("http://{second}/fleet\n"));

@@ -26,8 +26,11 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
-/// Nodes of one agent. A session each costs a stream, and a few tasks.
-const NODES_MAX: usize = 4_096;
+/// Sessions that share a connection to a replica: a connection each would be most of what an agent of thousands of nodes has in memory.
+const SESSIONS_PER_CONNECTION: usize = 250;
+/// Nodes of one agent, more than the 5,000 that Kubernetes supports in a cluster. A session each costs a stream, and a few tasks.
+const NODES_MAX: usize = 6_000;
+const _: () = assert!(NODES_MAX >= 5_000, "a whole cluster of Kubernetes is one agent's");
 
 /// One node that is served.
 struct ServedNode<S: Scheduler> {
@@ -64,7 +67,7 @@ impl<S: Scheduler> Nodes<S> {
         Nodes {
             backend,
             paths,
-            endpoints,
+            endpoints: endpoints.sharing(SESSIONS_PER_CONNECTION),
             monitor,
             served: BTreeMap::new(),
             tasks: JoinSet::new(),

@@ -22,6 +22,7 @@ use crate::Program;
 use crate::job_files::now_ms;
 use crate::log::{SourceArgs, archive_failure, point_of_log};
 use crate::report::time_of;
+use crate::told::told_while;
 
 /// Commands about incidents.
 #[derive(Subcommand)]
@@ -139,13 +140,16 @@ pub async fn run(
                 return Err(Failure::new(Exit::Conflict, text).with_next("name another one with --out"));
             }
             let source = args.source.open(global, console).await?;
-            let capsule = captured(&source.archive, args.around, args.margin, program.version)?;
+            let capsule = told_while(console, "capturing", || {
+                captured(&source.archive, args.around, args.margin, program.version)
+            })?;
             let bytes = write_capsule(&args.out, &capsule).map_err(refused)?;
             show::written(console, &args.out, bytes, &capsule.header, &source.notes)
         }
         IncidentCommand::Replay { file, job, records } => {
             let capsule = read(&file)?;
-            capsule.replay(None, |_, _, _| {}).map_err(refused)?;
+            let replay = || capsule.replay(None, |_, _, _| {}).map(drop).map_err(refused);
+            told_while(console, "replaying", replay)?;
             show::replayed(console, &file, &capsule, (job, records))
         }
         IncidentCommand::Explain { file, job, at, expect } => {
@@ -198,14 +202,17 @@ fn explain(
     expect: Option<&str>,
 ) -> Result<Exit, Failure> {
     // To the end, since the digest that the file states is that of its last record.
-    let mut reached = None;
-    let look = |state: &State, record: &CapsuleRecord, _: &Applied| {
-        if record.log_index == at {
-            reached = Some(state.clone());
-        }
+    let replay = || -> Result<Option<State>, Failure> {
+        let mut reached = None;
+        let look = |state: &State, record: &CapsuleRecord, _: &Applied| {
+            if record.log_index == at {
+                reached = Some(state.clone());
+            }
+        };
+        capsule.replay(None, look).map_err(refused)?;
+        Ok(reached)
     };
-    capsule.replay(None, look).map_err(refused)?;
-    let Some(state) = reached else {
+    let Some(state) = told_while(console, "replaying", replay)? else {
         let (first, last) = (capsule.header.first_log_index, capsule.header.last_log_index);
         let text = format!("the capsule has records {first} to {last}, and {at} is none of them");
         return Err(Failure::new(Exit::NotFound, text).with_next("name one of them with --at"));

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use super::archive::failure;
 use super::source::SourceArgs;
 use super::time;
+use crate::told::told_while;
 
 /// Digests that one check may have.
 const DIGESTS_MAX: usize = 1_024;
@@ -327,7 +328,10 @@ pub async fn run(global: &Global, console: &Console, args: &BisectArgs) -> Resul
         return Err(Failure::new(Exit::NotFound, text)
             .with_next("leave that digest out, or name a --from and a --to that it is between"));
     }
-    let found = search(&source.archive, condition, &condition.positions(first, last))?;
+    let positions = condition.positions(first, last);
+    let found = told_while(console, "looking for the record", || {
+        search(&source.archive, condition, &positions)
+    })?;
     if let Finding { holds: None, fails: Some((at, reason)), .. } = &found {
         let text = format!("the check fails behind record {at} already: {reason}");
         return Err(Failure::new(Exit::Failed, text).with_next("name a --from behind which it holds"));

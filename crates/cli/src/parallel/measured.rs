@@ -13,8 +13,9 @@ use muster_wire::time::span_ms;
 use muster_wire::v1;
 use serde::Deserialize;
 
-use super::{TOLD_EVERY, coded, read};
+use super::{coded, read};
 use crate::find::{self, Find};
+use crate::told::TOLD_EVERY;
 
 /// Largest file of measured steps, in bytes.
 const STEPS_BYTES_MAX: u64 = 1 << 20;

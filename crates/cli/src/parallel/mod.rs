@@ -6,9 +6,7 @@ mod measured;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use clap::{Args, Subcommand, ValueEnum};
 use muster_console::{Console, Exit, Failure, Format, Global, Grid};
@@ -23,10 +21,10 @@ use muster_parallel::{
 };
 use serde::Serialize;
 
+use crate::told::told_while;
+
 /// Plans of each model whose time is taken.
 const TIMED_PLANS: usize = 21;
-/// Between two lines of progress.
-const TOLD_EVERY: Duration = Duration::from_secs(1);
 const GIB: f64 = (1_u64 << 30) as f64;
 
 /// Commands that plan how a model is split.
@@ -313,23 +311,6 @@ async fn plan(global: &Global, console: &Console, args: &PlanArgs) -> Result<Exi
         print_plan(console, &report, &question.accelerator)?;
     }
     Ok(Exit::Ok)
-}
-
-/// Does work of unknown length on another thread, and tells each second that it lasts.
-fn told_while<T: Send>(console: &Console, what: &str, work: impl FnOnce() -> T + Send) -> T {
-    let begun = Instant::now();
-    let (lasts, ended) = mpsc::channel::<()>();
-    thread::scope(|scope| {
-        let working = scope.spawn(move || {
-            // Goes with the thread, also where the work panics.
-            let _lasts = lasts;
-            work()
-        });
-        while ended.recv_timeout(TOLD_EVERY) == Err(RecvTimeoutError::Timeout) {
-            console.progress(&format!("{what}: {} s so far", begun.elapsed().as_secs()));
-        }
-        working.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
 }
 
 fn layouts(console: &Console, candidates: &[Candidate]) -> Result<(), Failure> {

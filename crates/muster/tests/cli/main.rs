@@ -179,6 +179,8 @@ fn wrong_usage_is_2() {
         &["top", "--tab", "weather"],
         &["open", "fleet", "extra"],
         &["open", "fleet", "--print"],
+        &["open", "fleet", "--at", "yesterday", "--web", "127.0.0.1:1"],
+        &["open", "cluster", "--at", "7", "--web", "127.0.0.1:1"],
         &["debug", "bundle", "--decisions", "99999999"],
     ] {
         assert_eq!(finish(command("127.0.0.1:1", args)).code, 2, "{args:?}");

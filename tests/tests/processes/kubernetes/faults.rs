@@ -20,6 +20,8 @@ use crate::support::{Cluster, heavy, is_finished, say, submit, wait_for_job};
 
 /// A watch is cut after so long.
 const WATCH_CUT: Duration = Duration::from_secs(3);
+/// A page of a list takes so much longer.
+const LIST_DELAY: Duration = Duration::from_secs(1);
 /// Longest head of a request.
 const HEAD_MAX: usize = 64 << 10;
 
@@ -34,6 +36,8 @@ enum Fate {
     LostBefore,
     /// It is carried out, and the connection ends before the answer.
     LostAfter,
+    /// It is answered late, as lists of many objects are.
+    Slow,
     /// A watch ends after a while.
     Cut,
     /// A watch says that it has forgotten its place.
@@ -50,7 +54,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Two of seven requests and every watch meet something, one kind after the other.
+    /// Two of seven requests, every list and every watch meet something, one kind after the other.
     fn fate(&self, line: &str) -> Fate {
         let is_watch = line.contains("watch=true") || line.contains("watch=1");
         let fate = if !self.enabled.load(Ordering::Relaxed) {
@@ -68,7 +72,9 @@ impl Shared {
             let of_read = [Fate::Refused(500), Fate::LostBefore, Fate::Refused(429), Fate::Refused(503)];
             let fates = if line.starts_with("GET") { of_read } else { of_write };
             // Not every second or third one: calls that belong together would always lose the same one of them.
-            if [0, 3].contains(&(at % 7)) { fates[(at / 3 % 4) as usize] } else { Fate::Passed }
+            let is_list = line.starts_with("GET") && line.contains("limit=");
+            let otherwise = if is_list { Fate::Slow } else { Fate::Passed };
+            if [0, 3].contains(&(at % 7)) { fates[(at / 3 % 4) as usize] } else { otherwise }
         };
         *self.met.lock().entry(fate).or_default() += 1;
         fate
@@ -188,6 +194,7 @@ async fn serve(stream: TcpStream, shared: &Shared) -> std::io::Result<()> {
             );
             return stream.write_all(answer.as_bytes()).await;
         }
+        Fate::Slow => tokio::time::sleep(LIST_DELAY).await,
         Fate::Passed | Fate::LostAfter | Fate::Cut => {}
     }
     let mut onward = TcpStream::connect(shared.onward).await?;
@@ -250,7 +257,9 @@ async fn answers_that_are_refusals_or_get_lost_change_nothing() {
     witness.assert_once();
     let met = faults.shared.met.lock().clone();
     say(&format!("requests of the agent and what became of them: {met:?}"));
-    for fate in [Fate::LostAfter, Fate::LostBefore, Fate::Cut, Fate::Refused(409), Fate::Refused(410)] {
+    let wanted =
+        [Fate::LostAfter, Fate::LostBefore, Fate::Slow, Fate::Cut, Fate::Refused(409), Fate::Refused(410)];
+    for fate in wanted {
         assert!(met.contains_key(&fate), "{fate:?} did not happen: {met:?}");
     }
     faults.shared.enabled.store(false, Ordering::Relaxed);

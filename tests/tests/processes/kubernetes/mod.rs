@@ -359,7 +359,7 @@ async fn sixty_four_pods_are_bound_to_sixteen_nodes() {
     })
     .await;
     say(&format!(
-        "{PODS} jobs are submitted in {} ms, and their pods are bound to {NODES} nodes after {} ms",
+        "{PODS} jobs are submitted in {} ms, and their pods are bound to {NODES} nodes after {} ms, to be at most 3000 ms",
         submitted.as_millis(),
         begun.elapsed().as_millis()
     ));
