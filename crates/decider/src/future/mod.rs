@@ -109,7 +109,7 @@ pub struct KeptReservations {
     /// Which hosts hold which images, for explanations.
     images: Arc<HeldImages>,
     /// Where gangs are expected for which nothing is kept beyond the pass.
-    expected: Vec<(JobId, Vec<(NodeId, u32)>)>,
+    expected: Vec<(JobId, Start)>,
 }
 
 impl KeptReservations {
@@ -129,11 +129,11 @@ impl KeptReservations {
         &self.images
     }
 
-    /// The jobs that wait with a reservation, with the nodes of it, in the order of the pass; behind them those that were first among
-    /// the others that could not start.
-    pub(crate) fn reserved_nodes(&self) -> Vec<(JobId, &[(NodeId, u32)])> {
-        let kept = self.reservations.iter().map(|kept| (kept.job, kept.start.nodes.as_slice()));
-        kept.chain(self.expected.iter().map(|(job, nodes)| (*job, nodes.as_slice()))).collect()
+    /// The jobs that wait with a reservation, with when and where they are to start, in the order of the pass; behind them those that
+    /// were first among the others that could not start.
+    pub(crate) fn reserved_starts(&self) -> impl Iterator<Item = (JobId, &Start)> {
+        let kept = self.reservations.iter().map(|kept| (kept.job, &kept.start));
+        kept.chain(self.expected.iter().map(|(job, start)| (*job, start)))
     }
 }
 
@@ -227,7 +227,7 @@ impl Future {
         reservations.append(&mut self.remembered);
         let (reservations, passing): (Vec<_>, Vec<_>) =
             reservations.into_iter().partition(|reservation| reservation.is_kept);
-        let expected = passing.into_iter().map(|passing| (passing.job, passing.start.nodes)).collect();
+        let expected = passing.into_iter().map(|passing| (passing.job, passing.start)).collect();
         let (lent, images) = (self.lent, Arc::default());
         KeptReservations { reservations, without_start, lent, is_of_a_pass: true, images, expected }
     }
