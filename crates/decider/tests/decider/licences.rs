@@ -368,6 +368,24 @@ fn licences_of_a_region_that_a_job_may_not_use_are_refused() {
     assert_eq!(refused.violations[0].field, "job.spec.licences");
 }
 
+#[test]
+fn a_job_is_refused_whose_licences_are_for_a_region_without_its_accelerators() {
+    let (mut speculation, _) = founded();
+    register(&mut speculation, "n0", "eu", 8);
+    register(&mut speculation, "n1", "us", 0);
+    let counts = [("matlab", 1, Some("eu")), ("ansys", 1, Some("us")), ("nastran", 1, Some("nowhere"))];
+    set_counts(&mut speculation, 5_000, &counts);
+    let h100 = |licence: &str| asking("job", 1, &[(licence, 1)], PriorityTier::Standard);
+    submit(&mut speculation, 1, h100("matlab")).expect("they are in one region");
+    let refused = submit(&mut speculation, 2, h100("ansys")).expect_err("it would wait for good");
+    assert_eq!(refused.code, RefusalCode::NeverFits);
+    assert!(refused.message.contains("its licences are for region us"), "{}", refused.message);
+    let plain = asking("job", 0, &[("ansys", 1)], PriorityTier::Standard);
+    submit(&mut speculation, 3, plain).expect("it needs no accelerators");
+    // A region that has no nodes at all is one that the policy names: they are to come.
+    submit(&mut speculation, 4, h100("nastran")).expect("it waits for the first node there");
+}
+
 /// A policy under which `team` is below `lab`, and `lab` has these limits.
 fn limited(speculation: &mut Speculation, n: u128, cpus: Option<u64>, memory_gib: Option<u64>) {
     let limits = TenantLimits {
