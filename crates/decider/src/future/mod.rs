@@ -407,6 +407,13 @@ impl Future {
         reserved.any(|reservation| reservation.job == job) || self.lent.is_for(job)
     }
 
+    /// When a gang is to start for which anything is kept.
+    pub(crate) fn start_kept_for(&self, job: JobId) -> Option<LogTime> {
+        let mut reserved = self.reservations.iter().chain(&self.remembered).chain(&self.own);
+        let start = reserved.find(|reservation| reservation.job == job).map(|kept| kept.start.at);
+        start.or_else(|| self.lent.is_for(job).then_some(self.now))
+    }
+
     /// Whether capacity is kept for the gang whose turn it is.
     pub(crate) fn has_own(&self) -> bool {
         self.own.is_some()

@@ -369,6 +369,48 @@ fn licences_of_a_region_that_a_job_may_not_use_are_refused() {
 }
 
 #[test]
+fn a_job_keeps_licences_from_others_once_its_start_is_near() {
+    const HOUR_MS: u64 = 3_600_000;
+    let (mut speculation, mut state) = founded();
+    register(&mut speculation, "n0", "eu", 0);
+    register(&mut speculation, "n1", "eu", 8);
+    set_counts(&mut speculation, 5_000, &[("matlab", 4, None)]);
+    let mut draft = asking("long", 8, &[], PriorityTier::Standard).into_draft();
+    draft.expected_run_ms = Some(20 * HOUR_MS);
+    let long = submit(&mut speculation, 1, draft.check().expect("a job")).expect("it is taken");
+    let small = plain(&mut speculation, 2, &[("matlab", 1)]);
+    pass(&mut speculation, &mut state);
+    assert!(holds(&state, long) && holds(&state, small));
+    let spec = asking("large", 8, &[("matlab", 4)], PriorityTier::Standard);
+    let large = submit(&mut speculation, 3, spec).expect("it is taken");
+    pass(&mut speculation, &mut state);
+    // Its node is in use for most of a day: others have the licences until then.
+    let next = plain(&mut speculation, 4, &[("matlab", 1)]);
+    pass(&mut speculation, &mut state);
+    assert!(holds(&state, next) && !holds(&state, large));
+    // Also where it finds all of them: nothing stands idle for it.
+    end(&mut speculation, small);
+    end(&mut speculation, next);
+    pass(&mut speculation, &mut state);
+    let other = plain(&mut speculation, 5, &[("matlab", 1)]);
+    pass(&mut speculation, &mut state);
+    assert!(holds(&state, other) && !holds(&state, large));
+    // An hour before its start it keeps what is free.
+    let later = speculation.now().plus_ms(19 * HOUR_MS + HOUR_MS / 2);
+    speculation.set_now(later);
+    pass(&mut speculation, &mut state);
+    let last = plain(&mut speculation, 6, &[("matlab", 1)]);
+    pass(&mut speculation, &mut state);
+    assert!(!holds(&state, last) && !holds(&state, large));
+    end(&mut speculation, other);
+    pass(&mut speculation, &mut state);
+    assert!(!holds(&state, last) && !holds(&state, large), "it has yet to get its node");
+    end(&mut speculation, long);
+    pass(&mut speculation, &mut state);
+    assert!(holds(&state, large) && !holds(&state, last));
+}
+
+#[test]
 fn a_job_is_refused_whose_licences_are_for_a_region_without_its_accelerators() {
     let (mut speculation, _) = founded();
     register(&mut speculation, "n0", "eu", 8);
