@@ -25,6 +25,7 @@ use muster_state::quota::QuotaUsage;
 use muster_state::{Forecast, GangClass, JobRow, Phase, State, fit};
 use muster_types::{AcceleratorRequest, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, PriorityTier};
 
+use crate::memory::counted_waiters::LicenceKeepers;
 use crate::rules::affinity::{self, STOPPED_LATE_MS};
 use crate::rules::bookings::{closures, covers, is_open_to};
 use crate::rules::counted::lacks;
@@ -108,6 +109,8 @@ pub struct KeptReservations {
     is_of_a_pass: bool,
     /// Which hosts hold which images, for explanations.
     images: Arc<HeldImages>,
+    /// Who keeps licences from others.
+    licence_keepers: Arc<LicenceKeepers>,
     /// Where gangs are expected for which nothing is kept beyond the pass.
     expected: Vec<(JobId, Start)>,
 }
@@ -127,6 +130,14 @@ impl KeptReservations {
 
     pub(crate) fn images(&self) -> &HeldImages {
         &self.images
+    }
+
+    pub(crate) fn set_licence_keepers(&mut self, keepers: LicenceKeepers) {
+        self.licence_keepers = Arc::new(keepers);
+    }
+
+    pub(crate) fn licence_keepers(&self) -> &LicenceKeepers {
+        &self.licence_keepers
     }
 
     /// The jobs that wait with a reservation, with when and where they are to start, in the order of the pass; behind them those that
@@ -228,8 +239,9 @@ impl Future {
         let (reservations, passing): (Vec<_>, Vec<_>) =
             reservations.into_iter().partition(|reservation| reservation.is_kept);
         let expected = passing.into_iter().map(|passing| (passing.job, passing.start)).collect();
-        let (lent, images) = (self.lent, Arc::default());
-        KeptReservations { reservations, without_start, lent, is_of_a_pass: true, images, expected }
+        let (lent, images, licence_keepers) = (self.lent, Arc::default(), Arc::default());
+        let is_of_a_pass = true;
+        KeptReservations { reservations, without_start, lent, is_of_a_pass, images, licence_keepers, expected }
     }
 
     /// Gives up what is kept for gangs that may not start whatever is free: their tenant or their user has as many jobs

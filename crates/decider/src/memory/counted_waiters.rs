@@ -81,7 +81,41 @@ pub(crate) struct CountedWaiters {
     looks: u32,
 }
 
+/// Who keeps licences from others, and who keeps none, as a pass has left it: for explanations and lists.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LicenceKeepers {
+    /// The first that keeps what is free of each.
+    first: BTreeMap<Name, JobId>,
+    /// Jobs that have no start near.
+    without_start: BTreeSet<JobId>,
+}
+
+impl LicenceKeepers {
+    /// The job that keeps what is free of a licence, as long as it waits.
+    pub(crate) fn first(&self, state: &State, licence: &Name) -> Option<JobId> {
+        let waits = |job: &JobId| {
+            state.job(*job).is_some_and(|row| row.is_in_line())
+                && state.spec(*job).is_some_and(|spec| spec.licences.contains_key(licence))
+        };
+        self.first.get(licence).copied().filter(waits)
+    }
+
+    /// Whether a job keeps nothing, because no start of it is near.
+    pub(crate) fn keeps_nothing(&self, job: JobId) -> bool {
+        self.without_start.contains(&job)
+    }
+}
+
 impl CountedWaiters {
+    /// Who keeps licences, and who does not.
+    pub(crate) fn licence_keepers(&self) -> LicenceKeepers {
+        let first = self.waiting.iter().filter_map(|(what, waiting)| match what {
+            Counted::Licence(name) => Some((name.clone(), waiting.values().next()?.0)),
+            Counted::Host(..) => None,
+        });
+        LicenceKeepers { first: first.collect(), without_start: self.without_start.keys().copied().collect() }
+    }
+
     /// Forgets those that do not wait any more, or that could not start with all that there is. Under another policy a job may
     /// need something else: then it is noted again when it has its turn.
     pub(crate) fn retain(&mut self, state: &State, now: LogTime, is_barred: impl Fn(JobId) -> bool) {

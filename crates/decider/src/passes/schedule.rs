@@ -61,8 +61,10 @@ pub fn schedule(speculation: &mut Speculation, budget: &mut Budget) -> Pass {
     drained::move_drained(speculation, pass.future(), budget);
     let (future, mut memory, wanted) = pass.finish(speculation.searches_mut());
     growth::grow(speculation, &future, &wanted, &mut memory, budget);
+    let mut kept = future.remember();
+    kept.set_licence_keepers(memory.waiters().licence_keepers());
     speculation.keep_memory(memory);
-    speculation.keep_reservations(future.remember());
+    speculation.keep_reservations(kept);
     Pass::Complete { placed }
 }
 

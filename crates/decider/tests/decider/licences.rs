@@ -395,6 +395,11 @@ fn a_job_keeps_licences_from_others_once_its_start_is_near() {
     let other = plain(&mut speculation, 5, &[("matlab", 1)]);
     pass(&mut speculation, &mut state);
     assert!(holds(&state, other) && !holds(&state, large));
+    let next_for = |speculation: &Speculation| {
+        let (state, kept) = (speculation.state(), speculation.kept_reservations());
+        first_for_licences(state, speculation.now(), kept, [&name("matlab")]).get(&name("matlab")).copied()
+    };
+    assert_eq!(next_for(&speculation), None, "nothing is kept for it");
     // An hour before its start it keeps what is free.
     let later = speculation.now().plus_ms(19 * HOUR_MS + HOUR_MS / 2);
     speculation.set_now(later);
@@ -402,6 +407,7 @@ fn a_job_keeps_licences_from_others_once_its_start_is_near() {
     let last = plain(&mut speculation, 6, &[("matlab", 1)]);
     pass(&mut speculation, &mut state);
     assert!(!holds(&state, last) && !holds(&state, large));
+    assert_eq!(next_for(&speculation), Some(large));
     end(&mut speculation, other);
     pass(&mut speculation, &mut state);
     assert!(!holds(&state, last) && !holds(&state, large), "it has yet to get its node");
@@ -656,7 +662,7 @@ fn what_is_not_counted_is_refused_and_what_waits_is_explained() {
     assert!(said.sentence.contains("2 of 2 are in use, 2 of them by tenant research"), "{said}");
     assert!(said.sentence.contains("it is the first in the queue that asks for it"), "{said}");
     assert_eq!(said.start, None);
-    let next = first_for_licences(&state, state.log_time(), [&name("matlab")]);
+    let next = first_for_licences(&state, state.log_time(), speculation.kept_reservations(), [&name("matlab")]);
     assert_eq!(next.get(&name("matlab")), Some(&second));
     let by_tenant: Vec<(Name, u64)> =
         state.licences_by_tenant(&name("matlab")).map(|(tenant, held)| (tenant.clone(), held)).collect();
