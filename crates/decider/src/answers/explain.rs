@@ -262,7 +262,9 @@ fn explain(
     // Nor is it known when licences are given back, or when what a tenant or a user has placed is over.
     let is_at_limit = reason == WaitReason::TenantLimit
         && (spent(state, job, own, now).is_none() || at_limit::why_it_is_held(state, job, own).is_some());
-    let is_foreseen = may_borrow && reason != WaitReason::Licence && !is_at_limit;
+    // Nor for how long others block it that it may not go past.
+    let is_blocked = job.filter(|_| row.is_in_line()).is_some_and(|job| blocked_by(state, job, now).is_some());
+    let is_foreseen = may_borrow && reason != WaitReason::Licence && !is_at_limit && !is_blocked;
     let start = is_foreseen.then(|| start(state, forecast, (job, spec, row), is_next)).flatten();
     JobExplanation {
         reason,
