@@ -263,7 +263,8 @@ fn explain(
     let is_at_limit = reason == WaitReason::TenantLimit
         && (spent(state, job, own, now).is_none() || at_limit::why_it_is_held(state, job, own).is_some());
     // Nor for how long others block it that it may not go past.
-    let is_blocked = job.filter(|_| row.is_in_line()).is_some_and(|job| blocked_by(state, job, now).is_some());
+    let waiting = job.filter(|_| row.is_in_line());
+    let is_blocked = waiting.is_some_and(|job| blocked_by(state, job, now).is_some());
     let is_foreseen = may_borrow && reason != WaitReason::Licence && !is_at_limit && !is_blocked;
     let start = is_foreseen.then(|| start(state, forecast, (job, spec, row), is_next)).flatten();
     JobExplanation {
@@ -473,7 +474,10 @@ fn known_reason(
         .or_else(|| spent(state, job, spec, now).map(|spent| at_limit::spent_text(&spent)))
         .or_else(|| host_limit(state, spec))
         .map(|text| (WaitReason::TenantLimit, text))
-        .or_else(|| licences::why_it_waits(state, (now, kept), job, spec).map(|text| (WaitReason::Licence, text)))
+        .or_else(|| {
+            let text = licences::why_it_waits(state, (now, kept), job, spec)?;
+            Some((WaitReason::Licence, text))
+        })
         .or_else(|| {
             Some((WaitReason::InLine, strict_order(state, job.filter(|_| row.is_in_line())?, spec, now)?))
         })

@@ -112,7 +112,8 @@ fn lacks(
             String::from("it is the first in the queue that asks for it, and keeps what is freed")
         }
         (None, None) if job.is_some_and(|job| keepers.keeps_nothing(job)) => String::from(
-            "none is kept for it while its start is not near; it starts once enough of it is free with the rest that it needs",
+            "none is kept for it while its start is not near; it starts once enough of it is free with the rest that \
+             it needs",
         ),
         (None, None) => String::from("it starts once enough of it is given back"),
     };

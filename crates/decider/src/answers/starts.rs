@@ -159,16 +159,16 @@ fn next(
     if is_barred || (!within_nominal && never_borrows(state, &spec)) {
         return None;
     }
+    // Those that it may not go past may block it for longer than until they have their capacity, and it keeps nothing meanwhile.
+    if blocked_by(state, job, now).is_some() {
+        return None;
+    }
     let needed = needed(state, &spec);
     if !taken.leaves(state, &needed) {
         // It keeps what is free from those behind it until it starts.
         if are_there(state, &needed) && !taken.keepers.keeps_nothing(job) {
             taken.take(needed);
         }
-        return None;
-    }
-    // Those that it may not go past may block it for longer than until they have their capacity.
-    if blocked_by(state, job, now).is_some() {
         return None;
     }
     future.turn_of(state, job, within_nominal, budget);

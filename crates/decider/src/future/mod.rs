@@ -239,8 +239,7 @@ impl Future {
         let (reservations, passing): (Vec<_>, Vec<_>) =
             reservations.into_iter().partition(|reservation| reservation.is_kept);
         let expected = passing.into_iter().map(|passing| (passing.job, passing.start)).collect();
-        let (lent, images, licence_keepers) = (self.lent, Arc::default(), Arc::default());
-        let is_of_a_pass = true;
+        let (lent, images, licence_keepers, is_of_a_pass) = (self.lent, Arc::default(), Arc::default(), true);
         KeptReservations { reservations, without_start, lent, is_of_a_pass, images, licence_keepers, expected }
     }
 

@@ -662,7 +662,8 @@ fn what_is_not_counted_is_refused_and_what_waits_is_explained() {
     assert!(said.sentence.contains("2 of 2 are in use, 2 of them by tenant research"), "{said}");
     assert!(said.sentence.contains("it is the first in the queue that asks for it"), "{said}");
     assert_eq!(said.start, None);
-    let next = first_for_licences(&state, state.log_time(), speculation.kept_reservations(), [&name("matlab")]);
+    let kept = speculation.kept_reservations();
+    let next = first_for_licences(&state, state.log_time(), kept, [&name("matlab")]);
     assert_eq!(next.get(&name("matlab")), Some(&second));
     let by_tenant: Vec<(Name, u64)> =
         state.licences_by_tenant(&name("matlab")).map(|(tenant, held)| (tenant.clone(), held)).collect();

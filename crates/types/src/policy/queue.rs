@@ -420,7 +420,8 @@ mod tests {
         let only: BTreeSet<Name> = [name("n1"), name("n3")].into();
         all.push(NodeRequirements { expressions: vec![], only: only.clone(), exclude: BTreeSet::new() });
         all.push(NodeRequirements { only, ..requirements("pool=big") });
-        all.push(NodeRequirements { expressions: vec![], only: BTreeSet::new(), exclude: [name("n2")].into() });
+        let exclude = [name("n2")].into();
+        all.push(NodeRequirements { expressions: vec![], only: BTreeSet::new(), exclude });
         let labels: [&[(&str, &str)]; 7] = [
             &[],
             &[("pool", "big")],
