@@ -3,8 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use muster_decider::first_for_licences;
-use muster_state::State;
+use muster_engine::{Engine, Reading};
 use muster_types::Name;
 use muster_types::policy::COUNTED_RESOURCES_MAX;
 use muster_wire::v1;
@@ -19,14 +18,14 @@ pub(crate) const ROW_BYTES: usize = 4 << 10;
 const TENANTS_MAX: usize = 100;
 
 /// All of them, in the order of names.
-pub(crate) fn list(view: &State) -> Vec<v1::Licence> {
+pub(crate) fn list(engine: &Engine, view: &Reading) -> Vec<v1::Licence> {
     let policy = &view.policy().policy;
     let held = view.licences_in_use().map(|(name, _)| name);
     let names: BTreeSet<&Name> = policy.resources.iter().map(|resource| &resource.name).chain(held).collect();
     if names.is_empty() {
         return Vec::new();
     }
-    let next = first_for_licences(view, view.log_time(), names.iter().copied());
+    let next = engine.first_for_licences_here(view, names.iter().copied());
     let row = |name: &Name| {
         let mut uses: Vec<(&Name, u64)> = view.licences_by_tenant(name).collect();
         // By name where they hold as many.

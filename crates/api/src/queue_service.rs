@@ -55,7 +55,7 @@ impl TenantService for Queues {
         let view = self.router.fresh(account, (message.read.as_ref(), UNSAID_OF_LISTS), deadline).await?;
         let bytes = licences::LISTED_MAX.saturating_mul(licences::ROW_BYTES);
         let make = move || {
-            let licences = licences::list(&view);
+            let licences = licences::list(&engine, &view);
             Ok(v1::ListLicencesResponse { licences, freshness: Some(freshness(&engine, &view)) })
         };
         self.router.page(account, bytes, make).await

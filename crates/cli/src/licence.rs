@@ -16,8 +16,9 @@ Examples:
   muster licence list -o json | jq -r '.items[] | select(.used > .count).name'
 
 The policy counts them (resources: [{name: matlab, count: 40}]), and a job asks for them with licences in its file
-(licences: {matlab: 2}). It holds them as a whole, from its placement to its end. NEXT is the first job in the queue that asks
-for one: once it found too few it keeps what is given back. A count that is lowered below what is in use stops no job.")]
+(licences: {matlab: 2}). It holds them as a whole, from its placement to its end. NEXT is the job that keeps
+what is given back, or else the first in the queue that asks for one. A count that is lowered below what is in use stops
+no job.")]
     List,
 }
 

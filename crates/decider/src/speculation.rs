@@ -78,6 +78,15 @@ impl Steady {
     pub const LEAST_MS: u64 = Parameters::REQUEST_RETENTION_MIN_MS;
 }
 
+/// When a node opened sessions at this leader.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SessionTimes {
+    /// The first.
+    pub(crate) first: LogTime,
+    /// The last: what its agent had to say before, it repeats from then on.
+    pub(crate) last: LogTime,
+}
+
 /// The state the leader decides on.
 ///
 /// **Invariant:** it is the state that every replica will have once the rounds taken from it are
@@ -136,8 +145,8 @@ pub struct Speculation {
     images: Arc<HeldImages>,
     /// How long log time has been steady; none where log time is the only clock.
     steady: Option<Steady>,
-    /// Nodes of which a record of this leadership says that they opened a session, and when they did so first.
-    heard: BTreeMap<NodeId, LogTime>,
+    /// Nodes of which a record of this leadership says that they opened a session.
+    heard: BTreeMap<NodeId, SessionTimes>,
     /// How many requests each tenant has made of late.
     requests: Requests,
 }
@@ -279,15 +288,18 @@ impl Speculation {
         let now = self.now;
         match self.heard.entry(node) {
             Entry::Vacant(place) => {
-                place.insert(now);
+                place.insert(SessionTimes { first: now, last: now });
                 true
             }
-            Entry::Occupied(_) => false,
+            Entry::Occupied(mut place) => {
+                place.get_mut().last = now;
+                false
+            }
         }
     }
 
-    /// Since when a node has a session at this leader; none where it has yet to open one.
-    pub(crate) fn heard_since(&self, node: NodeId) -> Option<LogTime> {
+    /// When a node opened sessions at this leader; none where it has yet to open one.
+    pub(crate) fn sessions_of(&self, node: NodeId) -> Option<SessionTimes> {
         self.heard.get(&node).copied()
     }
 

@@ -449,14 +449,18 @@ fn slices_in_empty(
     key: &PoolKey,
 ) -> Option<String> {
     let mut shortest = None;
+    let mut of_other_shapes: BTreeSet<NodeId> = BTreeSet::new();
     for chips in generation.chips_per_host() {
         if slice.workers(*chips) != Some(group.workers) {
             continue;
         }
         let mut hosts: BTreeMap<PodPosition, NodeId> = BTreeMap::new();
         for (id, row) in state.nodes().iter() {
-            let fits = PoolKey::of(&row.spec) == *key
-                && row.spec.device_count() == *chips
+            let is_of_pool = PoolKey::of(&row.spec) == *key && row.spec.device_count() == *chips;
+            if is_of_pool && !fit::is_of_its_slices(&row.spec, spec) {
+                of_other_shapes.insert(*id);
+            }
+            let fits = is_of_pool
                 && fit::allows(&row.spec, spec, &state.policy().policy)
                 && workers_on_empty(&row.spec, &group.request) > 0;
             if let Some(position) = row.spec.pod.as_ref().filter(|_| fits) {
@@ -469,9 +473,14 @@ fn slices_in_empty(
             SliceVerdict::OutOfBudget => {}
         }
     }
-    Some(shortest.unwrap_or_else(|| {
+    let others = match of_other_shapes.len() {
+        0 => String::new(),
+        count => format!("; {count} more hosts are of slices of other shapes, which jobs use as a whole"),
+    };
+    let short = shortest.unwrap_or_else(|| {
         format!("hosts of {} chips do not make this slice with {} workers", generation, group.workers)
-    }))
+    });
+    Some(short + &others)
 }
 
 fn kinds_of(group: &TaskGroup) -> String {

@@ -339,9 +339,11 @@ impl<'a, 'b> Attempt<'a, 'b> {
         self.terms.allows(&row.spec, self.spec) && !self.closed.cover(self.state, &row.spec)
     }
 
-    /// Whether a node has the labels and the name that the job selects, and is open to its tenant.
+    /// Whether a node has the labels and the name that the job selects, is of slices of its shape, and is open to its tenant.
     pub(crate) fn is_selected(&self, row: &NodeRow) -> bool {
-        fit::selects(&row.spec, self.spec) && self.terms.policy.opens(&row.spec, &self.spec.tenant)
+        fit::selects(&row.spec, self.spec)
+            && fit::is_of_its_slices(&row.spec, self.spec)
+            && self.terms.policy.opens(&row.spec, &self.spec.tenant)
     }
 
     /// Whether a node was bought as the job asks for now, and is taken away as seldom.

@@ -430,7 +430,8 @@ impl<'a> Driver<'a> {
 
     /// Why a job waits, by its code and in a sentence.
     pub(crate) fn why_it_waits(&self, job: JobId) -> Option<(&'static str, String)> {
-        let explained = explain_briefly(self.speculation.state(), self.speculation.now(), job);
+        let (state, kept) = (self.speculation.state(), self.speculation.kept_reservations());
+        let explained = explain_briefly(state, self.speculation.now(), job, kept);
         explained.map(|(reason, sentence)| (reason.code(), sentence))
     }
 

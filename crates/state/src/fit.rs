@@ -4,7 +4,7 @@
 use alloc::collections::BTreeMap;
 use muster_types::container;
 use muster_types::policy::Policy;
-use muster_types::tpu::{Generation, PodPosition, forms_slice};
+use muster_types::tpu::{Generation, PodPosition, SLICE_LABEL, SliceShape, forms_slice};
 use muster_types::{DeviceSet, JobSpec, Level, Name, NodeSpec, TaskGroup, WorkerRequest};
 
 use crate::rows::NodeRow;
@@ -72,9 +72,27 @@ pub fn is_selective(spec: &JobSpec) -> bool {
     !spec.node_selector.is_empty() || spec.nodes.is_some() || spec.capacity.is_some()
 }
 
+/// Whether the slices of a job may be on a node. A provider's slice of several hosts is used as a whole, because nobody knows which of
+/// its hosts are neighbours: an agent refuses a slice of another shape there, again and again if it was placed there.
+#[must_use]
+pub fn is_of_its_slices(node: &NodeSpec, spec: &JobSpec) -> bool {
+    if spec.groups.iter().all(|group| group.slice.is_none()) {
+        return true;
+    }
+    let label = node.labels.iter().find(|(label, _)| label.as_str() == SLICE_LABEL);
+    let Some(shape) = label.and_then(|(_, text)| SliceShape::parse(text)) else { return true };
+    if shape.hosts(node.device_count()).is_none_or(|hosts| hosts == 1) {
+        return true;
+    }
+    // Workers that form no slice may be on any host of it.
+    let may_take = |group: &TaskGroup| group.slice.as_ref().is_none_or(|asked| asked.shape == shape);
+    let mut takers = spec.groups.iter().filter(|group| has_kind(node, &group.request)).peekable();
+    takers.peek().is_none() || takers.any(may_take)
+}
+
 /// Whether a job may be on a node at all: labels, name, purchase, taints, region, a container runtime where the job has an image, the
-/// isolation that policy requires, no accelerators where each worker has its host to itself, and whether the nodes of tenants leave
-/// it to this one.
+/// isolation that policy requires, no accelerators where each worker has its host to itself, the shape of its slices, and whether the
+/// nodes of tenants leave it to this one.
 #[must_use]
 pub fn allows(node: &NodeSpec, spec: &JobSpec, policy: &Policy) -> bool {
     let tolerated = node.taints.iter().all(|taint| spec.tolerations.contains(taint));
@@ -88,6 +106,7 @@ pub fn allows(node: &NodeSpec, spec: &JobSpec, policy: &Policy) -> bool {
         && tolerated
         && region
         && contained
+        && is_of_its_slices(node, spec)
         && policy.lacking_isolation(node).next().is_none()
         && policy.opens(node, &spec.tenant)
 }

@@ -121,14 +121,32 @@ impl State {
         if !spec.is_exclusive() {
             return asked;
         }
+        asked.max(self.largest_host(spec, resource).saturating_mul(workers.into()))
+    }
+
+    /// The same for a job as it is now. One that has hosts to itself is counted by them as long as it has no more workers, and not as
+    /// if it was on the largest hosts that there are.
+    #[must_use]
+    pub fn host_asked_by(&self, job: JobId, spec: &JobSpec, resource: HostResource, workers: u32) -> u64 {
+        let own = self.host_charge(job, resource);
+        let row = self.jobs.get(&job).filter(|_| spec.is_exclusive() && own > 0);
+        let Some(placement) = row.and_then(|row| row.placement.as_ref()) else {
+            return self.host_asked(spec, resource, workers);
+        };
+        let placed = u32::try_from(placement.slots.len()).unwrap_or(u32::MAX);
+        let more = self.largest_host(spec, resource).saturating_mul(workers.saturating_sub(placed).into());
+        own.saturating_add(more)
+    }
+
+    /// What the largest host without accelerators has that there is in the regions of a job.
+    fn largest_host(&self, spec: &JobSpec, resource: HostResource) -> u64 {
         let of_host = |shape: &Shape| match resource {
             HostResource::Cpu => shape.cpu_milli,
             HostResource::Memory => whole_mib(shape.memory_bytes),
         };
         let may_be_in = |region: &Name| spec.regions.is_empty() || spec.regions.contains(region);
         let pools = self.pools().filter(|(key, _)| key.kind.is_none() && may_be_in(&key.region));
-        let largest = pools.flat_map(|(_, pool)| pool.shapes.keys()).map(of_host).max().unwrap_or(0);
-        asked.max(largest.saturating_mul(workers.into()))
+        pools.flat_map(|(_, pool)| pool.shapes.keys()).map(of_host).max().unwrap_or(0)
     }
 
     /// What a job is charged for now.

@@ -362,7 +362,18 @@ impl State {
     /// job may ask for, or its user would hold more devices than it may.
     #[must_use]
     pub fn is_held_by_limit(&self, job: JobId) -> bool {
-        self.held_by_job_limit(job).is_some() || self.user_device_limit_reached(job).is_some()
+        self.held_by_job_limit(job).is_some() || self.is_user_at_device_limit(job)
+    }
+
+    /// Whether [`State::user_device_limit_reached`] finds the limit reached. For users whose placed devices alone leave too little
+    /// this looks at no promise: it is asked for every job of a long queue.
+    fn is_user_at_device_limit(&self, job: JobId) -> bool {
+        let Some(spec) = self.spec(job) else { return false };
+        let Some(most) = self.policy.policy.user_devices(&spec.tenant) else { return false };
+        let asked_milli = spec.device_milli();
+        let active_milli = self.user_load(&spec.tenant, self.creator(job)).active_milli;
+        let has_too_many = active_milli.saturating_add(asked_milli) > u64::from(most) * 1_000;
+        asked_milli > 0 && (has_too_many || self.user_device_limit_reached(job).is_some())
     }
 
     /// Jobs that capacity is promised to and that hold none: one that is being moved or resized is counted as placed already.

@@ -25,6 +25,9 @@ mod placement;
 
 pub use placement::{PodPosition, SliceFault, SliceRequest, forms_slice, host_extent, host_offsets};
 
+/// The label of a host that is part of a slice which a provider has made, with the shape of that slice: `/` is `.` in labels of nodes.
+pub const SLICE_LABEL: &str = "cloud.google.com.gke-tpu-topology";
+
 /// Chips along each edge of a cube.
 pub const CUBE_EDGE: u16 = 4;
 /// Chips of a cube.

@@ -145,12 +145,17 @@ fn place_of(state: &State, job: JobId) -> Option<&Name> {
 
 /// The same without what takes long to find out: its queue position, which gangs have reservations, and when it starts.
 #[must_use]
-pub fn explain_briefly(state: &State, now: LogTime, job: JobId) -> Option<(WaitReason, String)> {
+pub fn explain_briefly(
+    state: &State,
+    now: LogTime,
+    job: JobId,
+    kept: &KeptReservations,
+) -> Option<(WaitReason, String)> {
     let (row, spec) = (state.job(job)?, state.spec(job)?);
     if row.phase != Phase::Pending {
         return None;
     }
-    if let Some(known) = known_reason(state, Some(job), (spec, place_of(state, job)), row, now) {
+    if let Some(known) = known_reason(state, Some(job), (spec, place_of(state, job)), row, (now, kept)) {
         return Some(known);
     }
     let planned = planned_spec(state, job);
@@ -218,7 +223,7 @@ fn explain(
         Verdict::Waits | Verdict::OutOfBudget => None,
     };
     let mut borrowers = Vec::new();
-    let (reason, sentence) = match known_reason(state, job, (own, place), row, now) {
+    let (reason, sentence) = match known_reason(state, job, (own, place), row, (now, &*kept)) {
         Some(known) => known,
         None if found.is_none() && ahead.position.is_first() && comes(state, now, asker, &holds) => {
             let text = "gangs that are stopping leave enough for it; it starts once they have stopped";
@@ -257,7 +262,10 @@ fn explain(
     // Nor is it known when licences are given back, or when what a tenant or a user has placed is over.
     let is_at_limit = reason == WaitReason::TenantLimit
         && (spent(state, job, own, now).is_none() || at_limit::why_it_is_held(state, job, own).is_some());
-    let is_foreseen = may_borrow && reason != WaitReason::Licence && !is_at_limit;
+    // Nor for how long others block it that it may not go past.
+    let waiting = job.filter(|_| row.is_in_line());
+    let is_blocked = waiting.is_some_and(|job| blocked_by(state, job, now).is_some());
+    let is_foreseen = may_borrow && reason != WaitReason::Licence && !is_at_limit && !is_blocked;
     let start = is_foreseen.then(|| start(state, forecast, (job, spec, row), is_next)).flatten();
     JobExplanation {
         reason,
@@ -418,7 +426,7 @@ fn known_reason(
     job: Option<JobId>,
     (spec, place): (&JobSpec, Option<&Name>),
     row: &JobRow,
-    now: LogTime,
+    (now, kept): (LogTime, &KeptReservations),
 ) -> Option<(WaitReason, String)> {
     if row.promise.is_some() {
         let text = "capacity is promised to it; it starts once the jobs that hold that capacity have stopped";
@@ -466,7 +474,10 @@ fn known_reason(
         .or_else(|| spent(state, job, spec, now).map(|spent| at_limit::spent_text(&spent)))
         .or_else(|| host_limit(state, spec))
         .map(|text| (WaitReason::TenantLimit, text))
-        .or_else(|| licences::why_it_waits(state, now, job, spec).map(|text| (WaitReason::Licence, text)))
+        .or_else(|| {
+            let text = licences::why_it_waits(state, (now, kept), job, spec)?;
+            Some((WaitReason::Licence, text))
+        })
         .or_else(|| {
             Some((WaitReason::InLine, strict_order(state, job.filter(|_| row.is_in_line())?, spec, now)?))
         })

@@ -9,6 +9,7 @@ use muster_policy::Line;
 use muster_state::State;
 use muster_types::{JobId, JobSpec, LogTime, Name};
 
+use crate::future::KeptReservations;
 use crate::rules::planned::licensed;
 
 /// Different requests of the queue that are looked at for the first one that asks for a resource.
@@ -17,22 +18,36 @@ const LOOKED_AT_MAX: usize = 4_096;
 /// Steps over jobs that have no turn, as the pending queue counts them.
 const STEPS_MAX: u64 = 200_000;
 
-/// The first job of the pending queue that asks for each of these counted resources, as far as the queue is looked at.
+/// The job that is next for each of these counted resources: the one for which the leader keeps what is free of it, else the first of
+/// the pending queue that asks for it, as far as the queue is looked at. A job is neither while the leader knows no start of it that
+/// is near: nothing is kept for it.
 #[must_use]
 pub fn first_for_licences<'a>(
     state: &State,
     now: LogTime,
+    kept: &KeptReservations,
     names: impl IntoIterator<Item = &'a Name>,
 ) -> BTreeMap<Name, JobId> {
-    let mut wanted: BTreeSet<&Name> = names.into_iter().collect();
+    let keepers = kept.licence_keepers();
+    let mut wanted: BTreeSet<&Name> = BTreeSet::new();
     let mut found = BTreeMap::new();
+    for name in names {
+        match keepers.first(state, name) {
+            Some(job) => _ = found.insert(name.clone(), job),
+            None => _ = wanted.insert(name),
+        }
+    }
+    if wanted.is_empty() {
+        return found;
+    }
     let mut line = Line::form(state, now);
     for _ in 0..LOOKED_AT_MAX {
         let Some(candidate) = line.take_within(state, STEPS_MAX).filter(|_| !wanted.is_empty()) else {
             break;
         };
         let job = candidate.turn.job;
-        for name in state.spec(job).into_iter().flat_map(|spec| spec.licences.keys()) {
+        let spec = state.spec(job).filter(|_| !keepers.keeps_nothing(job));
+        for name in spec.into_iter().flat_map(|spec| spec.licences.keys()) {
             if wanted.remove(name) {
                 found.insert(name.clone(), job);
             }
@@ -45,7 +60,7 @@ pub fn first_for_licences<'a>(
 /// Why a job waits that asks for more of a counted resource than is free, or than is left by the first that waits for it.
 pub(super) fn why_it_waits(
     state: &State,
-    now: LogTime,
+    (now, kept): (LogTime, &KeptReservations),
     job: Option<JobId>,
     spec: &JobSpec,
 ) -> Option<String> {
@@ -53,8 +68,9 @@ pub(super) fn why_it_waits(
         return None;
     }
     // One walk over the queue for all of them: it may be long.
-    let firsts = first_for_licences(state, now, spec.licences.keys());
-    let lacking = |(name, count): (&Name, &u32)| lacks(state, firsts.get(name).copied(), job, (name, *count));
+    let firsts = first_for_licences(state, now, kept, spec.licences.keys());
+    let first = |name: &Name| firsts.get(name).copied();
+    let lacking = |(name, count): (&Name, &u32)| lacks(state, (first(name), kept), job, (name, *count));
     spec.licences.iter().find_map(lacking).or_else(|| {
         let is_nowhere = licensed(state, spec).is_none();
         is_nowhere.then(|| {
@@ -68,7 +84,7 @@ pub(super) fn why_it_waits(
 /// What there is of one resource where that is too little. `first` is the first job of the queue that asks for it.
 fn lacks(
     state: &State,
-    first: Option<JobId>,
+    (first, kept): (Option<JobId>, &KeptReservations),
     job: Option<JobId>,
     (name, asked): (&Name, u32),
 ) -> Option<String> {
@@ -83,8 +99,10 @@ fn lacks(
     let other = first.filter(|first| Some(*first) != job);
     let of_other =
         other.and_then(|other| state.spec(other)?.licences.get(name).copied()).map_or(0, u64::from);
-    // The first in the queue keeps what is free once that is too little for it.
-    let kept = if of_other > free { free } else { 0 };
+    // The first in the queue keeps what is free once that is too little for it, and then until it starts.
+    let keepers = kept.licence_keepers();
+    let is_kept = of_other > free || (other.is_some() && keepers.first(state, name) == other);
+    let kept = if is_kept { of_other.min(free) } else { 0 };
     if u64::from(asked) <= free - kept {
         return None;
     }
@@ -93,6 +111,10 @@ fn lacks(
         (Some(_), None) => {
             String::from("it is the first in the queue that asks for it, and keeps what is freed")
         }
+        (None, None) if job.is_some_and(|job| keepers.keeps_nothing(job)) => String::from(
+            "none is kept for it while its start is not near; it starts once enough of it is free with the rest that \
+             it needs",
+        ),
         (None, None) => String::from("it starts once enough of it is given back"),
     };
     let mut by_tenant: Vec<(&Name, u64)> = state.licences_by_tenant(name).collect();

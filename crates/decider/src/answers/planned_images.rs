@@ -15,6 +15,9 @@ const NODE_IMAGES_MAX: usize = 4;
 const TENANT_IMAGES_MAX: usize = 2;
 /// Hosts that get images ahead.
 const NODES_MAX: usize = 4_096;
+/// How soon a gang with a reservation has to be expected for its hosts to fetch its images: two hours are more than any pull takes.
+/// Of later starts the hosts may still change, and until then their images would take the place of others on the disk.
+const AHEAD_MS: u64 = 2 * 3_600_000;
 
 /// An image that a host will need.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,8 +46,9 @@ pub fn planned_images(state: &State, kept: &KeptReservations) -> BTreeMap<NodeId
         left -= 1;
         plan(&mut planned, spec, promise.slots.iter().map(|slot| slot.node));
     }
-    for (job, nodes) in kept.reserved_nodes() {
-        if state.job(job).is_none_or(|row| row.phase != Phase::Pending) {
+    let soon = state.log_time().plus_ms(AHEAD_MS);
+    for (job, start) in kept.reserved_starts() {
+        if start.at > soon || state.job(job).is_none_or(|row| row.phase != Phase::Pending) {
             continue;
         }
         let Some(spec) = takes_images(state, job) else { continue };
@@ -52,7 +56,7 @@ pub fn planned_images(state: &State, kept: &KeptReservations) -> BTreeMap<NodeId
             return planned;
         }
         left -= 1;
-        plan(&mut planned, spec, nodes.iter().map(|(node, _)| *node));
+        plan(&mut planned, spec, start.nodes.iter().map(|(node, _)| *node));
     }
     planned
 }

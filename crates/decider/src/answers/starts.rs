@@ -1,15 +1,17 @@
 //! When each waiting job is expected to start: one forecast for the whole queue, as far as a bound on the work lets it come.
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use muster_planner::Budget;
-use muster_policy::{Candidate, Line};
+use muster_policy::{Candidate, Line, blocked_by};
 use muster_state::{QueuePosition, State};
 use muster_types::policy::NonPreemptible;
 use muster_types::{JobId, JobSpec, LogTime};
 
 use crate::answers::explain::StartEstimate;
 use crate::future::{Future, KeptReservations, Pace};
-use crate::rules::counted::lacks;
+use crate::memory::counted_waiters::LicenceKeepers;
+use crate::rules::counted::{Counted, are_there, needed};
 use crate::rules::planned::planned_spec;
 
 /// When one job is expected to start.
@@ -17,7 +19,8 @@ use crate::rules::planned::planned_spec;
 pub struct JobStart {
     /// Which.
     pub job: JobId,
-    /// None where it is not known to start at all: its tenant is at a limit, it lacks licences, it may not borrow, or nothing it could use comes free.
+    /// None where it is not known: its tenant is at a limit, it lacks licences or those before it take them, strict order holds it, it
+    /// may not borrow, or nothing it could use comes free.
     pub start: Option<StartEstimate>,
 }
 
@@ -106,9 +109,10 @@ fn walk(
     let mut future = Future::resume_at(now, kept.clone(), pace);
     let mut budget = Budget::new(visits);
     future.take_up(state, &mut budget);
+    let mut taken = TakenByOthers { keepers: kept.licence_keepers(), counts: BTreeMap::new() };
     let mut starts = Vec::with_capacity(order.len());
     for (job, within_nominal) in order {
-        let start = next(state, now, &mut future, (*job, *within_nominal), &mut budget);
+        let start = next(state, now, (&mut future, &mut taken), (*job, *within_nominal), &mut budget);
         // What was found with too little left may be wrong.
         if budget.is_spent() {
             break;
@@ -118,10 +122,31 @@ fn walk(
     starts
 }
 
+/// What those before a job take of licences, and of limits on CPUs and memory. When they give it back is not foreseen.
+struct TakenByOthers<'a> {
+    keepers: &'a LicenceKeepers,
+    counts: BTreeMap<Counted, u64>,
+}
+
+impl TakenByOthers<'_> {
+    /// Whether enough is left of what a job needs.
+    fn leaves(&self, state: &State, needed: &[(Counted, u64)]) -> bool {
+        let taken = |what: &Counted| self.counts.get(what).copied().unwrap_or(0);
+        needed.iter().all(|(what, count)| *count <= what.free(state).saturating_sub(taken(what)))
+    }
+
+    fn take(&mut self, needed: Vec<(Counted, u64)>) {
+        for (what, count) in needed {
+            let taken = self.counts.entry(what).or_default();
+            *taken = taken.saturating_add(count);
+        }
+    }
+}
+
 fn next(
     state: &State,
     now: LogTime,
-    future: &mut Future,
+    (future, taken): (&mut Future, &mut TakenByOthers<'_>),
     (job, within_nominal): (JobId, bool),
     budget: &mut Budget,
 ) -> Option<LogTime> {
@@ -130,14 +155,27 @@ fn next(
     let is_barred = state.running_limit_reached(&spec.tenant).is_some()
         || state.is_user_at_limit(job)
         || state.is_held_by_limit(job)
-        || state.is_over_budget(job, now)
-        || lacks(state, &spec);
+        || state.is_over_budget(job, now);
     if is_barred || (!within_nominal && never_borrows(state, &spec)) {
+        return None;
+    }
+    // Those that it may not go past may block it for longer than until they have their capacity, and it keeps nothing meanwhile.
+    if blocked_by(state, job, now).is_some() {
+        return None;
+    }
+    let needed = needed(state, &spec);
+    if !taken.leaves(state, &needed) {
+        // It keeps what is free from those behind it until it starts.
+        if are_there(state, &needed) && !taken.keepers.keeps_nothing(job) {
+            taken.take(needed);
+        }
         return None;
     }
     future.turn_of(state, job, within_nominal, budget);
     future.forget_who_gives_way(state, job, &spec, row);
-    future.expect_start(state, job, &spec, row, budget)
+    let start = future.expect_start(state, job, &spec, row, budget)?;
+    taken.take(needed);
+    Some(start)
 }
 
 /// Whether a job takes only what its tenant is promised, of which nobody can foresee when it is free of others that must not be stopped.

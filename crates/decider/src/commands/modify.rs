@@ -4,7 +4,6 @@ use alloc::borrow::Cow;
 use alloc::format;
 use alloc::vec::Vec;
 use muster_journal::{Decision, Estimate, RequestKey, hash};
-use muster_planner::could_ever;
 use muster_policy::estimate_again;
 use muster_state::{Phase, State};
 use muster_types::{
@@ -17,8 +16,8 @@ use crate::commands::controls::{
     check_acts_for, check_unfinished, end_claim, is_being_cancelled, not_found, not_waiting, with_state,
 };
 use crate::commands::submit::{
-    above_job_limit, check_affinity, check_bookings, check_licence_regions, check_limits, check_receivers,
-    check_rights,
+    above_job_limit, check_affinity, check_bookings, check_could_ever, check_licence_regions, check_limits,
+    check_receivers, check_rights,
 };
 use crate::rules::at_limit::check_on_limit;
 use crate::rules::deadline;
@@ -159,15 +158,7 @@ fn check_waiting(
     if has(|change| matches!(change, FieldChange::Regions(_))) {
         check_licence_regions(state, &submission, JobPath::Single)?;
     }
-    if let Err(never) = could_ever(state, changed) {
-        let text = format!("job {}: {never}", changed.name);
-        return Err(Refusal::new(RefusalCode::NeverFits, text)
-            .with("job_index", 0)
-            .with("group", &never.group)
-            .with("wanted", &never.wanted)
-            .with("closest", &never.closest));
-    }
-    Ok(())
+    check_could_ever(state, changed, 0)
 }
 
 /// The rules of the fields themselves.

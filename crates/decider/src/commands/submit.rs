@@ -7,7 +7,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::{Decision, Estimate, RequestKey, SubmittedPart, canonical, hash_of_bytes};
-use muster_planner::could_ever;
+use muster_planner::{Never, could_ever};
 use muster_policy::{estimates, estimates_of_parts};
 use muster_state::{ExceededLimit, GangClass, JobAboveLimit, JobEnd, MissingRight, RequestAnswer, State};
 use muster_types::metadata::ANONYMOUS;
@@ -60,15 +60,25 @@ fn check_with_limits(
         if !seen.insert(GangClass::of(spec)) {
             continue;
         }
-        if let Err(never) = could_ever(state, spec) {
-            return Err(Refusal::new(RefusalCode::NeverFits, format!("job {}: {never}", spec.name))
-                .with("job_index", place)
-                .with("group", &never.group)
-                .with("wanted", &never.wanted)
-                .with("closest", &never.closest));
-        }
+        check_could_ever(state, spec, place)?;
     }
     Ok(())
+}
+
+/// A job could run in the fleet as it is registered and as the policy names it, in the region of its licences where they have one.
+pub(super) fn check_could_ever(state: &State, spec: &JobSpec, place: usize) -> Result<(), Refusal> {
+    let refused = |never: Never, more: &str| {
+        Refusal::new(RefusalCode::NeverFits, format!("job {}: {never}{more}", spec.name))
+            .with("job_index", place)
+            .with("group", &never.group)
+            .with("wanted", &never.wanted)
+            .with("closest", &never.closest)
+    };
+    could_ever(state, spec).map_err(|never| refused(never, ""))?;
+    let Some(Cow::Owned(there)) = licensed(state, spec) else { return Ok(()) };
+    let Some(region) = there.regions.first().filter(|_| there.regions != spec.regions) else { return Ok(()) };
+    let more = format!("; its licences are for region {region}, and nodes elsewhere are of no use to it");
+    could_ever(state, &there).map_err(|never| refused(never, &more))
 }
 
 /// The same of everything but where the jobs could run: their limits are filled in already.

@@ -25,6 +25,7 @@ use muster_state::quota::QuotaUsage;
 use muster_state::{Forecast, GangClass, JobRow, Phase, State, fit};
 use muster_types::{AcceleratorRequest, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, PriorityTier};
 
+use crate::memory::counted_waiters::LicenceKeepers;
 use crate::rules::affinity::{self, STOPPED_LATE_MS};
 use crate::rules::bookings::{closures, covers, is_open_to};
 use crate::rules::counted::lacks;
@@ -108,8 +109,10 @@ pub struct KeptReservations {
     is_of_a_pass: bool,
     /// Which hosts hold which images, for explanations.
     images: Arc<HeldImages>,
+    /// Who keeps licences from others.
+    licence_keepers: Arc<LicenceKeepers>,
     /// Where gangs are expected for which nothing is kept beyond the pass.
-    expected: Vec<(JobId, Vec<(NodeId, u32)>)>,
+    expected: Vec<(JobId, Start)>,
 }
 
 impl KeptReservations {
@@ -129,11 +132,19 @@ impl KeptReservations {
         &self.images
     }
 
-    /// The jobs that wait with a reservation, with the nodes of it, in the order of the pass; behind them those that were first among
-    /// the others that could not start.
-    pub(crate) fn reserved_nodes(&self) -> Vec<(JobId, &[(NodeId, u32)])> {
-        let kept = self.reservations.iter().map(|kept| (kept.job, kept.start.nodes.as_slice()));
-        kept.chain(self.expected.iter().map(|(job, nodes)| (*job, nodes.as_slice()))).collect()
+    pub(crate) fn set_licence_keepers(&mut self, keepers: LicenceKeepers) {
+        self.licence_keepers = Arc::new(keepers);
+    }
+
+    pub(crate) fn licence_keepers(&self) -> &LicenceKeepers {
+        &self.licence_keepers
+    }
+
+    /// The jobs that wait with a reservation, with when and where they are to start, in the order of the pass; behind them those that
+    /// were first among the others that could not start.
+    pub(crate) fn reserved_starts(&self) -> impl Iterator<Item = (JobId, &Start)> {
+        let kept = self.reservations.iter().map(|kept| (kept.job, &kept.start));
+        kept.chain(self.expected.iter().map(|(job, start)| (*job, start)))
     }
 }
 
@@ -227,9 +238,9 @@ impl Future {
         reservations.append(&mut self.remembered);
         let (reservations, passing): (Vec<_>, Vec<_>) =
             reservations.into_iter().partition(|reservation| reservation.is_kept);
-        let expected = passing.into_iter().map(|passing| (passing.job, passing.start.nodes)).collect();
-        let (lent, images) = (self.lent, Arc::default());
-        KeptReservations { reservations, without_start, lent, is_of_a_pass: true, images, expected }
+        let expected = passing.into_iter().map(|passing| (passing.job, passing.start)).collect();
+        let (lent, images, licence_keepers, is_of_a_pass) = (self.lent, Arc::default(), Arc::default(), true);
+        KeptReservations { reservations, without_start, lent, is_of_a_pass, images, licence_keepers, expected }
     }
 
     /// Gives up what is kept for gangs that may not start whatever is free: their tenant or their user has as many jobs
@@ -405,6 +416,13 @@ impl Future {
     pub(crate) fn keeps_for(&self, job: JobId) -> bool {
         let mut reserved = self.reservations.iter().chain(&self.remembered).chain(&self.own);
         reserved.any(|reservation| reservation.job == job) || self.lent.is_for(job)
+    }
+
+    /// When a gang is to start for which anything is kept.
+    pub(crate) fn start_kept_for(&self, job: JobId) -> Option<LogTime> {
+        let mut reserved = self.reservations.iter().chain(&self.remembered).chain(&self.own);
+        let start = reserved.find(|reservation| reservation.job == job).map(|kept| kept.start.at);
+        start.or_else(|| self.lent.is_for(job).then_some(self.now))
     }
 
     /// Whether capacity is kept for the gang whose turn it is.

@@ -8,8 +8,9 @@
 //! Of a tenant one job of a tier is noted at a time that lacks the same thing, so that tenants take turns: many jobs of one that were
 //! sent at once would all go before those of another otherwise, whatever their shares are.
 //!
-//! A job that has no start in sight, whatever it finds of what is counted, keeps nothing: its tenant has no quota for it, or its
-//! nodes are not there. Otherwise everyone who may submit could keep all licences from everybody for good.
+//! A job that has no start near, whatever it finds of what is counted, keeps nothing: its tenant has no quota for it for long, or its
+//! nodes are not there. Otherwise everyone who may submit could keep all licences from everybody. How near a start has to be grows
+//! with the time that the job has waited, so that others who take its nodes again and again do not keep it waiting for good.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -24,9 +25,15 @@ use crate::rules::counted::{Counted, are_there, needed};
 const NOTED_MAX: usize = 512;
 /// Jobs for which a start is looked for in one pass.
 const LOOKS_MAX: u32 = 16;
-/// How long the answer holds: for one with a start, and for one without.
+/// How long the answer holds: for one with a start that is near, and for one without.
 const LOOK_AGAIN_MS: u64 = 10 * 60_000;
-/// Jobs without a start that are remembered. One more keeps what it needs until another is forgotten.
+/// How soon a job has to be able to start, apart from what is counted, to keep that from others: an hour gives several looks at it
+/// before its start, and lets little stand idle. What others take before may last longer, and then it waits for that.
+const NEAR_MS: u64 = 3_600_000;
+/// For each so many hours that a job has waited, its start may be one more hour off: it lets what it keeps stand idle for a small
+/// part of its wait at most, and one whose start is always as far off keeps something in the end.
+const WAITED_PER_HOUR: u64 = 8;
+/// Jobs without a near start that are remembered. One more keeps what it needs until another is forgotten.
 const WITHOUT_START_MAX: usize = 4_096;
 
 /// The order of those who wait; the smaller goes first.
@@ -41,8 +48,13 @@ struct Noted {
     needed: Vec<(Counted, u64)>,
     /// Of what there was too little.
     lacking: Vec<Counted>,
-    /// When a start was last found for it.
+    /// When a start was last found for it that is near.
     start_found_at: Option<LogTime>,
+}
+
+/// Whether a job that could start then, after it has waited so long, keeps what it needs.
+pub(crate) fn is_near(start: LogTime, now: LogTime, waited_ms: u64) -> bool {
+    start <= now.plus_ms(NEAR_MS.saturating_add(waited_ms / WAITED_PER_HOUR))
 }
 
 /// What a job is noted for: a thing that it lacks, its tenant and its tier.
@@ -63,13 +75,47 @@ pub(crate) struct CountedWaiters {
     /// How much each of them needs, by what it is.
     waiting: BTreeMap<Counted, BTreeMap<OrderKey, (JobId, u64)>>,
     last: u64,
-    /// Jobs that have no start in sight, and since when that is known.
+    /// Jobs that have no start near, and since when that is known.
     without_start: BTreeMap<JobId, LogTime>,
     /// Jobs for which a start was looked for in this pass.
     looks: u32,
 }
 
+/// Who keeps licences from others, and who keeps none, as a pass has left it: for explanations and lists.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LicenceKeepers {
+    /// The first that keeps what is free of each.
+    first: BTreeMap<Name, JobId>,
+    /// Jobs that have no start near.
+    without_start: BTreeSet<JobId>,
+}
+
+impl LicenceKeepers {
+    /// The job that keeps what is free of a licence, as long as it waits.
+    pub(crate) fn first(&self, state: &State, licence: &Name) -> Option<JobId> {
+        let waits = |job: &JobId| {
+            state.job(*job).is_some_and(|row| row.is_in_line())
+                && state.spec(*job).is_some_and(|spec| spec.licences.contains_key(licence))
+        };
+        self.first.get(licence).copied().filter(waits)
+    }
+
+    /// Whether a job keeps nothing, because no start of it is near.
+    pub(crate) fn keeps_nothing(&self, job: JobId) -> bool {
+        self.without_start.contains(&job)
+    }
+}
+
 impl CountedWaiters {
+    /// Who keeps licences, and who does not.
+    pub(crate) fn licence_keepers(&self) -> LicenceKeepers {
+        let first = self.waiting.iter().filter_map(|(what, waiting)| match what {
+            Counted::Licence(name) => Some((name.clone(), waiting.values().next()?.0)),
+            Counted::Host(..) => None,
+        });
+        LicenceKeepers { first: first.collect(), without_start: self.without_start.keys().copied().collect() }
+    }
+
     /// Forgets those that do not wait any more, or that could not start with all that there is. Under another policy a job may
     /// need something else: then it is noted again when it has its turn.
     pub(crate) fn retain(&mut self, state: &State, now: LogTime, is_barred: impl Fn(JobId) -> bool) {
@@ -141,10 +187,10 @@ impl CountedWaiters {
             && noted.needed.iter().any(is_first)
     }
 
-    /// What a look for a start has found. Without one the job keeps nothing for a while.
-    pub(crate) fn set_start(&mut self, job: JobId, has_start: bool, now: LogTime) {
+    /// What a look for a start has found. Without one that is near the job keeps nothing for a while.
+    pub(crate) fn set_start(&mut self, job: JobId, has_near_start: bool, now: LogTime) {
         self.looks += 1;
-        if has_start {
+        if has_near_start {
             if let Some(noted) = self.noted.get_mut(&job) {
                 noted.start_found_at = Some(now);
             }
@@ -193,6 +239,15 @@ impl CountedWaiters {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_longer_a_job_has_waited_the_later_may_its_start_be() {
+        const HOUR_MS: u64 = 3_600_000;
+        let (now, in_hours) = (LogTime(HOUR_MS), |hours: u64| LogTime(HOUR_MS).plus_ms(hours * HOUR_MS));
+        assert!(is_near(LogTime(0), now, 0) && is_near(now, now, 0) && is_near(in_hours(1), now, 0));
+        assert!(!is_near(in_hours(2), now, 7 * HOUR_MS) && is_near(in_hours(2), now, 8 * HOUR_MS));
+        assert!(!is_near(in_hours(24), now, 24 * HOUR_MS) && is_near(in_hours(24), now, 8 * 23 * HOUR_MS));
+    }
 
     #[test]
     fn higher_tiers_and_those_that_were_noted_before_stand_first() {

@@ -48,7 +48,12 @@ pub(super) fn grow(
         let Some(workers) = larger(state, future, wanted, job, now, budget) else { continue };
         let stops = alloc::vec![stop(state, job, RearrangeCause::Resized)];
         let promises = alloc::vec![CapacityHold { job, workers }];
-        speculation.push(Decision::Rearranged { stops, promises });
+        let decision = Decision::Rearranged { stops, promises };
+        // It may have found larger hosts than the ones that it has to itself, for which limits leave too little.
+        if state.check(&decision).is_err() {
+            continue;
+        }
+        speculation.push(decision);
         grown += 1;
     }
 }

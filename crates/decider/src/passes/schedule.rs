@@ -8,6 +8,7 @@ use muster_state::{JobRow, State};
 use muster_types::{JobId, JobSpec, LogTime};
 
 use crate::future::Future;
+use crate::memory::counted_waiters::is_near;
 use crate::memory::pass::UnfinishedPass;
 use crate::memory::searches::Searches;
 use crate::passes::turns::renew_turns;
@@ -60,8 +61,10 @@ pub fn schedule(speculation: &mut Speculation, budget: &mut Budget) -> Pass {
     drained::move_drained(speculation, pass.future(), budget);
     let (future, mut memory, wanted) = pass.finish(speculation.searches_mut());
     growth::grow(speculation, &future, &wanted, &mut memory, budget);
+    let mut kept = future.remember();
+    kept.set_licence_keepers(memory.waiters().licence_keepers());
     speculation.keep_memory(memory);
-    speculation.keep_reservations(future.remember());
+    speculation.keep_reservations(kept);
     Pass::Complete { placed }
 }
 
@@ -246,7 +249,7 @@ fn offer(
     if is_alone { Outcome::WaitsAlone } else { Outcome::Waits }
 }
 
-/// A job keeps nothing of what is counted while it has no start in sight: its tenant has no quota for it, or its nodes are not
+/// A job keeps nothing of what is counted while it has no start near: its tenant has no quota for it for long, or its nodes are not
 /// there.
 fn leave_without_start(
     state: &State,
@@ -258,11 +261,13 @@ fn leave_without_start(
     if !pass.waiters().is_start_unknown(job, now) {
         return;
     }
-    let has_start =
-        pass.future().keeps_for(job) || pass.future().earliest(state, (job, spec, row), budget).is_some();
+    let kept = pass.future().start_kept_for(job);
+    let earliest = || pass.future().earliest(state, (job, spec, row), budget).map(|(_, start)| start.at);
+    let start = kept.or_else(earliest);
     // Where the budget has run out, nobody knows.
-    if has_start || !budget.is_spent() {
-        pass.waiters().set_start(job, has_start, now);
+    if start.is_some() || !budget.is_spent() {
+        let waited_ms = now.since_ms(state.waits_since(job).unwrap_or(row.submitted_at));
+        pass.waiters().set_start(job, start.is_some_and(|start| is_near(start, now, waited_ms)), now);
     }
 }
 

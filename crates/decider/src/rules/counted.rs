@@ -79,7 +79,7 @@ pub(crate) fn within_limits<'a>(state: &State, job: JobId, spec: &'a JobSpec) ->
     for limit in state.host_limits(&spec.tenant) {
         let own = state.host_charge(job, limit.resource);
         let room = limit.most.saturating_sub(limit.used.saturating_sub(own)).max(own);
-        let fits = |workers: u32| state.host_asked(spec, limit.resource, workers) <= room;
+        let fits = |workers: u32| state.host_asked_by(job, spec, limit.resource, workers) <= room;
         let [only] = spec.groups.as_slice() else {
             // Before it is placed, whether it may start is asked by itself.
             if own > 0 && !fits(workers) {

@@ -6,11 +6,11 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use muster_journal::{Decision, StopCause};
 use muster_state::{Phase, Placement, RankState, State};
-use muster_types::{FailureClass, JobId, NodeId, Requester, Span};
+use muster_types::{FailureClass, JobId, LogTime, NodeId, Requester, Span};
 
 use crate::round::ROUND_BYTES_SOFT;
 use crate::settle::job::{settle, settle_many};
-use crate::speculation::Speculation;
+use crate::speculation::{SessionTimes, Speculation};
 
 /// Nodes taken out of service, and gangs stopped because they do not start, in one tick.
 const PER_TICK: usize = 256;
@@ -44,26 +44,33 @@ fn give_up_starting(speculation: &mut Speculation) {
     }
 }
 
-/// How long the agent of a host has to repeat to a new leader what the one before has not taken.
+/// How long the agent of a host has to repeat, in a session that it has opened, what nobody has taken before.
 const REPEATED_MS: u64 = 10_000;
+/// For how long an agent that opens one session after another is waited for.
+const REPEATED_MAX_MS: u64 = 60_000;
 
 /// Whether a leader knows what became of the workers of a gang that have yet to say that they are ready: one may have said it while
-/// nobody led, and its agent says it once it has a session here. A host that opens none is lost when its lease has run out.
-fn is_known(speculation: &Speculation, job: JobId) -> bool {
+/// nobody led or its agent was cut off, and its agent says it once it has a session here. A host that opens none is lost when its
+/// lease has run out. `by` is when they had to be ready.
+fn is_known(speculation: &Speculation, job: JobId, by: LogTime) -> bool {
+    let (now, silent) = (speculation.now(), &speculation.unheard().silent);
     let Some(row) = speculation.state().job(job) else { return false };
     let Some(placement) = row.placement.as_deref() else { return false };
     let mut missing = (0u32..).zip(&placement.slots).filter(|(rank, _)| !placement.ready.contains(rank));
     missing.all(|(_, slot)| {
-        let since = speculation.heard_since(slot.node);
-        since.is_some_and(|since| speculation.now().since_ms(since) >= REPEATED_MS)
+        let Some(SessionTimes { first, last }) = speculation.sessions_of(slot.node) else { return false };
+        let has_repeated = now.since_ms(last) >= REPEATED_MS;
+        !silent.contains(&slot.node) && (has_repeated || now.since_ms(first.max(by)) >= REPEATED_MAX_MS)
     })
 }
 
 /// Ends attempts whose workers have not all said in time that they are ready, as ones that could not be started.
 fn give_up_unready(speculation: &mut Speculation) {
-    let now = speculation.now();
-    let late = speculation.state().unready().take_while(|(by, _)| *by <= now);
-    let late = late.map(|(_, job)| job).filter(|job| is_known(speculation, *job));
+    let (now, state) = (speculation.now(), speculation.state());
+    // Which agents were cut off then is known once they had the time to be heard of.
+    let silence_ms = state.parameters().silence_ms();
+    let late = state.unready().take_while(|(by, _)| by.plus_ms(silence_ms) <= now);
+    let late = late.filter(|(by, job)| is_known(speculation, *job, *by)).map(|(_, job)| job);
     let late: Vec<JobId> = late.take(PER_TICK).collect();
     for job in late {
         if speculation.round_bytes() > ROUND_BYTES_SOFT {

@@ -3,7 +3,7 @@
 //! Nothing is placed where it is not expected (p90) to be over before a window begins; so what is left to be stopped ran
 //! longer, or was there when the window was set. The hosts of open windows are looked at one after the other, rack by
 //! rack: when a window opens, when the policy has changed, and now and then; one tick looks at a limited number, and the
-//! next tick goes on from there.
+//! next tick goes on from there. What opens meanwhile is looked at once that has come to its end.
 
 use alloc::vec::Vec;
 use core::ops::Bound;

@@ -143,7 +143,9 @@ fn jobs_of_other_tenants_are_not_found_and_not_gone_to() {
     pass(&mut speculation);
     let state = speculation.state();
     assert_eq!(nodes_of(state, near[0]), nodes_of(state, below[0]));
-    let (reason, text) = explain_briefly(state, speculation.now(), lonely[0]).expect("it waits");
+    let reservations = speculation.kept_reservations();
+    let (reason, text) =
+        explain_briefly(state, speculation.now(), lonely[0], reservations).expect("it waits");
     assert_eq!(reason, WaitReason::Affinity, "{text}");
     assert_eq!(nodes_of(state, lonely[0]), BTreeSet::new());
 }
@@ -379,7 +381,8 @@ fn a_job_that_is_kept_away_holds_up_none_with_other_labels() {
     let state = speculation.state();
     assert!(!nodes_of(state, alone[0]).is_empty() && !nodes_of(state, behind[0]).is_empty());
     assert!(nodes_of(state, kept[0]).is_empty());
-    let (reason, text) = explain_briefly(state, speculation.now(), kept[0]).expect("it waits");
+    let reservations = speculation.kept_reservations();
+    let (reason, text) = explain_briefly(state, speculation.now(), kept[0], reservations).expect("it waits");
     assert_eq!(reason, WaitReason::Affinity, "{text}");
 }
 
@@ -464,7 +467,10 @@ fn a_job_that_waits_for_one_that_never_ran_is_told_that_it_waits_in_vain() {
     let near = vec![to(AffinityTarget::Job(cache), AffinityRule::Together)];
     let reader = submit(&mut speculation, 2, vec![submission("vision", None, near)]).unwrap()[0];
     let why = |speculation: &Speculation| {
-        let known = explain_briefly(speculation.state(), speculation.now(), reader);
+        let known = {
+            let (state, reservations) = (speculation.state(), speculation.kept_reservations());
+            explain_briefly(state, speculation.now(), reader, reservations)
+        };
         known.map(|(_, text)| text).expect("it waits")
     };
     assert!(why(&speculation).ends_with("it starts once that runs"), "{}", why(&speculation));

@@ -438,7 +438,8 @@ fn nobody_waits_for_a_window_to_end_behind_which_it_is_too_late_for_the_next() {
         let submit = Command::submit(request(1 << 103), Submission::plain([job]));
         let answer = handle(&mut speculation, &submit).expect("it waits");
         let Answer::Submitted { jobs, .. } = answer else { panic!("{answer:?}") };
-        let why = explain_briefly(speculation.state(), start, jobs[0]).expect("it waits").1;
+        let (state, kept) = (speculation.state(), speculation.kept_reservations());
+        let why = explain_briefly(state, start, jobs[0], kept).expect("it waits").1;
         let until = start.plus_ms((windows - 1) * DAY_MS + HOUR_MS);
         assert!(why.contains(&format!("from it until {until}, ")), "{why}");
     }

@@ -129,3 +129,30 @@ fn a_job_with_hosts_to_itself_is_counted_by_hosts_of_its_regions() {
     draft.regions = vec![name("eu")];
     assert_eq!(asked(&draft), 2 * CPU_MILLI);
 }
+
+#[test]
+fn a_running_job_with_hosts_to_itself_is_counted_by_those_until_it_grows() {
+    let (mut speculation, mut state) = founded();
+    for host in ["h1", "h2"] {
+        register(&mut speculation, host, CPU_MILLI);
+    }
+    let mut whole = group("main", 3, None);
+    whole.workers_min = 1;
+    whole.request.exclusive = true;
+    let spec = job_draft("job", vec![whole]).check().expect("a job");
+    let job = submit(&mut speculation, 1, spec.clone());
+    let asked = |speculation: &Speculation, workers| {
+        speculation.state().host_asked_by(job, &spec, HostResource::Cpu, workers)
+    };
+    assert_eq!(asked(&speculation, 2), 2 * CPU_MILLI, "it has no place yet");
+    schedule(&mut speculation, &mut Budget::new(u64::MAX));
+    let placed = speculation.state().job(job).and_then(|row| row.placement.as_ref()).expect("a placement");
+    assert_eq!(placed.slots.len(), 2);
+    // A host joins that is four times as large.
+    register(&mut speculation, "h3", 4 * CPU_MILLI);
+    commit(&mut speculation, &mut state);
+    assert_eq!(speculation.state().host_asked(&spec, HostResource::Cpu, 2), 2 * 4 * CPU_MILLI);
+    assert_eq!(asked(&speculation, 1), 2 * CPU_MILLI, "no less than what it holds");
+    assert_eq!(asked(&speculation, 2), 2 * CPU_MILLI);
+    assert_eq!(asked(&speculation, 3), (2 + 4) * CPU_MILLI);
+}

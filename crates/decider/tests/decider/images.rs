@@ -30,11 +30,23 @@ fn fleet() -> Speculation {
 fn submit(
     speculation: &mut Speculation,
     n: u128,
+    asked: (u16, PriorityTier),
+    pull: PullRule,
+) -> JobId {
+    submit_for(speculation, n, asked, pull, None)
+}
+
+/// The same job, with how long it is expected to run.
+fn submit_for(
+    speculation: &mut Speculation,
+    n: u128,
     (devices, tier): (u16, PriorityTier),
     pull: PullRule,
+    run_ms: Option<u64>,
 ) -> JobId {
     let mut draft = job_draft("work", vec![group("main", 1, Some(accelerators("h100", devices)))]);
     draft.tier = tier;
+    draft.expected_run_ms = run_ms;
     draft.groups[0].container = Some(Container { pull, ..Container::new(IMAGE.to_owned()) });
     let jobs = vec![Submission::new(draft.check().expect("a job"), JobContract::default())];
     match handle(speculation, &Command::submit(request(n), jobs.into())) {
@@ -98,5 +110,22 @@ fn hosts_of_a_reservation_fetch_ahead_what_may_be_pulled() {
         }
         let image = PlannedImage { tenant: name("research"), image: IMAGE.to_owned(), credentials: None };
         assert_eq!(planned.into_values().collect::<Vec<_>>(), [[image]], "one host is reserved");
+    }
+}
+
+#[test]
+fn hosts_of_a_reservation_fetch_ahead_only_for_a_start_that_is_near() {
+    const HOUR_MS: u64 = 3_600_000;
+    for (run_ms, hosts) in [(HOUR_MS, 1), (12 * HOUR_MS, 0)] {
+        let mut speculation = fleet();
+        for n in 1..4 {
+            let asked = (4, PriorityTier::Production);
+            submit_for(&mut speculation, n, asked, PullRule::Missing, Some(run_ms));
+        }
+        schedule(&mut speculation, &mut Budget::new(1_000_000));
+        submit(&mut speculation, 9, (4, PriorityTier::Production), PullRule::Missing);
+        schedule(&mut speculation, &mut Budget::new(1_000_000));
+        let planned = planned_images(speculation.state(), speculation.kept_reservations());
+        assert_eq!(planned.len(), hosts, "what runs takes {run_ms} ms: {planned:?}");
     }
 }

@@ -368,6 +368,72 @@ fn licences_of_a_region_that_a_job_may_not_use_are_refused() {
     assert_eq!(refused.violations[0].field, "job.spec.licences");
 }
 
+#[test]
+fn a_job_keeps_licences_from_others_once_its_start_is_near() {
+    const HOUR_MS: u64 = 3_600_000;
+    let (mut speculation, mut state) = founded();
+    register(&mut speculation, "n0", "eu", 0);
+    register(&mut speculation, "n1", "eu", 8);
+    set_counts(&mut speculation, 5_000, &[("matlab", 4, None)]);
+    let mut draft = asking("long", 8, &[], PriorityTier::Standard).into_draft();
+    draft.expected_run_ms = Some(20 * HOUR_MS);
+    let long = submit(&mut speculation, 1, draft.check().expect("a job")).expect("it is taken");
+    let small = plain(&mut speculation, 2, &[("matlab", 1)]);
+    pass(&mut speculation, &mut state);
+    assert!(holds(&state, long) && holds(&state, small));
+    let spec = asking("large", 8, &[("matlab", 4)], PriorityTier::Standard);
+    let large = submit(&mut speculation, 3, spec).expect("it is taken");
+    pass(&mut speculation, &mut state);
+    // Its node is in use for most of a day: others have the licences until then.
+    let next = plain(&mut speculation, 4, &[("matlab", 1)]);
+    pass(&mut speculation, &mut state);
+    assert!(holds(&state, next) && !holds(&state, large));
+    // Also where it finds all of them: nothing stands idle for it.
+    end(&mut speculation, small);
+    end(&mut speculation, next);
+    pass(&mut speculation, &mut state);
+    let other = plain(&mut speculation, 5, &[("matlab", 1)]);
+    pass(&mut speculation, &mut state);
+    assert!(holds(&state, other) && !holds(&state, large));
+    let next_for = |speculation: &Speculation| {
+        let (state, kept) = (speculation.state(), speculation.kept_reservations());
+        first_for_licences(state, speculation.now(), kept, [&name("matlab")]).get(&name("matlab")).copied()
+    };
+    assert_eq!(next_for(&speculation), None, "nothing is kept for it");
+    // An hour before its start it keeps what is free.
+    let later = speculation.now().plus_ms(19 * HOUR_MS + HOUR_MS / 2);
+    speculation.set_now(later);
+    pass(&mut speculation, &mut state);
+    let last = plain(&mut speculation, 6, &[("matlab", 1)]);
+    pass(&mut speculation, &mut state);
+    assert!(!holds(&state, last) && !holds(&state, large));
+    assert_eq!(next_for(&speculation), Some(large));
+    end(&mut speculation, other);
+    pass(&mut speculation, &mut state);
+    assert!(!holds(&state, last) && !holds(&state, large), "it has yet to get its node");
+    end(&mut speculation, long);
+    pass(&mut speculation, &mut state);
+    assert!(holds(&state, large) && !holds(&state, last));
+}
+
+#[test]
+fn a_job_is_refused_whose_licences_are_for_a_region_without_its_accelerators() {
+    let (mut speculation, _) = founded();
+    register(&mut speculation, "n0", "eu", 8);
+    register(&mut speculation, "n1", "us", 0);
+    let counts = [("matlab", 1, Some("eu")), ("ansys", 1, Some("us")), ("nastran", 1, Some("nowhere"))];
+    set_counts(&mut speculation, 5_000, &counts);
+    let h100 = |licence: &str| asking("job", 1, &[(licence, 1)], PriorityTier::Standard);
+    submit(&mut speculation, 1, h100("matlab")).expect("they are in one region");
+    let refused = submit(&mut speculation, 2, h100("ansys")).expect_err("it would wait for good");
+    assert_eq!(refused.code, RefusalCode::NeverFits);
+    assert!(refused.message.contains("its licences are for region us"), "{}", refused.message);
+    let plain = asking("job", 0, &[("ansys", 1)], PriorityTier::Standard);
+    submit(&mut speculation, 3, plain).expect("it needs no accelerators");
+    // A region that has no nodes at all is one that the policy names: they are to come.
+    submit(&mut speculation, 4, h100("nastran")).expect("it waits for the first node there");
+}
+
 /// A policy under which `team` is below `lab`, and `lab` has these limits.
 fn limited(speculation: &mut Speculation, n: u128, cpus: Option<u64>, memory_gib: Option<u64>) {
     let limits = TenantLimits {
@@ -596,7 +662,8 @@ fn what_is_not_counted_is_refused_and_what_waits_is_explained() {
     assert!(said.sentence.contains("2 of 2 are in use, 2 of them by tenant research"), "{said}");
     assert!(said.sentence.contains("it is the first in the queue that asks for it"), "{said}");
     assert_eq!(said.start, None);
-    let next = first_for_licences(&state, state.log_time(), [&name("matlab")]);
+    let kept = speculation.kept_reservations();
+    let next = first_for_licences(&state, state.log_time(), kept, [&name("matlab")]);
     assert_eq!(next.get(&name("matlab")), Some(&second));
     let by_tenant: Vec<(Name, u64)> =
         state.licences_by_tenant(&name("matlab")).map(|(tenant, held)| (tenant.clone(), held)).collect();

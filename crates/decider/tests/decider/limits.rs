@@ -651,6 +651,29 @@ fn what_is_kept_for_a_user_who_came_with_a_token_counts_for_that_user() {
 }
 
 #[test]
+fn devices_that_a_user_holds_keep_its_next_job_waiting() {
+    let user = UserLimits { devices: Some(4), ..UserLimits::default() };
+    let (mut speculation, mut state) = cluster(BOOTSTRAP, &[("team", TenantLimits { user, ..NONE })]);
+    join_host(&mut speculation);
+    let with = |devices: u16| {
+        move |draft: &mut JobDraft| draft.groups = vec![group("main", 1, Some(accelerators("h100", devices)))]
+    };
+    let first = submit_as(&mut speculation, 1, ("team", "ada"), with(3)).unwrap();
+    pass(&mut speculation, &mut state);
+    assert!(is_placed(&state, first));
+    let too_many = submit_as(&mut speculation, 2, ("team", "ada"), with(2)).unwrap();
+    let of_another = submit_as(&mut speculation, 3, ("team", "eve"), with(2)).unwrap();
+    let without = submit_as(&mut speculation, 4, ("team", "ada"), |_: &mut JobDraft| {}).unwrap();
+    pass(&mut speculation, &mut state);
+    for (job, is_held) in [(too_many, true), (of_another, false), (without, false)] {
+        assert_eq!(state.is_held_by_limit(job), is_held, "{job}");
+        assert_eq!(state.user_device_limit_reached(job).is_some(), is_held, "{job}");
+        assert_eq!(is_placed(&state, job), !is_held, "{job}");
+    }
+    check(&state);
+}
+
+#[test]
 fn spare_workers_count_for_the_limit_of_one_job() {
     let of_every_job = JobLimits { devices_max: Some(4), ..JobLimits::default() };
     let (mut speculation, _) = cluster(BOOTSTRAP, &[("team", TenantLimits { job: of_every_job, ..NONE })]);

@@ -1,10 +1,10 @@
-//! Gangs whose workers have to say that they are ready, over a change of the leader.
+//! Gangs whose workers have to say that they are ready, over a change of the leader and while an agent is cut off.
 
 use muster_decider::{Answer, Command, Speculation, handle, schedule, tick};
 use muster_journal::RankUpdate;
 use muster_planner::Budget;
 use muster_state::{Phase, State};
-use muster_types::{JobContract, JobId, LogTime, Submission};
+use muster_types::{JobContract, JobId, LogTime, NodeId, Submission};
 
 use crate::support::{BOOTSTRAP, commit, founded, group, holder, job_draft, leadership, node_spec, request};
 
@@ -50,7 +50,7 @@ fn next_leader(state: &State) -> Speculation {
 
 fn later(speculation: &mut Speculation, state: &mut State, ms: u64) {
     commit(speculation, state);
-    let now = speculation.state().log_time();
+    let now = speculation.now();
     speculation.set_now(LogTime(now.0 + ms));
     tick(speculation);
 }
@@ -83,5 +83,41 @@ fn who_has_said_nothing_is_stopped_by_the_next_leader() {
     assert_eq!(phase(&speculation, job), Phase::Running, "its agent may still repeat something");
     later(&mut speculation, &mut state, 5_000);
     assert!(matches!(phase(&speculation, job), Phase::Stopping(_)));
+    commit(&mut speculation, &mut state);
+}
+
+#[test]
+fn what_a_worker_said_while_its_agent_was_cut_off_counts() {
+    let (mut state, job) = without_a_leader();
+    let mut speculation = next_leader(&state);
+    register(&mut speculation);
+    // It is cut off from this leader while the time is over, and longer than anybody waits for one that is heard of.
+    let node = NodeId(1);
+    assert!(speculation.state().node(node).is_some());
+    speculation.set_silent([node]);
+    later(&mut speculation, &mut state, 30_000);
+    assert_eq!(phase(&speculation, job), Phase::Running, "nobody knows what it has to say");
+    register(&mut speculation);
+    speculation.set_silent([]);
+    later(&mut speculation, &mut state, 9_000);
+    assert_eq!(phase(&speculation, job), Phase::Running, "its agent may still repeat something");
+    report(&mut speculation, job, RankUpdate::Ready);
+    later(&mut speculation, &mut state, 3_600_000);
+    assert_eq!(phase(&speculation, job), Phase::Running);
+    commit(&mut speculation, &mut state);
+}
+
+#[test]
+fn an_agent_that_opens_sessions_again_and_again_is_not_waited_for_without_end() {
+    let (mut state, job) = without_a_leader();
+    let mut speculation = next_leader(&state);
+    let mut waited_ms = 0;
+    while phase(&speculation, job) == Phase::Running {
+        assert!(waited_ms < 60_000, "it has had the time to repeat everything");
+        register(&mut speculation);
+        later(&mut speculation, &mut state, 5_000);
+        waited_ms += 5_000;
+    }
+    assert_eq!(waited_ms, 60_000);
     commit(&mut speculation, &mut state);
 }

@@ -8,16 +8,36 @@ use muster_decider::{
 };
 use muster_planner::Budget;
 use muster_state::State;
-use muster_types::{JobContract, JobId, LogTime, PriorityTier, Submission};
+use muster_types::policy::{
+    CountedResource, PolicyDraft, QueueChoices, QueueOrder, TenantLimits, TenantPolicy,
+};
+use muster_types::{JobContract, JobDraft, JobId, LogTime, Name, PriorityTier, Requester, Submission};
 
-use crate::support::{accelerators, commit, founded, group, holder, job_draft, node_draft, request};
+use crate::support::{
+    accelerators, commit, founded, group, holder, job_draft, name, node_draft, request, with_all_rights,
+};
 
 const HOUR_MS: u64 = 3_600_000;
 const WAITING: usize = 5;
 
 /// One host, a gang that holds all of it, and others that ask for the same.
 fn busy() -> (Speculation, State, Vec<JobId>) {
+    busy_under(PolicyDraft::default(), |_, _| {})
+}
+
+/// The same under a policy, with jobs that are changed by their number.
+fn busy_under(
+    policy: PolicyDraft,
+    change: impl Fn(usize, &mut JobDraft),
+) -> (Speculation, State, Vec<JobId>) {
     let (mut speculation, mut state) = founded();
+    let command = Command::SetPolicy {
+        request: request(1_000),
+        by: Requester::default(),
+        policy: Box::new(with_all_rights(policy).check().expect("a policy")),
+        expected_version: None,
+    };
+    handle(&mut speculation, &command).expect("it is taken");
     let spec = node_draft("n1", "eu", "c1", Some(accelerators("h100", 8))).check().expect("a node");
     let register = Command::Register { spec, holder: holder(1), other_session_is_over: true };
     handle(&mut speculation, &register).expect("it is taken");
@@ -26,6 +46,7 @@ fn busy() -> (Speculation, State, Vec<JobId>) {
         let text = format!("job{number}");
         let mut draft = job_draft(&text, vec![group("main", 1, Some(accelerators("h100", 8)))]);
         draft.expected_run_ms = Some(HOUR_MS);
+        change(number, &mut draft);
         let submission = Submission::new(draft.check().expect("a job"), JobContract::default());
         let asked = Command::submit(request(number as u128 + 1), [submission].into());
         match handle(&mut speculation, &asked) {
@@ -61,6 +82,48 @@ fn jobs_that_ask_for_the_same_start_one_after_another_and_the_first_as_it_is_exp
     }
 }
 
+/// Which of those that wait have a start.
+fn have_starts(speculation: &Speculation, state: &State) -> Vec<bool> {
+    let found = forecast(speculation, state, 100, u64::MAX);
+    found.starts.iter().map(|job| job.start.is_some()).collect()
+}
+
+#[test]
+fn of_two_jobs_that_want_the_last_licence_one_has_a_start() {
+    let resource = CountedResource { name: name("matlab"), count: 1, region: None };
+    let policy = PolicyDraft { resources: vec![resource], ..PolicyDraft::default() };
+    let (speculation, state, _) = busy_under(policy, |number, draft| {
+        if number > 0 {
+            draft.licences = [(name("matlab"), 1)].into();
+        }
+    });
+    assert_eq!(have_starts(&speculation, &state), [true, false, false, false, false]);
+}
+
+#[test]
+fn of_two_jobs_that_want_what_a_limit_leaves_one_has_a_start() {
+    // Each of them takes one CPU, and one of them runs.
+    let limits = TenantLimits { cpu_milli: Some(3_000), ..TenantLimits::default() };
+    let tenant = TenantPolicy { limits, ..TenantPolicy::default() };
+    let policy = PolicyDraft { tenants: [(name("research"), tenant)].into(), ..PolicyDraft::default() };
+    let (speculation, state, _) = busy_under(policy, |_, _| {});
+    assert_eq!(have_starts(&speculation, &state), [true, true, false, false, false]);
+}
+
+#[test]
+fn in_strict_order_only_the_first_has_a_start() {
+    let queue = QueueChoices { order: Some(QueueOrder::Strict), ..QueueChoices::default() };
+    let tenant = TenantPolicy { queue, ..TenantPolicy::default() };
+    let policy = PolicyDraft { tenants: [(name("research"), tenant)].into(), ..PolicyDraft::default() };
+    let (speculation, state, jobs) = busy_under(policy, |_, _| {});
+    assert_eq!(have_starts(&speculation, &state), [true, false, false, false, false]);
+    let explained = |job: JobId| {
+        let kept = speculation.kept_reservations();
+        explain_job(&state, state.log_time(), job, kept).expect("it waits").start.is_some()
+    };
+    assert!(explained(jobs[1]) && !explained(jobs[2]), "as a job is explained");
+}
+
 #[test]
 fn a_forecast_ends_at_its_bounds_and_tells_it() {
     let (speculation, state, _) = busy();
@@ -89,7 +152,7 @@ fn crowded() -> (Speculation, State, Vec<JobId>) {
         let mut asked = group("main", workers, Some(accelerators("h100", devices)));
         asked.request.cpu_milli = 1_000 + number as u64;
         let mut draft = job_draft(&format!("job{number}"), vec![asked]);
-        draft.tenant = muster_types::Name::new(["vision", "speech", "research"][number % 3]).expect("a name");
+        draft.tenant = Name::new(["vision", "speech", "research"][number % 3]).expect("a name");
         // Most are of one tier, so that many have others before them.
         draft.tier = if number % 11 == 3 { tiers[number % tiers.len()] } else { PriorityTier::default() };
         draft.expected_run_ms = Some(HOUR_MS * (1 + number as u64 % 5));

@@ -16,7 +16,7 @@ use muster_decider::{
 use muster_planner::Budget;
 use muster_planted::{Rule, breaks};
 use muster_state::NodeStatus;
-use muster_types::{Leadership, LogIndex, LogTime, Refusal, RefusalCode};
+use muster_types::{Leadership, LogIndex, LogTime, NodeId, Refusal, RefusalCode};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
@@ -395,6 +395,8 @@ impl<G: Environment> Term<'_, G> {
         let before = self.speculation.last_index();
         self.released = self.speculation.now();
         self.speculation.set_steady(self.clock.steady(now));
+        let silent = self.silent(now);
+        self.speculation.set_silent(silent);
         for step in &TICK_STEPS {
             if self.left_out.holds(step.name, now) {
                 continue;
@@ -442,6 +444,12 @@ impl<G: Environment> Term<'_, G> {
         }
     }
 
+    /// Nodes whose leases stand and that were not heard of for a while.
+    fn silent(&self, now: Instant) -> Vec<NodeId> {
+        let silence = Duration::from_millis(self.speculation.state().parameters().silence_ms());
+        self.outer.liveness.silent(now, silence, SILENT_MAX)
+    }
+
     /// A pass over the queue, where something has changed for those who wait.
     fn plan(&mut self) {
         let now = instant::<G>();
@@ -449,8 +457,7 @@ impl<G: Environment> Term<'_, G> {
         if !self.speculation.wants_schedule() || self.left_out.holds(PLANNING, now) {
             return;
         }
-        let silence = Duration::from_millis(self.speculation.state().parameters().silence_ms());
-        let silent = self.outer.liveness.silent(now, silence, SILENT_MAX);
+        let silent = self.silent(now);
         let lapsed = self.outer.liveness.lapsed(now, SILENT_MAX);
         let held = self.outer.sessions.images.held();
         let mut is_complete = false;

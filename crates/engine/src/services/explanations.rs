@@ -8,6 +8,7 @@ use muster_planner::WaitReason;
 use muster_state::State;
 use muster_types::{BookingSpec, JobId, LogTime, Name, Refusal, Submission};
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -84,7 +85,7 @@ impl Engine {
     /// The reason and its sentence alone, on the thread of the caller, as [`Engine::explain_job_here`].
     #[must_use]
     pub fn explain_briefly_here(&self, view: &Reading, job: JobId) -> Option<(WaitReason, String)> {
-        muster_decider::explain_briefly(view, Engine::now_of(view), job)
+        muster_decider::explain_briefly(view, Engine::now_of(view), job, &self.kept_at(view))
     }
 
     /// The reason and its sentence alone, for looking at one job.
@@ -96,7 +97,18 @@ impl Engine {
         view: &Reading,
         job: JobId,
     ) -> Result<Option<(WaitReason, String)>, Refusal> {
-        self.explaining(view, move |view, now| muster_decider::explain_briefly(view, now, job)).await
+        let kept = self.kept_at(view);
+        self.explaining(view, move |view, now| muster_decider::explain_briefly(view, now, job, &kept)).await
+    }
+
+    /// The job that is next for each of these counted resources, on the thread of the caller.
+    #[must_use]
+    pub fn first_for_licences_here<'a>(
+        &self,
+        view: &Reading,
+        names: impl IntoIterator<Item = &'a Name>,
+    ) -> BTreeMap<Name, JobId> {
+        muster_decider::first_for_licences(view, view.log_time(), &self.kept_at(view), names)
     }
 
     /// What would become of a job if it were submitted now, by the state of `view`.

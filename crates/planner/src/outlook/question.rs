@@ -155,7 +155,8 @@ impl<'a> Question<'a> {
         let asks_nodes = fit::is_selective(self.spec)
             || !self.spec.regions.is_empty()
             || self.spec.needs_container_runtime()
-            || self.spec.is_exclusive();
+            || self.spec.is_exclusive()
+            || self.spec.groups.iter().any(|group| group.slice.is_some());
         let is_restricted = !policy.required_isolation.is_empty() || policy.has_partitions();
         if self.outlook.has_taints || asks_nodes || is_restricted {
             let allowed = nodes.iter().map(|node| terms.allows(&node.spec, self.spec));

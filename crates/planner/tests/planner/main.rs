@@ -13,4 +13,5 @@ mod outlook;
 mod property;
 mod script;
 mod segments;
+mod slices;
 mod support;

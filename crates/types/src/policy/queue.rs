@@ -2,13 +2,15 @@
 
 use alloc::collections::BTreeMap;
 use alloc::format;
+use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 use super::{POLICY_DURATION_MS_MAX, Policy, TenantPolicy};
 use crate::fleet::NodeDraft;
 use crate::name::Name;
-use crate::node_requirements::NodeRequirements;
+use crate::node_requirements::{LabelTest, NodeRequirements};
 use crate::reason::Violation;
 
 /// Most tenants of one policy that state nodes: whether a node is kept for some of them is asked wherever a job is placed.
@@ -121,14 +123,76 @@ impl QueueChoices {
     }
 }
 
+/// Nodes that a tenant keeps from others.
+#[derive(Debug, PartialEq, Eq)]
+struct Isolated {
+    holder: Name,
+    nodes: NodeRequirements,
+}
+
+/// Nodes that are kept from other tenants, each once, by what a node must have to be one of them: whether a node is kept for somebody
+/// is asked for every node and job, and there may be as many of these as [`PARTITIONS_MAX`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct IsolatedTable {
+    by_name: BTreeMap<Name, Vec<Arc<Isolated>>>,
+    by_value: BTreeMap<Name, BTreeMap<String, Vec<Arc<Isolated>>>>,
+    by_label: BTreeMap<Name, Vec<Arc<Isolated>>>,
+    /// Those that a node may be without any label.
+    others: Vec<Arc<Isolated>>,
+}
+
+impl IsolatedTable {
+    fn insert(&mut self, holder: &Name, nodes: &NodeRequirements) {
+        let isolated = Arc::new(Isolated { holder: holder.clone(), nodes: nodes.clone() });
+        if !nodes.only.is_empty() {
+            for name in &nodes.only {
+                self.by_name.entry(name.clone()).or_default().push(Arc::clone(&isolated));
+            }
+            return;
+        }
+        let listed = nodes.expressions.iter().find_map(|expression| match &expression.test {
+            LabelTest::In(values) => Some((&expression.label, values)),
+            LabelTest::NotIn(_)
+            | LabelTest::Exists
+            | LabelTest::DoesNotExist
+            | LabelTest::Greater(_)
+            | LabelTest::Less(_) => None,
+        });
+        if let Some((label, values)) = listed {
+            let by_value = self.by_value.entry(label.clone()).or_default();
+            for value in values {
+                by_value.entry(value.clone()).or_default().push(Arc::clone(&isolated));
+            }
+            return;
+        }
+        let needs_label = |test: &LabelTest| {
+            matches!(test, LabelTest::Exists | LabelTest::Greater(_) | LabelTest::Less(_))
+        };
+        match nodes.expressions.iter().find(|expression| needs_label(&expression.test)) {
+            Some(expression) => self.by_label.entry(expression.label.clone()).or_default().push(isolated),
+            None => self.others.push(isolated),
+        }
+    }
+
+    /// All that a node is one of.
+    fn of_node<'a>(&'a self, node: &'a NodeDraft) -> impl Iterator<Item = &'a Isolated> {
+        let by_value = move |(label, value): (&'a Name, &'a String)| self.by_value.get(label)?.get(value);
+        let of_values = node.labels.iter().filter_map(by_value).flatten();
+        let of_labels = node.labels.keys().filter_map(move |label| self.by_label.get(label)).flatten();
+        let of_name = self.by_name.get(&node.name).into_iter().flatten();
+        let may_be = of_name.chain(of_values).chain(of_labels).chain(&self.others);
+        may_be.map(|isolated| &**isolated).filter(move |isolated| isolated.nodes.allows(node))
+    }
+}
+
 /// What queues and limits of a policy say, to look it up: most policies say nothing of most of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct QueueTable {
-    /// Nodes that are kept from other tenants, by the tenant that states them.
-    isolated: BTreeMap<Name, NodeRequirements>,
+    isolated: IsolatedTable,
     has_nodes: bool,
     has_strict: bool,
     has_fair_share: bool,
+    has_preemption: bool,
     pub(super) has_spend: bool,
     pub(super) has_user_spend: bool,
     pub(super) has_user_devices: bool,
@@ -147,10 +211,11 @@ impl QueueTable {
             table.has_on_limit |= limits.on_limit.is_some();
             table.has_strict |= queue.order == Some(QueueOrder::Strict);
             table.has_fair_share |= queue.preemption == Some(QueuePreemption::FairShare);
+            table.has_preemption |= queue.preemption.is_some();
             let Some(nodes) = &queue.nodes else { continue };
             table.has_nodes = true;
             if queue.isolated == Some(true) {
-                table.isolated.insert(name.clone(), nodes.clone());
+                table.isolated.insert(name, nodes);
             }
         }
         table
@@ -195,6 +260,10 @@ impl Policy {
     /// Whom the jobs of a tenant may have stopped.
     #[must_use]
     pub fn queue_preemption(&self, tenant: &Name) -> QueuePreemption {
+        // It is asked for every gang that could give way.
+        if !self.queues.has_preemption {
+            return QueuePreemption::default();
+        }
         self.queues_of(tenant).find_map(|(_, queue)| queue.preemption).unwrap_or_default()
     }
 
@@ -230,11 +299,10 @@ impl Policy {
         if own.is_some_and(|(_, nodes)| !nodes.allows(node)) {
             return false;
         }
-        let is_of = |holder: &Name, nodes: &NodeRequirements| {
+        let is_of = |Isolated { holder, nodes }: &Isolated| {
             own.is_some_and(|(_, own)| own == nodes) || self.ancestry(tenant).any(|above| above == holder)
         };
-        let mut isolated = self.queues.isolated.iter().filter(|(_, nodes)| nodes.allows(node));
-        isolated.all(|(holder, nodes)| is_of(holder, nodes))
+        self.queues.isolated.of_node(node).all(is_of)
     }
 
     /// Whether queues of two policies say the same of nodes.
@@ -258,7 +326,6 @@ impl Policy {
 #[cfg(test)]
 mod tests {
     use alloc::collections::BTreeSet;
-    use alloc::string::String;
     use alloc::vec;
 
     use super::*;
@@ -276,6 +343,23 @@ mod tests {
 
     fn tenant(parent: Option<&str>, queue: QueueChoices) -> TenantPolicy {
         TenantPolicy { parent: parent.map(name), queue, ..TenantPolicy::default() }
+    }
+
+    #[test]
+    fn whom_jobs_may_have_stopped_is_known_where_one_tenant_alone_states_it() {
+        let evens_out =
+            QueueChoices { preemption: Some(QueuePreemption::FairShare), ..QueueChoices::default() };
+        for (choice, of_team) in
+            [(QueueChoices::default(), QueuePreemption::Reclaim), (evens_out, QueuePreemption::FairShare)]
+        {
+            let mut draft = PolicyDraft::default();
+            draft.tenants.insert(name("lab"), tenant(None, choice));
+            draft.tenants.insert(name("team"), tenant(Some("lab"), QueueChoices::default()));
+            draft.tenants.insert(name("other"), tenant(None, QueueChoices::default()));
+            let policy = draft.check().expect("it breaks no rule");
+            assert_eq!(policy.queue_preemption(&name("team")), of_team);
+            assert_eq!(policy.queue_preemption(&name("other")), QueuePreemption::Reclaim);
+        }
     }
 
     #[test]
@@ -301,6 +385,70 @@ mod tests {
         assert_eq!(policy.queue_preemption(&name("unknown")), QueuePreemption::Reclaim);
     }
 
+    fn node(node: &str, labels: &[(&str, &str)]) -> NodeDraft {
+        NodeDraft {
+            name: name(node),
+            region: name("eu"),
+            cluster: name("c1"),
+            block: name("b1"),
+            rack: name("r1"),
+            address: String::from(node),
+            accelerators: None,
+            cpu_milli: 1_000,
+            memory_bytes: 1 << 30,
+            labels: labels.iter().map(|(label, value)| (name(label), String::from(*value))).collect(),
+            taints: BTreeSet::new(),
+            pod: None,
+            scratch_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn isolated_nodes_are_found_whatever_they_are_known_by() {
+        let texts = [
+            "pool=big",
+            "pool in (big,small)",
+            "pool=big,zone=a",
+            "zone!=a,pool=small",
+            "fast",
+            "memory-gib>512",
+            "memory-gib<64",
+            "!pool",
+            "zone notin (a,b)",
+        ];
+        let mut all: Vec<NodeRequirements> = texts.into_iter().map(requirements).collect();
+        let only: BTreeSet<Name> = [name("n1"), name("n3")].into();
+        all.push(NodeRequirements { expressions: vec![], only: only.clone(), exclude: BTreeSet::new() });
+        all.push(NodeRequirements { only, ..requirements("pool=big") });
+        let exclude = [name("n2")].into();
+        all.push(NodeRequirements { expressions: vec![], only: BTreeSet::new(), exclude });
+        let labels: [&[(&str, &str)]; 7] = [
+            &[],
+            &[("pool", "big")],
+            &[("pool", "small"), ("zone", "b")],
+            &[("pool", "big"), ("zone", "a"), ("fast", "")],
+            &[("memory-gib", "1024"), ("pool", "other")],
+            &[("memory-gib", "8"), ("zone", "c")],
+            &[("fast", "no"), ("pool", "small"), ("zone", "a")],
+        ];
+        for (number, nodes) in all.iter().enumerate() {
+            let queue = QueueChoices {
+                nodes: Some(nodes.clone()),
+                isolated: Some(true),
+                ..QueueChoices::default()
+            };
+            let mut draft = PolicyDraft::default();
+            draft.tenants.insert(name("lab"), tenant(None, queue));
+            draft.tenants.insert(name("other"), tenant(None, QueueChoices::default()));
+            let policy = draft.check().expect("it breaks no rule");
+            for node in ["n1", "n2"].into_iter().flat_map(|host| labels.map(|labels| node(host, labels))) {
+                let is_kept = nodes.allows(&node);
+                assert_eq!(policy.opens(&node, &name("lab")), is_kept, "{number} {node:?}");
+                assert_eq!(policy.opens(&node, &name("other")), !is_kept, "{number} {node:?}");
+            }
+        }
+    }
+
     #[test]
     fn isolated_nodes_are_open_to_those_who_have_them() {
         let partition = |isolated| QueueChoices {
@@ -314,23 +462,8 @@ mod tests {
         draft.tenants.insert(name("same"), tenant(None, partition(false)));
         draft.tenants.insert(name("other"), tenant(None, QueueChoices::default()));
         let policy = draft.check().expect("it breaks no rule");
-        let node = |pool: &str| NodeDraft {
-            name: name("n1"),
-            region: name("eu"),
-            cluster: name("c1"),
-            block: name("b1"),
-            rack: name("r1"),
-            address: String::from("n1"),
-            accelerators: None,
-            cpu_milli: 1_000,
-            memory_bytes: 1 << 30,
-            labels: [(name("pool"), String::from(pool))].into(),
-            taints: BTreeSet::new(),
-            pod: None,
-            scratch_bytes: 0,
-        };
         let open = |pool: &str| -> Vec<&str> {
-            let node = node(pool);
+            let node = node("n1", &[("pool", pool)]);
             let all = ["lab", "team", "same", "other", "unknown"].into_iter();
             all.filter(|tenant| policy.opens(&node, &name(tenant))).collect()
         };
