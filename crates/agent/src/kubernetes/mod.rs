@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `config.rs` | the `[kubernetes]` table |
 //! | `decoded.rs`, `objects.rs`, `quantity.rs`, `observe.rs` | nodes and pods as far as they are looked at, and what is known of the cluster |
-//! | `describe.rs`, `tpu.rs`, `pod.rs`, `names.rs`, `ends.rs` | what a node is in Muster, where the hosts of a TPU slice are, the pod of a share, and what its end means |
+//! | `describe.rs`, `kept_back.rs`, `tpu.rs`, `pod.rs`, `names.rs`, `ends.rs` | what a node is in Muster, what of it is no capacity, where the hosts of a TPU slice are, the pod of a share, and what its end means |
 //! | `client.rs` | the API server |
 //! | `backend.rs`, `scheduler.rs` | the watches, and what the agent asks of them |
 //! | `share.rs`, `progress.rs`, `stage.rs` | one pod, from the intent to the end |
@@ -25,6 +25,7 @@ mod config;
 mod decoded;
 mod describe;
 mod ends;
+mod kept_back;
 mod names;
 mod objects;
 mod observe;
@@ -87,7 +88,7 @@ pub(crate) fn takes_object(bytes: &[u8]) -> bool {
     let settings = KubernetesConfig::sample().and_then(|config| config.check().ok());
     let described = settings.zip(node).map(|(settings, node)| {
         let position = tpu::positions(&settings, [&node]).remove(&node.name);
-        let spec = describe::describe(&settings, &node, position);
+        let spec = describe::describe(&settings, &node, Some(&node.allocatable), position);
         (spec.is_ok(), describe::foreign(&settings, Some(&node), Some(&node.allocatable)))
     });
     ends.is_some() || described.is_some()

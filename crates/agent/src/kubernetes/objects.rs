@@ -15,6 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes of a text that is kept.
 const TEXT_BYTES_MAX: usize = 512;
+/// Whose pods are on a node for as long as it is there: of DaemonSets, and those that a kubelet starts from files (static pods).
+const STANDING_OWNERS: [&str; 2] = ["DaemonSet", "Node"];
 
 /// An amount of what nodes give out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,7 +71,7 @@ impl Amount {
     }
 
     /// The larger of both, resource by resource.
-    fn raise_to(&mut self, other: &Amount) {
+    pub(super) fn raise_to(&mut self, other: &Amount) {
         self.cpu_milli = self.cpu_milli.max(other.cpu_milli);
         self.memory_bytes = self.memory_bytes.max(other.memory_bytes);
         for (name, count) in &other.extended {
@@ -219,6 +221,8 @@ pub(super) struct PodObject {
     pub(super) phase: Phase,
     /// What it holds of its node.
     pub(super) requests: Amount,
+    /// Whether its node has it for as long as the node is there.
+    pub(super) is_standing: bool,
     /// Somebody has asked for its deletion.
     pub(super) is_deleting: bool,
     /// Of the pod itself.
@@ -257,6 +261,12 @@ impl PodObject {
                 _ => Phase::Pending,
             },
             requests: spec.map(requests).unwrap_or_default(),
+            is_standing: metadata
+                .owner_references
+                .as_deref()
+                .unwrap_or_default()
+                .iter()
+                .any(|owner| STANDING_OWNERS.contains(&owner.kind.as_str())),
             ..PodObject::default()
         };
         if scope.is_none() {
@@ -439,6 +449,17 @@ pub(super) mod tests {
         let found = requests(json!({"containers": gpus}));
         assert_eq!((found.memory_bytes, found.extended["nvidia.com/gpu"]), (1 << 30, 2));
         assert!(requests(json!({"containers": []})).is_nothing());
+    }
+
+    #[test]
+    fn pods_of_daemon_sets_and_static_pods_stand_on_their_nodes() {
+        let owned = |owners: Value| {
+            pod(json!({"metadata": {"name": "p", "namespace": "d", "ownerReferences": owners}})).is_standing
+        };
+        assert!(owned(json!([{"kind": "DaemonSet", "name": "cni", "uid": "1", "apiVersion": "apps/v1"}])));
+        assert!(owned(json!([{"kind": "Node", "name": "n1", "uid": "2", "apiVersion": "v1", "controller": true}])));
+        assert!(!owned(json!([{"kind": "ReplicaSet", "name": "web", "uid": "3", "apiVersion": "apps/v1"}])));
+        assert!(!owned(json!([])) && !owned(json!(null)));
     }
 
     #[test]
