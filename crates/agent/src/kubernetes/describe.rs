@@ -168,7 +168,11 @@ pub(super) fn describe(
         accelerators,
         cpu_milli: node.allocatable.cpu_milli.saturating_sub(kept(|own| own.cpu_milli)),
         memory_bytes: node.allocatable.memory_bytes.saturating_sub(kept(|own| own.memory_bytes)),
-        scratch_bytes: node.scratch_bytes.min(muster_types::limits::SCRATCH_BYTES_MAX),
+        scratch_bytes: node
+            .allocatable
+            .storage_bytes
+            .saturating_sub(kept(|own| own.storage_bytes))
+            .min(muster_types::limits::SCRATCH_BYTES_MAX),
         labels,
         taints: settings.taints.clone(),
         pod: pod.filter(|_| is_tpu),
@@ -231,6 +235,7 @@ mod tests {
             allocatable: Amount {
                 cpu_milli: 96_000,
                 memory_bytes: 1 << 40,
+                storage_bytes: 100 << 30,
                 extended: [("nvidia.com/gpu".to_owned(), 8)].into(),
             },
             labels: [
@@ -266,6 +271,13 @@ mod tests {
         let standing = Amount { cpu_milli: 750, memory_bytes: 1 << 30, ..Amount::default() };
         let spec = describe(&settings, &gpu_node(), Some(&standing), None).unwrap();
         assert_eq!((spec.cpu_milli, spec.memory_bytes), (95_250, (1 << 40) - (1 << 30)));
+        assert_eq!(spec.scratch_bytes, 100 << 30);
+        let on_disk = Amount { storage_bytes: 30 << 30, ..Amount::default() };
+        assert_eq!(
+            describe(&settings, &gpu_node(), Some(&on_disk), None).unwrap().scratch_bytes,
+            70 << 30,
+            "others were promised the rest"
+        );
         // Nobody else is there: the whole host is free, and a worker with all of it asks for what is left.
         assert_eq!(foreign(&settings, Some(&gpu_node()), None), Foreign::default());
         let whole = Amount { cpu_milli: u64::MAX, ..standing };

@@ -1,4 +1,5 @@
-//! What is no capacity of a node in Muster, for pods that stand there hold it: more at once, less only after a while.
+//! What is no capacity of a node in Muster, for pods that stand there hold it, or pods of others its disk: more at once, less only
+//! after a while.
 //!
 //! A node is described anew for each change of it, with a new session. A DaemonSet that is brought up to date ends its pod on each
 //! node before it starts the next one, and that is no change of the node.
@@ -12,6 +13,8 @@ use tokio::time::Instant;
 
 /// How long pods have to hold less before less is kept back.
 const LOWER_WAIT: Duration = Duration::from_secs(300);
+/// Disk is kept back in steps, so that not every small pod that comes changes a node.
+const STORAGE_STEP_BYTES: u64 = 1 << 30;
 
 /// Of one node.
 #[derive(Clone, Debug)]
@@ -30,9 +33,15 @@ pub(super) struct KeptBack {
 impl KeptBack {
     /// What is kept back of each node now that its pods hold this; no node without any.
     pub(super) fn update(&mut self, now: Instant, held: &BTreeMap<String, Amount>) -> BTreeMap<String, Amount> {
-        for (node, amount) in held {
+        let rounded = |amount: &Amount| Amount {
+            storage_bytes: amount.storage_bytes.div_ceil(STORAGE_STEP_BYTES).saturating_mul(STORAGE_STEP_BYTES),
+            ..amount.clone()
+        };
+        let held: BTreeMap<&String, Amount> =
+            held.iter().map(|(node, amount)| (node, rounded(amount))).collect();
+        for (node, amount) in &held {
             let kept = || Kept { amount: Amount::default(), less_since: None };
-            self.by_node.entry(node.clone()).or_insert_with(kept).amount.raise_to(amount);
+            self.by_node.entry((*node).clone()).or_insert_with(kept).amount.raise_to(amount);
         }
         let nothing = Amount::default();
         for (node, kept) in &mut self.by_node {
@@ -79,5 +88,15 @@ mod tests {
         assert_eq!(after(330, 250), (250, None));
         assert_eq!(after(340, 0).0, 250);
         assert_eq!(after(640, 0), (0, None));
+    }
+
+    #[test]
+    fn disk_is_kept_back_in_steps() {
+        let mut kept = KeptBack::default();
+        let mut with = |storage_bytes: u64| {
+            let amount = Amount { storage_bytes, ..Amount::default() };
+            kept.update(Instant::now(), &[("n1".to_owned(), amount)].into())["n1"].storage_bytes
+        };
+        assert_eq!([1, 1 << 30, (1 << 30) + 1].map(&mut with), [1 << 30, 1 << 30, 2 << 30]);
     }
 }

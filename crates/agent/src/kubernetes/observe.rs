@@ -100,7 +100,7 @@ pub(super) struct Observation {
     pods: ObjectTable<PodObject>,
     /// What the pods of others hold, by node; no node without any.
     foreign: BTreeMap<String, Amount>,
-    /// What pods hold that stand on their nodes, by node; no node without any.
+    /// What is no capacity of nodes, by node; no node without any.
     standing: BTreeMap<String, Amount>,
 }
 
@@ -111,7 +111,7 @@ pub(super) struct Picture {
     /// This agent's pods by name.
     pub(super) own: BTreeMap<String, Arc<PodObject>>,
     pub(super) foreign: BTreeMap<String, Amount>,
-    /// What is no capacity of a node, for pods that stand there hold it.
+    /// What is no capacity of a node: what pods that stand there hold, and the disk that any pod of others holds.
     pub(super) standing: BTreeMap<String, Amount>,
 }
 
@@ -183,6 +183,8 @@ impl Observation {
             taken.standing.cpu_milli = std::mem::take(&mut taken.foreign.cpu_milli);
             taken.standing.memory_bytes = std::mem::take(&mut taken.foreign.memory_bytes);
         }
+        // A load has no scratch.
+        taken.standing.storage_bytes = std::mem::take(&mut taken.foreign.storage_bytes);
         Some((node, taken))
     }
 
@@ -276,6 +278,19 @@ mod tests {
         observed.pod(WatchEvent::Gone(pod("a", Some("n1"), 100)));
         let picture = observed.picture().unwrap();
         assert!(picture.standing.is_empty() && picture.foreign.is_empty());
+    }
+
+    #[test]
+    fn the_disk_that_pods_of_others_request_is_no_capacity() {
+        let on_disk = |mut pod: PodObject, bytes: u64| {
+            pod.requests.storage_bytes = bytes;
+            pod
+        };
+        let pods = vec![on_disk(pod("a", Some("n1"), 100), 7), on_disk(own("b"), 50)];
+        let observed = observed(vec![node("n1", true)], pods);
+        let picture = observed.picture().unwrap();
+        assert_eq!(picture.standing["n1"], Amount { storage_bytes: 7, ..Amount::default() });
+        assert_eq!(picture.foreign["n1"], Amount { cpu_milli: 100, ..Amount::default() });
     }
 
     #[test]
