@@ -47,17 +47,21 @@ use crate::remote::executor::RemoteExecutor;
 use crate::remote::files::SecretsAndFiles;
 use crate::remote::nodes::{NodePaths, Nodes};
 use crate::remote::scheduler::{Common, Scheduler as _};
-use crate::remote::{Surroundings, scope, server};
+use crate::remote::{Surroundings, label_lacking, scope, server};
 use crate::settings::LogLimits;
 use backend::Backend;
 use muster_metrics::AgentMetrics;
 use muster_types::NodeSpec;
+use muster_types::worker_features::WorkerFeature;
 use parking_lot::Mutex;
 use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+
+/// What workers cannot have in a pod: nobody attaches to one, and Kubernetes binds them or not.
+const LACKING: [WorkerFeature; 2] = [WorkerFeature::Binding, WorkerFeature::Terminal];
 
 /// Runs workers on one node of Kubernetes.
 pub type KubernetesExecutor = RemoteExecutor<Backend>;
@@ -125,6 +129,7 @@ impl KubernetesCluster {
     ) -> Result<KubernetesCluster, AgentError> {
         let mut settings = kubernetes.check()?;
         given.label(&mut settings.labels);
+        label_lacking(&mut settings.labels, &LACKING);
         let lock = state_dir::lock(state_dir)?;
         let scope = scope(state_dir)?;
         let (file, timeout) = (kubernetes.kubeconfig.as_deref(), settings.call_timeout);
