@@ -30,7 +30,7 @@ pub(super) async fn while_small<T>(
     work: impl Future<Output = T>,
     is_too_large: impl Fn() -> bool + Clone + Send + 'static,
 ) -> Option<T> {
-    let grows = async {
+    let grows = async move {
         let mut pause = MEASURE;
         loop {
             tokio::time::sleep(pause).await;
