@@ -13,7 +13,7 @@ use crate::contract::{JobContract, Submission};
 use crate::host_rules::CpuBinding;
 use crate::job::JobSpec;
 use crate::name::Name;
-use crate::node_requirements::{LabelTest, NodeExpression};
+use crate::node_requirements::{LabelTest, NodeExpression, NodeRequirements};
 use crate::reason::Violation;
 use crate::schedule::ScheduleTemplate;
 
@@ -69,6 +69,22 @@ impl WorkerFeature {
     }
 }
 
+/// What a job asks of its nodes with the conditions that keep it from those which lack what its contract asks of its workers.
+#[must_use]
+pub fn with_features(
+    nodes: Option<&NodeRequirements>,
+    contract: &JobContract,
+) -> Option<Box<NodeRequirements>> {
+    let mut required = nodes.cloned();
+    for feature in WorkerFeature::ALL.into_iter().filter(|feature| feature.is_asked_by(contract)) {
+        let (condition, required) = (feature.condition(), required.get_or_insert_with(Default::default));
+        if !required.expressions.contains(&condition) {
+            required.expressions.push(condition);
+        }
+    }
+    required.map(Box::new)
+}
+
 impl Submission {
     /// Keeps jobs from nodes that lack what they ask of how their workers run. `path` is that of a job by its place.
     ///
@@ -80,15 +96,15 @@ impl Submission {
     ) -> Result<(), Vec<Violation>> {
         let mut found = Vec::new();
         for (place, job) in jobs.iter_mut().enumerate() {
-            let asked = WorkerFeature::ALL.into_iter().filter(|feature| feature.is_asked_by(&job.contract));
-            let known = job.spec.nodes.as_deref().map(|nodes| nodes.expressions.as_slice()).unwrap_or_default();
-            let conditions = asked.map(WorkerFeature::condition);
-            let missing: Vec<NodeExpression> = conditions.filter(|one| !known.contains(one)).collect();
-            if missing.is_empty() {
+            if !WorkerFeature::ALL.iter().any(|feature| feature.is_asked_by(&job.contract)) {
+                continue;
+            }
+            let nodes = with_features(job.spec.nodes.as_deref(), &job.contract);
+            if nodes == job.spec.nodes {
                 continue;
             }
             let mut draft = job.spec.clone().into_draft();
-            draft.nodes.get_or_insert_with(Box::default).expressions.extend(missing);
+            draft.nodes = nodes;
             match draft.check() {
                 Ok(spec) => job.spec = spec,
                 Err(violations) => {

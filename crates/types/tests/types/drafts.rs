@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_types::job::ArrayMember;
-use muster_types::worker_features::WorkerFeature;
+use muster_types::worker_features::{WorkerFeature, with_features};
 use muster_types::{
     Accelerators, CpuBinding, HostRules, JobContract, JobDraft, LabelTest, Name, NodeDraft, NodeExpression,
     NodeRequirements, Parameters, PriorityTier, Submission, TaskGroup, Violation, WorkerRequest, limits,
@@ -249,6 +249,9 @@ fn a_job_keeps_away_from_nodes_that_lack_what_it_asks_of_its_workers() {
     let once = jobs[0].clone();
     assert_eq!(Submission::require_features(&mut jobs, path), Ok(()));
     assert_eq!(jobs[0], once);
+    // A change of what it asks of its nodes does not take these conditions away.
+    assert_eq!(with_features(None, &jobs[0].contract), jobs[0].spec.nodes);
+    assert_eq!(with_features(None, &jobs[1].contract), None);
     // There is no place left for one more.
     let mut draft = job();
     let test = LabelTest::Exists;
