@@ -116,7 +116,7 @@ fn nvidia_kind(product: &str, profile: Option<&str>, is_shared: bool) -> String 
     }
 }
 
-/// What a node of Kubernetes is in Muster, with what of it is no capacity and with its place in a TPU pod.
+/// What a node of Kubernetes is in Muster, less what is no capacity and with its place in a TPU pod.
 ///
 /// # Errors
 /// One sentence: why it cannot be a node of Muster.

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `config.rs` | the `[kubernetes]` table |
 //! | `decoded.rs`, `objects.rs`, `quantity.rs`, `observe.rs` | nodes and pods as far as they are looked at, and what is known of the cluster |
-//! | `describe.rs`, `kept_back.rs`, `tpu.rs`, `pod.rs`, `names.rs`, `ends.rs` | what a node is in Muster, what of it is no capacity, where the hosts of a TPU slice are, the pod of a share, and what its end means |
+//! | `describe.rs`, `kept_back.rs`, `tpu.rs`, `pod.rs`, `names.rs`, `ends.rs` | what a node is in Muster and which part is no capacity, where the hosts of a TPU slice are, the pod of a share, and what its end means |
 //! | `client.rs` | the API server |
 //! | `backend.rs`, `scheduler.rs` | the watches, and what the agent asks of them |
 //! | `share.rs`, `progress.rs`, `stage.rs` | one pod, from the intent to the end |

@@ -174,7 +174,7 @@ impl Observation {
     }
 
     /// What a pod takes of a node as somebody else's. What one holds that stands there is no load, or no worker could ever have the
-    /// whole host; its accelerators are, for a node has as many of them whoever holds them.
+    /// whole host; its accelerators are, for a node has as many of them as before.
     fn taken_by(&self, pod: &PodObject) -> Option<(String, Taken)> {
         let is_foreign = pod.scope.as_deref() != Some(self.scope.as_str());
         let node = pod.node.clone().filter(|_| is_foreign && !pod.phase.is_over())?;
