@@ -258,6 +258,10 @@ fn state_facts(
     node.taints.extend(taints);
     node.labels.extend(isolating.facts().map(|(label, fact)| (label.to_owned(), fact.to_owned())));
     node.labels.extend(isolating.binding_fact());
+    for feature in muster_types::worker_features::WorkerFeature::ALL {
+        node.labels.remove(feature.label());
+    }
+    node.labels.extend(isolating.lacking_facts());
     node.labels.remove(muster_types::container::VERSION_LABEL);
     node.labels.extend(process::runtime::facts(runtime));
     node.labels.remove(muster_types::blob::STORE_LABEL);

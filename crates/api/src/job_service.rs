@@ -187,6 +187,7 @@ impl Checked {
         let id = request_id_of("request_id", &text, validate_only).map_err(|v| violations.push(v)).ok();
         let jobs = submissions_from_proto("job", job).map_err(|v| violations.extend(v)).ok();
         let (Some(id), Some(mut jobs)) = (id, jobs) else { return Err(invalid(violations)) };
+        Submission::require_features(&mut jobs, |_| "job".to_owned()).map_err(invalid)?;
         Submission::set_creator(&mut jobs, &caller.creator());
         if let Some(parent) = caller.trace() {
             Submission::set_trace_parent(&mut jobs, parent);
@@ -285,6 +286,7 @@ impl JobService for Jobs {
         let id = request_id_of("request_id", &text, validate_only).map_err(|v| violations.push(v)).ok();
         let jobs = jobs_from_proto("jobs", messages).map_err(|v| violations.extend(v)).ok();
         let (Some(id), Some(mut jobs)) = (id, jobs) else { return Err(invalid(violations)) };
+        Submission::require_features(&mut jobs, |place| format!("jobs[{place}]")).map_err(invalid)?;
         Submission::set_creator(&mut jobs, &caller.creator());
         if let Some(parent) = caller.trace() {
             Submission::set_trace_parent(&mut jobs, parent);
@@ -375,6 +377,7 @@ impl JobService for Jobs {
         let message = request.into_inner();
         check_features("job", message.job.as_ref())?;
         let mut jobs = submissions_from_proto("job", message.job).map_err(invalid)?;
+        Submission::require_features(&mut jobs, |_| "job".to_owned()).map_err(invalid)?;
         Submission::set_creator(&mut jobs, &caller.creator());
         let engine = self.router.engine();
         let view =

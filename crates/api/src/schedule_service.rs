@@ -65,6 +65,10 @@ fn set_order(
     let request = request_id("request_id", request).map_err(|violation| violations.push(violation)).ok();
     let schedule =
         schedule_from_proto("schedule", schedule.cloned()).map_err(|found| violations.extend(found)).ok();
+    let schedule = schedule.and_then(|mut schedule| {
+        let required = schedule.template.require_features("schedule.job");
+        required.map_err(|found| violations.extend(found)).ok().map(|()| schedule)
+    });
     if let Some(schedule) = schedule.as_ref().filter(|schedule| !is_zone(&schedule.zone)) {
         let text = format!("there is no time zone {:?}; name one like Europe/Berlin or UTC", schedule.zone);
         violations.push(Violation::new("schedule.time_zone", text));

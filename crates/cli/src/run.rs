@@ -5,20 +5,19 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
-use muster_client::{Client, WatchItem};
 use muster_console::{Console, Exit, Failure, Global, local};
 use muster_manifest::{Manifest, ManifestError, Overrides};
 use muster_types::{PriorityTier, RequestId, limits};
 use muster_wire::v1;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::foreign::ForeignArgs;
-use crate::job::attach::{self, Ranks};
+use crate::job::attach::{self, Ranks, Waited};
 use crate::job::exec;
 use crate::job_files::{self, located, name_own_tenant, now_ms};
 use crate::parallel::auto;
 use crate::submit::{MetadataArgs, NodeArgs};
-use crate::view::has_ended;
 use crate::workdir::WorkdirArgs;
 
 /// Options of `muster run`.
@@ -163,18 +162,26 @@ pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Ex
     }
     console.progress(&match args.terminal {
         true => format!(
-            "{id}; until it runs Ctrl-C leaves it in the queue, and muster cancel {id} ends it; then Ctrl-P Ctrl-Q leaves its \
-             terminal, and muster attach {id} comes back to it"
+            "{id}; until it runs Ctrl-C leaves it in the queue, a second one cancels it; then Ctrl-P Ctrl-Q leaves its terminal, \
+             and muster attach {id} comes back to it"
         ),
         false => format!("{id}; Ctrl-C detaches, a second one cancels the job"),
     });
-    if args.stdin && args.terminal && runs(&client, &id).await? {
-        let goes_on = format!("if {id} still runs, muster cancel {id} ends it");
-        let attached = exec::attach_to(&client, console, id, args.rank.unwrap_or(0)).await;
-        return attached.map_err(|failure| failure.with_details([goes_on]));
+    let limit = global.timeout.unwrap_or(Duration::MAX);
+    let begun = Instant::now();
+    if args.stdin && args.terminal {
+        match attach::until_it_runs(&client, console, &id, begun.checked_add(limit)).await? {
+            Waited::Runs => {
+                let goes_on = format!("if {id} still runs, muster cancel {id} ends it");
+                let attached = exec::attach_to(&client, console, id, args.rank.unwrap_or(0)).await;
+                return attached.map_err(|failure| failure.with_details([goes_on]));
+            }
+            Waited::Left(exit) => return Ok(exit),
+            Waited::Ended => {}
+        }
     }
     let ranks = args.rank.map_or(Ranks::All, Ranks::One);
-    attach::attach(&client, console, &id, ranks, global.timeout.unwrap_or(Duration::MAX)).await
+    attach::attach(&client, console, &id, ranks, limit.saturating_sub(begun.elapsed())).await
 }
 
 /// Whether somebody has written what nobody reads: into a pipe, or a file that stdin is.
@@ -192,25 +199,6 @@ fn check_rank(rank: Option<u32>, job: &v1::Job) -> Result<(), Failure> {
             Err(Failure::usage(format!("--rank {rank}: the ranks of the job are from 0 to {last}")))
         }
         _ => Ok(()),
-    }
-}
-
-/// Waits until a job runs; false when it has ended before anybody saw it run.
-async fn runs(client: &Client, id: &str) -> Result<bool, Failure> {
-    let request = v1::WatchJobsRequest {
-        filter: Some(v1::JobFilter { job_ids: vec![id.to_owned()], ..Default::default() }),
-        ..Default::default()
-    };
-    let mut watch = client.watch_jobs(request);
-    loop {
-        match watch.next().await? {
-            WatchItem::Changed { job, .. } if job.id == id && job.phase() == v1::JobPhase::Running => {
-                return Ok(true);
-            }
-            WatchItem::Changed { job, .. } if job.id == id && has_ended(job.phase()) => return Ok(false),
-            WatchItem::Forgotten { job_id, .. } if job_id == id => return Ok(false),
-            _ => {}
-        }
     }
 }
 

@@ -625,3 +625,22 @@ fn damaged_policy_files_are_refused_with_their_place() {
         |input| parse_policy(input, NOW_MS).is_ok_and(|file| file.check().is_ok()),
     );
 }
+
+#[test]
+fn the_example_of_a_policy_has_resources_and_limits_and_can_be_set_again() {
+    let file = parse_policy(include_bytes!("../../../ops/examples/policy.yaml"), NOW_MS).unwrap();
+    file.check().unwrap();
+    // A server answers with the defaults filled in.
+    let sent = convert::policy_from_proto("policy", Some(file.message)).unwrap();
+    let policy = convert::policy_to_proto(&sent);
+    let resources = policy.resources.iter().map(|one| (one.name.as_str(), one.count, one.region.as_str()));
+    let expected = [("matlab", Some(20), ""), ("reader", Some(2), "eu-north")];
+    assert_eq!(resources.collect::<Vec<_>>(), expected);
+    let limits = policy.tenants["language"].limits.as_ref().unwrap();
+    assert_eq!((limits.cpu_milli, limits.memory_bytes), (Some(2_000_000), Some(16 << 40)));
+    assert_eq!(policy.tenants["serving"].rights.as_ref().unwrap().negative_nice, Some(true));
+    let answer = v1::GetPolicyResponse { policy: Some(policy.clone()), version: 3, ..Default::default() };
+    let yaml = serde_saphyr::to_string(&policy_file(&answer)).unwrap();
+    let again = parse_policy(yaml.as_bytes(), NOW_MS).unwrap_or_else(|error| panic!("{error:?} in\n{yaml}"));
+    assert_eq!(again.message, policy, "{yaml}");
+}

@@ -590,6 +590,9 @@ fn limits_and_choices_of_a_queue_are_read_and_shown() {
         ),
         ("most: 5000", "most: 0", "spec.tenants.vision.limits.spend.most: must be at least 1 dollar"),
         ("onLimit: refuse", "onLimit: wait", "limits.onLimit: must be one of hold, refuse"),
+        ("in: [big]", "in: []", "spec.tenants.vision.queue.nodes.expressions[0]: must be 1 to 32 values"),
+        ("in: [big]", "greater: big", "spec.tenants.vision.queue.nodes.expressions[0]: must be one decimal"),
+        ("key: pool", "key: Pool", "spec.tenants.vision.queue.nodes.expressions[0].key: "),
     ] {
         let found = policy_problems(&text.replace(from, to));
         assert!(found.iter().any(|problem| problem.contains(part)), "{part}: {found:?}");

@@ -1,9 +1,12 @@
-//! One receiver: its events in the order of the log, one at a time.
+//! One receiver: its events one at a time, those of each tenant in the order of the log.
+//!
+//! The log is read ahead as far as it is in memory, and tenants take turns. Progress is what was dealt with of the log without a gap, so
+//! what was sent ahead of an older event is sent again by the next leader, with the same id.
 
 use muster_engine::{Delivered, Delivery, DeliveryResult, Engine, Event, Subscription, WatchPosition};
 use muster_transport::PublicTls;
 use muster_types::policy::{NotificationBody, NotificationEvent, NotificationProgress, Receiver};
-use muster_types::{LogIndex, Refusal, RefusalCode};
+use muster_types::{LogIndex, Name, Refusal, RefusalCode};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -11,9 +14,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::error::DeliveryError;
 use crate::exchange::Sender;
 use crate::message::{Message, message, tenant};
-use crate::rules::{pause, skip, wants};
+use crate::rules::{is_asked_by_job, pause, skip, wants};
 use crate::settings::NotifySettings;
 use crate::signature::sign;
+use crate::turns::{Queued, Turns};
 
 /// Names of headers; part of what receivers rely on.
 const DELIVERY_HEADER: &str = "muster-delivery";
@@ -27,6 +31,8 @@ const SOURCE_ATTEMPTS_MAX: u32 = 15;
 /// How long one receiver reads from the archive before the next may: one that takes its events slowly would keep all others from
 /// it.
 const ARCHIVE_TURN: Duration = Duration::from_secs(300);
+/// How often the log is read before something that waits is sent.
+const READS_MAX: u32 = 64;
 
 /// Where events come from. What is read from the archive takes a whole state and one of few places there, so that one receiver
 /// at a time does it.
@@ -51,6 +57,9 @@ pub(crate) struct Courier {
     receiver: Receiver,
     sender: Sender,
     delivery: Delivery,
+    /// What was read of the log and waits to be sent, and how far the log was read.
+    waiting: Turns<(Event, NotificationEvent)>,
+    read: WatchPosition,
     /// Since when every attempt has failed.
     failing_since: Option<Instant>,
 }
@@ -65,8 +74,10 @@ impl Courier {
         progress: NotificationProgress,
     ) -> Courier {
         let sender = Sender::new(&settings, tls);
+        let read = WatchPosition::after(progress.delivered);
         let delivery = Delivery { progress, ..Delivery::default() };
-        Courier { engine, settings, archive, receiver, sender, delivery, failing_since: None }
+        let waiting = Turns::default();
+        Courier { engine, settings, archive, receiver, sender, delivery, waiting, read, failing_since: None }
     }
 
     /// Follows the log from where the receiver has come to. It ends only with its task.
@@ -74,8 +85,7 @@ impl Courier {
         self.publish();
         let mut misses = 0;
         loop {
-            let from = WatchPosition::after(self.delivery.progress.delivered);
-            let refusal = match self.engine.watch(from) {
+            let refusal = match self.engine.watch(self.read) {
                 Ok(subscription) => {
                     let permit = match subscription.is_past() {
                         true => Arc::clone(&self.archive).acquire_owned().await.ok(),
@@ -85,36 +95,88 @@ impl Courier {
                 }
                 Err(refusal) => Some(refusal),
             };
+            // The log is read on, or anything of it skipped, when nothing waits: the archive is not kept open for it meanwhile, and
+            // progress is as far as the log was read.
+            while self.deliver_next(&mut None).await {}
             let Some(refusal) = refusal else { continue };
             misses += 1;
             self.miss(&refusal, misses);
+            self.read = self.read.max(WatchPosition::after(self.delivery.progress.delivered));
             tokio::time::sleep(SOURCE_PAUSE).await;
         }
     }
 
     /// Delivers what a source brings, until it ends; why it did, unless it was given back.
     async fn follow(&mut self, source: Source, misses: &mut u32) -> Option<Refusal> {
-        let mut source = Some(source);
+        let (mut source, mut reads) = (Some(source), 0);
         while let Some(open) = &mut source {
-            let (events, reached) = match open.subscription.next().await {
-                Ok(next) => next,
-                Err(refusal) => return Some(refusal),
+            let is_past = open.subscription.is_past();
+            let next = if self.waiting.is_empty() {
+                Some(open.subscription.next().await)
+            } else if !is_past && reads < READS_MAX && self.waiting.has_room() {
+                // What is in memory is there at once; to give up waiting for more loses nothing.
+                tokio::time::timeout(Duration::ZERO, open.subscription.next()).await.ok()
+            } else {
+                None
             };
-            *misses = 0;
-            if !open.subscription.is_past() {
-                open.permit = None;
-            }
-            for event in &events {
-                if let Some(occurrence) = event.occurrence {
-                    self.deliver(event, occurrence, &mut source).await;
+            if let Some(next) = next {
+                let (events, reached) = match next {
+                    Ok(next) => next,
+                    Err(refusal) => return Some(refusal),
+                };
+                *misses = 0;
+                if !open.subscription.is_past() {
+                    open.permit = None;
+                }
+                self.queue(events);
+                self.read = self.read.max(reached);
+                self.settle();
+                if !is_past {
+                    reads += 1;
+                    continue;
                 }
             }
-            self.reach(reached);
+            reads = 0;
+            self.deliver_next(&mut source).await;
             if source.as_ref().is_some_and(Source::has_had_its_turn) {
                 source = None;
             }
         }
         None
+    }
+
+    /// Has the events wait that the receiver is to be told of.
+    fn queue(&mut self, events: Vec<Event>) {
+        let view = self.engine.view();
+        for event in events {
+            let Some(occurrence) = event.occurrence else { continue };
+            let of = tenant(&event).cloned();
+            if !wants(&view.policy().policy, &self.receiver, occurrence, (of.as_ref(), &event.named)) {
+                continue;
+            }
+            let is_asked = is_asked_by_job(&self.receiver, &event.named);
+            let log_index = event.position.log_index;
+            let Queued::Dropped { is_first } =
+                self.waiting.push(of.clone(), log_index, (event, occurrence), is_asked)
+            else {
+                continue;
+            };
+            self.delivery.progress.given_up += 1;
+            if is_first {
+                let of = of.as_ref().map_or("", Name::as_str);
+                let text = format!("too many events of tenant {of} wait: those behind {log_index} are not sent until these are");
+                tracing::warn!(receiver = %self.receiver.name, tenant = of, %log_index, "{text}");
+                self.delivery.last_error = Some(text);
+            }
+        }
+    }
+
+    /// Sends the next event; whether there was one.
+    async fn deliver_next(&mut self, source: &mut Option<Source>) -> bool {
+        let Some((event, occurrence)) = self.waiting.take() else { return false };
+        self.deliver(&event, occurrence, source).await;
+        self.settle();
+        true
     }
 
     /// What is to be done about a log that cannot be followed from here: nothing for a while, and then without what is missing.
@@ -166,9 +228,6 @@ impl Courier {
             tokio::time::sleep(pause(failures, rand::random())).await;
         };
         self.note(&message, occurrence, result, attempts);
-        // Others of its record may follow.
-        let before = LogIndex(event.position.log_index.0.saturating_sub(1));
-        self.delivery.progress.delivered = self.delivery.progress.delivered.max(before);
         self.publish();
     }
 
@@ -213,10 +272,16 @@ impl Courier {
         since.elapsed() >= self.settings.give_up_after
     }
 
-    fn reach(&mut self, reached: WatchPosition) {
-        let is_whole = reached == WatchPosition::after(reached.log_index);
-        let whole =
-            if is_whole { reached.log_index } else { LogIndex(reached.log_index.0.saturating_sub(1)) };
+    /// Everything before the oldest event that waits was dealt with; where none waits, everything that was read.
+    fn settle(&mut self) {
+        let read = self.read;
+        let is_whole = read == WatchPosition::after(read.log_index);
+        let before = |log_index: LogIndex| LogIndex(log_index.0.saturating_sub(1));
+        let whole = match self.waiting.oldest() {
+            Some(oldest) => before(oldest),
+            None if is_whole => read.log_index,
+            None => before(read.log_index),
+        };
         if whole > self.delivery.progress.delivered {
             self.delivery.progress.delivered = whole;
             self.publish();

@@ -4,8 +4,8 @@
 //! wants, and records how far it has come, so that the next leader goes on from there.
 //!
 //! **Invariant:** only tasks of this crate wait for receivers; nothing of a replica does.
-//! **Invariant:** every event is delivered at least once, or given up after a bounded time, or skipped with its record; the last
-//! two are counted in the log.
+//! **Invariant:** every event is delivered at least once, or given up after a bounded time or because too many of its tenant wait, or
+//! skipped with its record; the last two are counted in the log.
 //! **Invariant:** a request goes to the address that was checked, and nowhere else.
 #![deny(missing_docs)]
 
@@ -19,6 +19,7 @@ mod rules;
 mod sample;
 mod settings;
 mod signature;
+mod turns;
 
 pub use notifier::run;
 pub use settings::NotifySettings;

@@ -21,8 +21,7 @@ pub(crate) fn wants(
     event: NotificationEvent,
     (tenant, named): (Option<&Name>, &[Name]),
 ) -> bool {
-    let is_asked = receiver.for_jobs && named.contains(&receiver.name);
-    if !is_asked && !receiver.events.contains(&event) {
+    if !is_asked_by_job(receiver, named) && !receiver.events.contains(&event) {
         return false;
     }
     match (&receiver.tenant, tenant) {
@@ -30,6 +29,11 @@ pub(crate) fn wants(
         (Some(wanted), Some(tenant)) => policy.ancestry(tenant).any(|above| above == wanted),
         (Some(_), None) => false,
     }
+}
+
+/// Whether the job has asked that a receiver be told of an event.
+pub(crate) fn is_asked_by_job(receiver: &Receiver, named: &[Name]) -> bool {
+    receiver.for_jobs && named.contains(&receiver.name)
 }
 
 /// The pause after this number of failed attempts in a row: at least half of what it doubles to, and the rest by chance, so that the

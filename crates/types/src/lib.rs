@@ -61,6 +61,7 @@ pub mod token;
 pub mod topology;
 pub mod tpu;
 pub mod trace;
+pub mod worker_features;
 
 pub use admission::{
     AdmissionMode, AdmissionRule, Approval, CertificateSerial, NodeAdmission, NodeBounds, Revocation,

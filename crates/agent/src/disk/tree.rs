@@ -15,6 +15,7 @@ use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// How deep a tree is counted.
 const COUNTED_DEPTH_MAX: usize = 64;
@@ -30,8 +31,17 @@ const BLOCK_BYTES: u64 = 512;
 pub(crate) struct Size {
     /// Allocated bytes, without what was not counted.
     pub(crate) bytes: u64,
-    /// The tree is deeper, or has more entries, than is counted.
+    /// The tree is deeper, or has more entries, than is counted, or there was no time for all of it.
     pub(crate) is_partial: bool,
+}
+
+/// How far a tree is counted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CountBounds {
+    /// A tree that takes more need not be counted further.
+    pub(crate) bytes: u64,
+    /// How long it may take, but for the rest of one directory.
+    pub(crate) time: Duration,
 }
 
 fn open(at: impl AsFd, name: &CStr) -> nix::Result<Dir> {
@@ -142,7 +152,12 @@ fn move_up(from: &Dir, name: &CStr, top: &Dir, moved: &mut u64) -> nix::Result<(
 
 /// What a directory takes of the disk, itself included; nothing where none is there.
 pub(crate) fn size(directory: &Path) -> Size {
-    let mut total = Size::default();
+    size_within(directory, CountBounds { bytes: u64::MAX, time: Duration::MAX })
+}
+
+/// The same within bounds.
+pub(crate) fn size_within(directory: &Path, bounds: CountBounds) -> Size {
+    let (mut total, begun) = (Size::default(), Instant::now());
     let Ok(name) = c_path(directory) else { return total };
     let Ok(top) =
         Dir::openat(AT_FDCWD, name.as_c_str(), OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW, Mode::empty())
@@ -156,9 +171,14 @@ pub(crate) fn size(directory: &Path) -> Size {
             open_directories.pop();
             continue;
         };
-        if open_directories.len() > COUNTED_DEPTH_MAX || entries_left == 0 {
+        if entries_left == 0 || total.bytes > bounds.bytes || begun.elapsed() >= bounds.time {
             total.is_partial = true;
             return total;
+        }
+        // What is deeper is passed over, so that it does not hide what is next to it.
+        if open_directories.len() > COUNTED_DEPTH_MAX {
+            total.is_partial = true;
+            continue;
         }
         let Some(directory) = open_directories.last() else { return total };
         // One that cannot be opened is removed when its time comes.
@@ -270,5 +290,29 @@ pub(crate) mod tests {
         assert!(!counted.is_partial);
         assert!((1 << 20..2 << 20).contains(&counted.bytes), "{counted:?}");
         assert_eq!(size(&directory.path().join("none")), Size::default());
+    }
+
+    #[test]
+    fn a_count_ends_at_its_bounds_and_is_not_hidden_by_depth() {
+        let directory = tempfile::tempdir().unwrap();
+        let top = directory.path();
+        for name in ["a", "b"] {
+            std::fs::create_dir(top.join(name)).unwrap();
+            std::fs::write(top.join(name).join("file"), vec![7; 1 << 20]).unwrap();
+        }
+        let whole = size(top);
+        assert!(!whole.is_partial && whole.bytes > 2 << 20);
+        let counted = |bytes, time| size_within(top, CountBounds { bytes, time });
+        let enough = counted(1 << 20, Duration::MAX);
+        assert!(enough.is_partial && enough.bytes > 1 << 20);
+        let in_no_time = counted(u64::MAX, Duration::ZERO);
+        assert!(in_no_time.is_partial && in_no_time.bytes < whole.bytes);
+        // Next to a tree that is deeper than is counted the rest is counted still.
+        for name in ["a/deep", "b/deep"] {
+            deep(&top.join(name), 100);
+        }
+        let counted = size(top);
+        assert!(counted.is_partial && counted.bytes > whole.bytes);
+        remove(top).unwrap();
     }
 }

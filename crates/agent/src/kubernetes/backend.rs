@@ -8,12 +8,14 @@
 use super::client::{CallError, Server};
 use super::config::Settings;
 use super::describe;
-use super::objects::PodObject;
+use super::kept_back::KeptBack;
+use super::objects::{Amount, PodObject};
 use super::observe::{Observation, Picture};
 use crate::executor::Foreign;
 use crate::remote::scheduler::Common;
 use futures::StreamExt as _;
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -36,6 +38,8 @@ pub struct View {
     /// Rises by one; 0 before the first.
     pub(super) number: u64,
     pub(super) picture: Picture,
+    /// What is no capacity of its nodes, by node.
+    pub(super) kept_back: BTreeMap<String, Amount>,
     /// The server does not answer.
     pub(super) is_silent: bool,
 }
@@ -69,7 +73,8 @@ pub struct Backend {
 
 impl Backend {
     pub(super) fn new(settings: Settings, server: Server, common: Common<Backend>) -> Backend {
-        let none = View { number: 0, picture: Picture::default(), is_silent: false };
+        let (picture, kept_back) = (Picture::default(), BTreeMap::new());
+        let none = View { number: 0, picture, kept_back, is_silent: false };
         let (view, heard) = (watch::Sender::new(Arc::new(none)), Mutex::new(Instant::now()));
         Backend { settings, server, common, view, heard }
     }
@@ -101,17 +106,19 @@ impl Backend {
         let mut nodes = std::pin::pin!(self.server.nodes(&self.settings.written.node_selector, labels));
         let mut pods = std::pin::pin!(self.server.pods());
         let mut observed = Observation::new(self.common.scope.clone());
+        let mut kept_back = KeptBack::default();
         let mut said = String::new();
         let mut publish_at: Option<Instant> = None;
         loop {
             let now = Instant::now();
             let is_silent = self.heard.lock().elapsed() > SILENCE_MAX;
-            if is_silent != self.view.borrow().is_silent {
+            let is_due = kept_back.due_at().is_some_and(|at| at <= now);
+            if is_due || is_silent != self.view.borrow().is_silent {
                 publish_at.get_or_insert(now);
             }
             if publish_at.is_some_and(|at| at <= now) {
                 publish_at = None;
-                self.publish(&observed, is_silent);
+                self.publish(&observed, &mut kept_back, is_silent);
             }
             let until = publish_at.unwrap_or(now + Duration::from_secs(1));
             let told = tokio::select! {
@@ -137,14 +144,15 @@ impl Backend {
         }
     }
 
-    fn publish(self: &Arc<Self>, observed: &Observation, is_silent: bool) {
+    fn publish(self: &Arc<Self>, observed: &Observation, kept_back: &mut KeptBack, is_silent: bool) {
         let Some(picture) = observed.picture() else { return };
         let before = self.view();
         if is_silent != before.is_silent {
             tracing::info!(is_silent, "whether Kubernetes is silent has changed");
         }
         self.sweep(&picture);
-        let view = View { number: before.number + 1, picture, is_silent };
+        let kept_back = kept_back.update(Instant::now(), &picture.standing);
+        let view = View { number: before.number + 1, picture, kept_back, is_silent };
         self.view.send_replace(Arc::new(view));
     }
 

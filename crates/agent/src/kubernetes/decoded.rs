@@ -26,6 +26,14 @@ pub(super) struct Metadata {
     pub(super) labels: Option<BTreeMap<String, String>>,
     /// Only whether there is one.
     pub(super) deletion_timestamp: Option<IgnoredAny>,
+    pub(super) owner_references: Option<Vec<OwnerReference>>,
+}
+
+/// What an object belongs to: only its kind.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct OwnerReference {
+    pub(super) kind: String,
 }
 
 /// An object: what is asked for, and what is.

@@ -116,13 +116,14 @@ fn nvidia_kind(product: &str, profile: Option<&str>, is_shared: bool) -> String 
     }
 }
 
-/// What a node of Kubernetes is in Muster, with its place in a TPU pod.
+/// What a node of Kubernetes is in Muster, less what is no capacity and with its place in a TPU pod.
 ///
 /// # Errors
 /// One sentence: why it cannot be a node of Muster.
 pub(super) fn describe(
     settings: &Settings,
     node: &NodeObject,
+    kept_back: Option<&Amount>,
     pod: Option<PodPosition>,
 ) -> Result<NodeSpec, String> {
     let text = format!("{}.{}", settings.name, node.name.to_ascii_lowercase());
@@ -156,6 +157,7 @@ pub(super) fn describe(
         let said = keys.iter().find_map(|key| node.labels.get(key));
         said.and_then(|text| place_name(text)).unwrap_or_else(|| otherwise.clone())
     };
+    let kept = |of: fn(&Amount) -> u64| kept_back.map_or(0, of);
     let draft = NodeDraft {
         name,
         region: settings.region.clone(),
@@ -164,9 +166,13 @@ pub(super) fn describe(
         rack: place(&settings.written.rack_labels, &settings.rack),
         address: if node.address.is_empty() { node.name.clone() } else { node.address.clone() },
         accelerators,
-        cpu_milli: node.allocatable.cpu_milli,
-        memory_bytes: node.allocatable.memory_bytes,
-        scratch_bytes: node.scratch_bytes.min(muster_types::limits::SCRATCH_BYTES_MAX),
+        cpu_milli: node.allocatable.cpu_milli.saturating_sub(kept(|own| own.cpu_milli)),
+        memory_bytes: node.allocatable.memory_bytes.saturating_sub(kept(|own| own.memory_bytes)),
+        scratch_bytes: node
+            .allocatable
+            .storage_bytes
+            .saturating_sub(kept(|own| own.storage_bytes))
+            .min(muster_types::limits::SCRATCH_BYTES_MAX),
         labels,
         taints: settings.taints.clone(),
         pod: pod.filter(|_| is_tpu),
@@ -229,6 +235,7 @@ mod tests {
             allocatable: Amount {
                 cpu_milli: 96_000,
                 memory_bytes: 1 << 40,
+                storage_bytes: 100 << 30,
                 extended: [("nvidia.com/gpu".to_owned(), 8)].into(),
             },
             labels: [
@@ -247,7 +254,7 @@ mod tests {
     #[test]
     fn a_node_with_gpus_becomes_a_node_of_muster() {
         let settings = good().check().unwrap();
-        let spec = describe(&settings, &gpu_node(), None).unwrap();
+        let spec = describe(&settings, &gpu_node(), None, None).unwrap();
         assert_eq!(spec.name.as_str(), "k8s-a.gpu-1");
         assert_eq!(spec.accelerators.as_ref().map(ToString::to_string).as_deref(), Some("h100:8"));
         assert_eq!((spec.block.as_str(), spec.rack.as_str()), ("eu-west4-a", "fabric_7-3"));
@@ -259,14 +266,33 @@ mod tests {
     }
 
     #[test]
+    fn what_stands_on_a_node_is_no_capacity_of_it() {
+        let settings = good().check().unwrap();
+        let standing = Amount { cpu_milli: 750, memory_bytes: 1 << 30, ..Amount::default() };
+        let spec = describe(&settings, &gpu_node(), Some(&standing), None).unwrap();
+        assert_eq!((spec.cpu_milli, spec.memory_bytes), (95_250, (1 << 40) - (1 << 30)));
+        assert_eq!(spec.scratch_bytes, 100 << 30);
+        let on_disk = Amount { storage_bytes: 30 << 30, ..Amount::default() };
+        assert_eq!(
+            describe(&settings, &gpu_node(), Some(&on_disk), None).unwrap().scratch_bytes,
+            70 << 30,
+            "others were promised the rest"
+        );
+        // Nobody else is there: the whole host is free, and a worker with all of it asks for what is left.
+        assert_eq!(foreign(&settings, Some(&gpu_node()), None), Foreign::default());
+        let whole = Amount { cpu_milli: u64::MAX, ..standing };
+        assert!(describe(&settings, &gpu_node(), Some(&whole), None).unwrap_err().starts_with("cpu_milli"));
+    }
+
+    #[test]
     fn labels_that_are_not_kept_make_no_difference() {
         let settings = good().check().unwrap();
         let mut kept = gpu_node();
         kept.labels.insert("example.com/of-others".into(), "x".into());
-        let before = describe(&settings, &kept, None).unwrap();
+        let before = describe(&settings, &kept, None, None).unwrap();
         kept.keep_labels(&labels_used(&settings));
         assert!(!kept.labels.contains_key("example.com/of-others"));
-        assert_eq!(describe(&settings, &kept, None).unwrap(), before);
+        assert_eq!(describe(&settings, &kept, None, None).unwrap(), before);
     }
 
     #[test]
@@ -310,11 +336,11 @@ mod tests {
         let taken = Amount { extended: [(NVIDIA_GPU.to_owned(), 2)].into(), ..Amount::default() };
         let devices = |node: &NodeObject| foreign(&settings, Some(node), Some(&taken)).devices;
         assert_eq!((devices(&whole), unhealthy(&settings, &whole)), (2, 0));
-        let spec = describe(&settings, &whole, None).unwrap();
+        let spec = describe(&settings, &whole, None, None).unwrap();
         for (allocatable, failed) in [("7", 1), ("5", 3), ("0", 8)] {
             let node = with(json!(allocatable), json!("8"));
             assert_eq!((devices(&node), unhealthy(&settings, &node)), (2 + failed, u64::from(failed)));
-            let same = describe(&settings, &node, None).unwrap();
+            let same = describe(&settings, &node, None, None).unwrap();
             assert_eq!(same.accelerators, spec.accelerators, "it is the same node");
         }
         // It is healthy again, and none is missed.
@@ -365,7 +391,7 @@ mod tests {
             [("nvidia.com/mig-1g.10gb", 14), ("nvidia.com/mig-3g.40gb", 4), ("nvidia.com/mig-1g.10gb.me", 2)];
         node.allocatable.extended = profiles.map(|(resource, count)| (resource.to_owned(), count)).into();
         assert_eq!(kind(&config, &node), all("nvidia.com/mig-1g.10gb", "h100-mig-1g.10gb", 14));
-        let spec = describe(&config.check().unwrap(), &node, None).unwrap();
+        let spec = describe(&config.check().unwrap(), &node, None, None).unwrap();
         assert_eq!(
             spec.accelerators.as_ref().map(ToString::to_string).as_deref(),
             Some("h100-mig-1g.10gb:14")
@@ -395,7 +421,7 @@ mod tests {
                 .into();
         node.allocatable.extended = [(TPU_RESOURCE.to_owned(), 4)].into();
         let place = PodPosition { pod: Name::new("k8s-a.a").unwrap(), cube: 0, at: [0, 0, 2] };
-        let spec = describe(&settings, &node, Some(place.clone())).unwrap();
+        let spec = describe(&settings, &node, None, Some(place.clone())).unwrap();
         assert_eq!(
             (spec.pod.clone(), spec.accelerators.as_ref().map(ToString::to_string)),
             (Some(place.clone()), Some("v5p:4".to_owned()))
@@ -406,7 +432,7 @@ mod tests {
         assert_eq!(selected, [GKE_TPU, TOPOLOGY]);
         let mut named = good();
         named.accelerators.insert(TPU_RESOURCE.into(), "chips".into());
-        let spec = describe(&named.check().unwrap(), &node, Some(place)).unwrap();
+        let spec = describe(&named.check().unwrap(), &node, None, Some(place)).unwrap();
         assert_eq!(spec.pod, None, "chips of another name form no slice");
     }
 
@@ -414,9 +440,9 @@ mod tests {
     fn what_cannot_be_a_node_says_why() {
         let settings = good().check().unwrap();
         let long = NodeObject { name: "n".repeat(80), ..gpu_node() };
-        assert!(describe(&settings, &long, None).unwrap_err().contains("is no name"));
+        assert!(describe(&settings, &long, None, None).unwrap_err().contains("is no name"));
         let empty = NodeObject { allocatable: Amount::default(), ..gpu_node() };
-        assert!(describe(&settings, &empty, None).unwrap_err().starts_with("cpu_milli"));
+        assert!(describe(&settings, &empty, None, None).unwrap_err().starts_with("cpu_milli"));
         assert_eq!(place_name("/"), None);
         assert_eq!(place_name(&format!("{}-end", "a".repeat(80))).unwrap().as_str().len(), 63);
     }

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `config.rs` | the `[kubernetes]` table |
 //! | `decoded.rs`, `objects.rs`, `quantity.rs`, `observe.rs` | nodes and pods as far as they are looked at, and what is known of the cluster |
-//! | `describe.rs`, `tpu.rs`, `pod.rs`, `names.rs`, `ends.rs` | what a node is in Muster, where the hosts of a TPU slice are, the pod of a share, and what its end means |
+//! | `describe.rs`, `kept_back.rs`, `tpu.rs`, `pod.rs`, `names.rs`, `ends.rs` | what a node is in Muster and which part is no capacity, where the hosts of a TPU slice are, the pod of a share, and what its end means |
 //! | `client.rs` | the API server |
 //! | `backend.rs`, `scheduler.rs` | the watches, and what the agent asks of them |
 //! | `share.rs`, `progress.rs`, `stage.rs` | one pod, from the intent to the end |
@@ -25,6 +25,7 @@ mod config;
 mod decoded;
 mod describe;
 mod ends;
+mod kept_back;
 mod names;
 mod objects;
 mod observe;
@@ -46,17 +47,21 @@ use crate::remote::executor::RemoteExecutor;
 use crate::remote::files::SecretsAndFiles;
 use crate::remote::nodes::{NodePaths, Nodes};
 use crate::remote::scheduler::{Common, Scheduler as _};
-use crate::remote::{Surroundings, scope, server};
+use crate::remote::{Surroundings, label_lacking, scope, server};
 use crate::settings::LogLimits;
 use backend::Backend;
 use muster_metrics::AgentMetrics;
 use muster_types::NodeSpec;
+use muster_types::worker_features::WorkerFeature;
 use parking_lot::Mutex;
 use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+
+/// What workers cannot have in a pod: nobody attaches to one, and Kubernetes binds them or not.
+const LACKING: [WorkerFeature; 2] = [WorkerFeature::Binding, WorkerFeature::Terminal];
 
 /// Runs workers on one node of Kubernetes.
 pub type KubernetesExecutor = RemoteExecutor<Backend>;
@@ -87,7 +92,7 @@ pub(crate) fn takes_object(bytes: &[u8]) -> bool {
     let settings = KubernetesConfig::sample().and_then(|config| config.check().ok());
     let described = settings.zip(node).map(|(settings, node)| {
         let position = tpu::positions(&settings, [&node]).remove(&node.name);
-        let spec = describe::describe(&settings, &node, position);
+        let spec = describe::describe(&settings, &node, Some(&node.allocatable), position);
         (spec.is_ok(), describe::foreign(&settings, Some(&node), Some(&node.allocatable)))
     });
     ends.is_some() || described.is_some()
@@ -124,6 +129,7 @@ impl KubernetesCluster {
     ) -> Result<KubernetesCluster, AgentError> {
         let mut settings = kubernetes.check()?;
         given.label(&mut settings.labels);
+        label_lacking(&mut settings.labels, &LACKING);
         let lock = state_dir::lock(state_dir)?;
         let scope = scope(state_dir)?;
         let (file, timeout) = (kubernetes.kubeconfig.as_deref(), settings.call_timeout);

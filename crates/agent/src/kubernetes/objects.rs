@@ -15,12 +15,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes of a text that is kept.
 const TEXT_BYTES_MAX: usize = 512;
+/// Whose pods are on a node for as long as it is there: of DaemonSets, and those that a kubelet starts from files (static pods).
+const STANDING_OWNERS: [&str; 2] = ["DaemonSet", "Node"];
 
 /// An amount of what nodes give out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Amount {
     pub(super) cpu_milli: u64,
     pub(super) memory_bytes: u64,
+    /// Of the disk of the node for pods (ephemeral storage).
+    pub(super) storage_bytes: u64,
     /// Resources with a domain in their names, such as accelerators.
     pub(super) extended: BTreeMap<String, u64>,
 }
@@ -32,6 +36,7 @@ impl Amount {
             match name.as_str() {
                 "cpu" => amount.cpu_milli = thousandths(text, round).unwrap_or(0),
                 "memory" => amount.memory_bytes = whole(text, round).unwrap_or(0),
+                "ephemeral-storage" => amount.storage_bytes = whole(text, round).unwrap_or(0),
                 name if name.contains('/') => {
                     let count = whole(text, round).unwrap_or(0);
                     if count > 0 {
@@ -51,6 +56,7 @@ impl Amount {
     pub(super) fn add(&mut self, other: &Amount) {
         self.cpu_milli = self.cpu_milli.saturating_add(other.cpu_milli);
         self.memory_bytes = self.memory_bytes.saturating_add(other.memory_bytes);
+        self.storage_bytes = self.storage_bytes.saturating_add(other.storage_bytes);
         for (name, count) in &other.extended {
             let sum = self.extended.entry(name.clone()).or_default();
             *sum = sum.saturating_add(*count);
@@ -60,6 +66,7 @@ impl Amount {
     pub(super) fn subtract(&mut self, other: &Amount) {
         self.cpu_milli = self.cpu_milli.saturating_sub(other.cpu_milli);
         self.memory_bytes = self.memory_bytes.saturating_sub(other.memory_bytes);
+        self.storage_bytes = self.storage_bytes.saturating_sub(other.storage_bytes);
         for (name, count) in &other.extended {
             if let Some(sum) = self.extended.get_mut(name) {
                 *sum = sum.saturating_sub(*count);
@@ -69,9 +76,10 @@ impl Amount {
     }
 
     /// The larger of both, resource by resource.
-    fn raise_to(&mut self, other: &Amount) {
+    pub(super) fn raise_to(&mut self, other: &Amount) {
         self.cpu_milli = self.cpu_milli.max(other.cpu_milli);
         self.memory_bytes = self.memory_bytes.max(other.memory_bytes);
+        self.storage_bytes = self.storage_bytes.max(other.storage_bytes);
         for (name, count) in &other.extended {
             let own = self.extended.entry(name.clone()).or_default();
             *own = (*own).max(*count);
@@ -102,8 +110,6 @@ pub(super) struct NodeObject {
     pub(super) labels: BTreeMap<String, String>,
     /// Program and version: `containerd://1.6.20`.
     pub(super) runtime: String,
-    /// Bytes of its disk for pods.
-    pub(super) scratch_bytes: u64,
 }
 
 impl NodeObject {
@@ -135,10 +141,6 @@ impl NodeObject {
                 .and_then(|status| status.node_info.as_ref())
                 .map(|info| info.container_runtime_version.clone())
                 .unwrap_or_default(),
-            scratch_bytes: status
-                .and_then(|status| status.allocatable.as_ref()?.get("ephemeral-storage"))
-                .and_then(|Quantity(text)| whole(text, Round::Down))
-                .unwrap_or(0),
         })
     }
 }
@@ -219,6 +221,8 @@ pub(super) struct PodObject {
     pub(super) phase: Phase,
     /// What it holds of its node.
     pub(super) requests: Amount,
+    /// Whether its node has it for as long as the node is there.
+    pub(super) is_standing: bool,
     /// Somebody has asked for its deletion.
     pub(super) is_deleting: bool,
     /// Of the pod itself.
@@ -257,6 +261,12 @@ impl PodObject {
                 _ => Phase::Pending,
             },
             requests: spec.map(requests).unwrap_or_default(),
+            is_standing: metadata
+                .owner_references
+                .as_deref()
+                .unwrap_or_default()
+                .iter()
+                .any(|owner| STANDING_OWNERS.contains(&owner.kind.as_str())),
             ..PodObject::default()
         };
         if scope.is_none() {
@@ -399,7 +409,7 @@ pub(super) mod tests {
         assert_eq!(seen.allocatable.extended, [("nvidia.com/gpu".to_owned(), 8)].into());
         assert_eq!(seen.taints.len(), 1, "one that only advises keeps nothing away");
         assert_eq!(seen.runtime, "containerd://1.6.20");
-        assert_eq!(seen.scratch_bytes, 9);
+        assert_eq!(seen.allocatable.storage_bytes, 9);
     }
 
     #[test]
@@ -438,7 +448,20 @@ pub(super) mod tests {
         let gpus = json!([{"name": "a", "resources": {"limits": {"nvidia.com/gpu": "2", "memory": "1Gi"}}}]);
         let found = requests(json!({"containers": gpus}));
         assert_eq!((found.memory_bytes, found.extended["nvidia.com/gpu"]), (1 << 30, 2));
+        let disk = json!([{"name": "a", "resources": {"requests": {"ephemeral-storage": "2Gi"}}}]);
+        assert_eq!(requests(json!({"containers": disk})).storage_bytes, 2 << 30);
         assert!(requests(json!({"containers": []})).is_nothing());
+    }
+
+    #[test]
+    fn pods_of_daemon_sets_and_static_pods_stand_on_their_nodes() {
+        let owned = |owners: Value| {
+            pod(json!({"metadata": {"name": "p", "namespace": "d", "ownerReferences": owners}})).is_standing
+        };
+        assert!(owned(json!([{"kind": "DaemonSet", "name": "cni", "uid": "1", "apiVersion": "apps/v1"}])));
+        assert!(owned(json!([{"kind": "Node", "name": "n1", "uid": "2", "apiVersion": "v1", "controller": true}])));
+        assert!(!owned(json!([{"kind": "ReplicaSet", "name": "web", "uid": "3", "apiVersion": "apps/v1"}])));
+        assert!(!owned(json!([])) && !owned(json!(null)));
     }
 
     #[test]

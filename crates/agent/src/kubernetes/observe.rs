@@ -100,6 +100,8 @@ pub(super) struct Observation {
     pods: ObjectTable<PodObject>,
     /// What the pods of others hold, by node; no node without any.
     foreign: BTreeMap<String, Amount>,
+    /// What is no capacity of nodes, by node; no node without any.
+    standing: BTreeMap<String, Amount>,
 }
 
 /// What was known at one time.
@@ -109,6 +111,30 @@ pub(super) struct Picture {
     /// This agent's pods by name.
     pub(super) own: BTreeMap<String, Arc<PodObject>>,
     pub(super) foreign: BTreeMap<String, Amount>,
+    /// What is no capacity of a node: what pods that stand there hold, and the disk that any pod of others holds.
+    pub(super) standing: BTreeMap<String, Amount>,
+}
+
+/// What a pod takes of its node as somebody else's.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Taken {
+    foreign: Amount,
+    standing: Amount,
+}
+
+fn add_to(sums: &mut BTreeMap<String, Amount>, node: &str, amount: &Amount) {
+    if !amount.is_nothing() {
+        sums.entry(node.to_owned()).or_default().add(amount);
+    }
+}
+
+fn subtract_from(sums: &mut BTreeMap<String, Amount>, node: &str, amount: &Amount) {
+    if let Some(sum) = sums.get_mut(node) {
+        sum.subtract(amount);
+        if sum.is_nothing() {
+            sums.remove(node);
+        }
+    }
 }
 
 impl Observation {
@@ -119,6 +145,7 @@ impl Observation {
             nodes: ObjectTable::default(),
             pods: ObjectTable::default(),
             foreign: BTreeMap::new(),
+            standing: BTreeMap::new(),
         }
     }
 
@@ -134,25 +161,31 @@ impl Observation {
         let changes = self.pods.take(|pod| format!("{}/{}", pod.namespace, pod.name), told);
         let is_news = !changes.is_empty() || ends_list;
         for (before, after) in changes {
-            if let Some((node, amount)) = before.as_deref().and_then(|pod| self.taken_by(pod)) {
-                let sum = self.foreign.entry(node.clone()).or_default();
-                sum.subtract(&amount);
-                if sum.is_nothing() {
-                    self.foreign.remove(&node);
-                }
+            if let Some((node, taken)) = before.as_deref().and_then(|pod| self.taken_by(pod)) {
+                subtract_from(&mut self.foreign, &node, &taken.foreign);
+                subtract_from(&mut self.standing, &node, &taken.standing);
             }
-            if let Some((node, amount)) = after.as_deref().and_then(|pod| self.taken_by(pod)) {
-                self.foreign.entry(node).or_default().add(&amount);
+            if let Some((node, taken)) = after.as_deref().and_then(|pod| self.taken_by(pod)) {
+                add_to(&mut self.foreign, &node, &taken.foreign);
+                add_to(&mut self.standing, &node, &taken.standing);
             }
         }
         is_news
     }
 
-    /// What a pod takes of a node as somebody else's.
-    fn taken_by(&self, pod: &PodObject) -> Option<(String, Amount)> {
+    /// What a pod takes of a node as somebody else's. What one holds that stands there is no load, or no worker could ever have the
+    /// whole host; its accelerators are, for a node has as many of them as before.
+    fn taken_by(&self, pod: &PodObject) -> Option<(String, Taken)> {
         let is_foreign = pod.scope.as_deref() != Some(self.scope.as_str());
         let node = pod.node.clone().filter(|_| is_foreign && !pod.phase.is_over())?;
-        (!pod.requests.is_nothing()).then(|| (node, pod.requests.clone()))
+        let mut taken = Taken { foreign: pod.requests.clone(), standing: Amount::default() };
+        if pod.is_standing {
+            taken.standing.cpu_milli = std::mem::take(&mut taken.foreign.cpu_milli);
+            taken.standing.memory_bytes = std::mem::take(&mut taken.foreign.memory_bytes);
+        }
+        // A load has no scratch.
+        taken.standing.storage_bytes = std::mem::take(&mut taken.foreign.storage_bytes);
+        Some((node, taken))
     }
 
     /// What is known; none before both lists were whole.
@@ -166,6 +199,7 @@ impl Observation {
             nodes: self.nodes.by_key.clone(),
             own: own.map(|pod| (pod.name.clone(), Arc::clone(pod))).collect(),
             foreign: self.foreign.clone(),
+            standing: self.standing.clone(),
         })
     }
 }
@@ -233,6 +267,33 @@ mod tests {
     }
 
     #[test]
+    fn what_stands_on_a_node_is_no_load_of_others() {
+        let mut daemon = PodObject { is_standing: true, ..pod("cni", Some("n1"), 250) };
+        daemon.requests.extended = [("nvidia.com/gpu".to_owned(), 1)].into();
+        let mut observed = observed(vec![node("n1", true)], vec![daemon.clone(), pod("a", Some("n1"), 100)]);
+        let picture = observed.picture().unwrap();
+        assert_eq!((picture.standing["n1"].cpu_milli, picture.foreign["n1"].cpu_milli), (250, 100));
+        assert_eq!(picture.foreign["n1"].extended["nvidia.com/gpu"], 1, "a device of it is not free");
+        observed.pod(WatchEvent::Gone(daemon));
+        observed.pod(WatchEvent::Gone(pod("a", Some("n1"), 100)));
+        let picture = observed.picture().unwrap();
+        assert!(picture.standing.is_empty() && picture.foreign.is_empty());
+    }
+
+    #[test]
+    fn the_disk_that_pods_of_others_request_is_no_capacity() {
+        let on_disk = |mut pod: PodObject, bytes: u64| {
+            pod.requests.storage_bytes = bytes;
+            pod
+        };
+        let pods = vec![on_disk(pod("a", Some("n1"), 100), 7), on_disk(own("b"), 50)];
+        let observed = observed(vec![node("n1", true)], pods);
+        let picture = observed.picture().unwrap();
+        assert_eq!(picture.standing["n1"], Amount { storage_bytes: 7, ..Amount::default() });
+        assert_eq!(picture.foreign["n1"], Amount { cpu_milli: 100, ..Amount::default() });
+    }
+
+    #[test]
     fn a_second_list_is_compared_with_what_was_known() {
         let mut observed = observed(
             vec![node("n1", true), node("n2", true)],
@@ -290,6 +351,7 @@ mod tests {
             let mut made = pod(&format!("p{}", self.below(4)), on.as_deref(), self.below(5));
             made.scope = (self.below(3) == 0).then(|| "mine".to_owned());
             made.phase = if self.below(3) == 0 { Phase::Failed } else { Phase::Running };
+            made.is_standing = self.below(3) == 0;
             match self.below(7) {
                 0 => WatchEvent::ListBegins,
                 1 => WatchEvent::ListEnds,
@@ -308,13 +370,14 @@ mod tests {
             for _ in 0..60 {
                 let told = draw.told();
                 observed.pod(told);
-                let mut sums: BTreeMap<String, Amount> = BTreeMap::new();
+                let mut sums = (BTreeMap::new(), BTreeMap::new());
                 for pod in observed.pods.by_key.values() {
-                    if let Some((node, amount)) = observed.taken_by(pod) {
-                        sums.entry(node).or_default().add(&amount);
+                    if let Some((node, taken)) = observed.taken_by(pod) {
+                        add_to(&mut sums.0, &node, &taken.foreign);
+                        add_to(&mut sums.1, &node, &taken.standing);
                     }
                 }
-                assert_eq!(observed.foreign, sums, "seed {seed}");
+                assert_eq!((&observed.foreign, &observed.standing), (&sums.0, &sums.1), "seed {seed}");
             }
         }
     }

@@ -173,8 +173,8 @@ fn checkpoints<'a>(settings: &Settings, placement: &'a Placement) -> Option<&'a 
 /// The volumes of a pod, and where the container of the workers has them.
 fn volumes(settings: &Settings, placement: &Placement) -> (Vec<Value>, Vec<Value>) {
     let container = placement.workers.first().and_then(|worker| worker.container.as_ref());
-    // What each worker asks for itself, all workers of the pod have together.
-    let own_memory = container.map_or(0, |own| own.shared_memory_bytes);
+    // What each worker asks for itself, all workers of the pod have together. A job asks in its container where it has one.
+    let own_memory = container.map_or(0, |own| own.shared_memory_bytes).max(placement.host.shared_memory_bytes);
     let shared_memory = own_memory.saturating_mul(placement.workers.len() as u64);
     let mut volumes = vec![
         json!({"name": "muster", "emptyDir": {}}),
@@ -487,6 +487,20 @@ mod tests {
         let bytes = (20_u64 << 30).to_string();
         let volume = json!({"name": "scratch", "emptyDir": {"sizeLimit": bytes}});
         assert_eq!(scratch_of(&placement), (Some(volume), json!(bytes)));
+    }
+
+    #[test]
+    fn shared_memory_of_a_job_without_an_image_bounds_that_of_its_pod() {
+        let mut placement = two();
+        let bound = |placement: &Placement| {
+            let pod = made(&good(), placement).unwrap();
+            let mut volumes = pod["spec"]["volumes"].as_array().unwrap().iter();
+            volumes.find(|volume| volume["name"] == "shared-memory").unwrap()["emptyDir"].clone()
+        };
+        assert_eq!(bound(&placement), json!({"medium": "Memory"}));
+        placement.host.shared_memory_bytes = 1 << 30;
+        let bytes = (2_u64 << 30).to_string();
+        assert_eq!(bound(&placement), json!({"medium": "Memory", "sizeLimit": bytes}));
     }
 
     #[test]

@@ -54,7 +54,12 @@ impl Scheduler for Backend {
         let candidates = nodes.map(|node| Candidate {
             place: node.name.clone(),
             is_offered: true,
-            spec: describe::describe(&self.settings, node, positions.remove(&node.name)),
+            spec: describe::describe(
+                &self.settings,
+                node,
+                view.kept_back.get(&node.name),
+                positions.remove(&node.name),
+            ),
         });
         Some(candidates.collect())
     }

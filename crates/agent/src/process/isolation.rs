@@ -16,6 +16,7 @@ use crate::rules::{ExecutorEvent, Launch, Placement, WorkerKey};
 use muster_types::config_value::bytes;
 use muster_types::limits::ULIMIT_STACK_BYTES_MIN;
 use muster_types::quantity::ByteCount;
+use muster_types::worker_features::WorkerFeature;
 use muster_types::{CpuBinding, DeviceSet, Ulimits};
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
@@ -453,6 +454,14 @@ impl Isolating {
         (nodes > 0).then(|| (NUMA_LABEL.to_owned(), nodes.to_string()))
     }
 
+    /// The labels of the node that keep jobs away whose workers it would refuse, for what it cannot do.
+    pub fn lacking_facts(&self) -> impl Iterator<Item = (String, String)> + use<> {
+        let binding = (self.cores.numa_nodes() == 0).then_some(WorkerFeature::Binding);
+        let memory = (self.namespaces == Namespaces::Host).then_some(WorkerFeature::SharedMemory);
+        let facts = [binding, memory].into_iter().flatten().map(WorkerFeature::lacking_fact);
+        facts.map(|(label, value)| (label.to_owned(), value.to_owned()))
+    }
+
     /// A worker that an earlier agent launched has what its launch says.
     pub fn adopt(&self, launch: Option<&TaskSpec>) {
         if let Some(launch) = launch {
@@ -660,6 +669,9 @@ mod tests {
         let refused = isolating.of_worker(&isolation, (key, worker), DeviceSet::EMPTY).unwrap_err();
         assert!(refused.contains("binding cores"), "{refused}");
         assert_eq!(isolating.binding_fact(), None);
+        let lacking: BTreeMap<String, String> = isolating.lacking_facts().collect();
+        let none = |label: &str| (label.to_owned(), "none".to_owned());
+        assert_eq!(lacking, [none("worker.binding"), none("worker.shared-memory")].into());
         let bound = Isolation { cpus: vec![0, 1, 8], ..isolation };
         let told = bound.variables("bob", Path::new("/work"), &BTreeMap::new());
         assert_eq!(told, [("MUSTER_CPUS".to_owned(), "0-1,8".to_owned())]);

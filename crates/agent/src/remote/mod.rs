@@ -38,7 +38,9 @@ use crate::monitoring::AgentMonitor;
 use crate::process::transcript::OutputStream;
 use crate::settings::LogLimits;
 use muster_client::Endpoints;
-use muster_types::ExitStatus;
+use muster_types::worker_features::WorkerFeature;
+use muster_types::{ExitStatus, Name};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// What the agent of another scheduler's cluster is made of, without the cluster's own settings.
@@ -64,6 +66,13 @@ pub(crate) fn frame_sample() -> Vec<u8> {
     link::encode_piece(&link::Piece { number: 9, rank: 4, stream, lost: 3, data: b"output".to_vec() })
 }
 
+/// Labels nodes with what workers cannot have there, whatever an operator says.
+pub(crate) fn label_lacking(labels: &mut BTreeMap<Name, String>, lacking: &[WorkerFeature]) {
+    labels.retain(|label, _| WorkerFeature::ALL.iter().all(|feature| label.as_str() != feature.label()));
+    let facts = lacking.iter().map(|feature| feature.lacking_fact());
+    labels.extend(facts.map(|(label, value)| (Name::literal(label), value.to_owned())));
+}
+
 /// The other scheduler's job is lost with whatever it ran.
 pub(crate) fn lost(why: &str) -> ExitStatus {
     ExitStatus::BackendLost(crate::rules::detail(why))
@@ -79,4 +88,19 @@ pub(crate) fn scope(root: &Path) -> Result<String, StateDirError> {
     let scope = format!("{:032x}", rand::random::<u128>());
     write_record(&path, &scope).map_err(failed)?;
     Ok(scope)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_node_lacks_goes_before_what_an_operator_says() {
+        let name = |text: &str| Name::new(text).unwrap();
+        let said = [("worker.binding", "yes"), ("worker.shared-memory", "none"), ("zone", "a")];
+        let mut labels: BTreeMap<Name, String> = said.map(|(label, value)| (name(label), value.to_owned())).into();
+        label_lacking(&mut labels, &[WorkerFeature::Binding, WorkerFeature::Terminal]);
+        let expected = [("worker.binding", "none"), ("worker.terminal", "none"), ("zone", "a")];
+        assert_eq!(labels, expected.map(|(label, value)| (name(label), value.to_owned())).into());
+    }
 }

@@ -435,6 +435,7 @@ impl Running {
         let devices = map_devices(&mut placement, within.visible(meant).as_deref());
         // The other scheduler has its own: a worker is not refused for what no configuration of this agent allows.
         placement.ulimits = Ulimits::default();
+        // A job with another binding is not placed there, and the `/dev/shm` of a pod has its size already.
         placement.host = HostRules { shell: placement.host.shell, ..HostRules::default() };
         if within == Within::Kubernetes {
             // Its container has the image already.

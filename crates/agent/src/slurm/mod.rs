@@ -41,11 +41,12 @@ use crate::remote::executor::RemoteExecutor;
 use crate::remote::files::SecretsAndFiles;
 use crate::remote::nodes::{NodePaths, Nodes};
 use crate::remote::scheduler::{Common, Scheduler as _};
-use crate::remote::{Surroundings, scope, server};
+use crate::remote::{Surroundings, label_lacking, scope, server};
 use crate::settings::LogLimits;
 use backend::Backend;
 use muster_metrics::AgentMetrics;
 use muster_types::NodeSpec;
+use muster_types::worker_features::WorkerFeature;
 use parking_lot::Mutex;
 use std::future::Future;
 use std::path::Path;
@@ -112,6 +113,7 @@ impl SlurmCluster {
     ) -> Result<SlurmCluster, AgentError> {
         let mut settings = slurm.check(shim_command)?;
         given.label(&mut settings.labels);
+        label_lacking(&mut settings.labels, &WorkerFeature::ALL);
         let lock = state_dir::lock(state_dir)?;
         let scope = scope(state_dir)?;
         let listener = tokio::net::TcpListener::bind(slurm.listen).await.map_err(AgentError::Listen)?;

@@ -72,6 +72,7 @@ impl Web {
             return Ok(PlannedJob { refusal, log_index, ..PlannedJob::default() });
         }
         let mut jobs = submissions_from_proto("job", Some(job)).map_err(invalid)?;
+        Submission::require_features(&mut jobs, |_| "job".to_owned()).map_err(invalid)?;
         Submission::set_creator(&mut jobs, &reader.caller().creator());
         let Some(job) = jobs.into_iter().next() else {
             return Err(Problem::field("file", "must hold a job"));

@@ -53,11 +53,120 @@ struct Ending {
 }
 
 /// What Ctrl-C has done so far.
+#[derive(Debug, PartialEq)]
 enum Interrupt {
     None,
     /// Detaches then.
     Leaving(Instant),
     Cancelled,
+}
+
+/// What is to be done for a Ctrl-C.
+#[derive(Debug, PartialEq)]
+enum Pressed {
+    Leave,
+    Cancel,
+    /// The command ends at once.
+    End,
+}
+
+impl Interrupt {
+    fn press(&mut self, now: Instant) -> Pressed {
+        let (next, pressed) = match self {
+            Interrupt::None => (Interrupt::Leaving(now + SECOND_THOUGHTS), Pressed::Leave),
+            Interrupt::Leaving(_) => (Interrupt::Cancelled, Pressed::Cancel),
+            Interrupt::Cancelled => return Pressed::End,
+        };
+        *self = next;
+        pressed
+    }
+
+    fn leave_at(&self) -> Option<Instant> {
+        match self {
+            Interrupt::Leaving(at) => Some(*at),
+            Interrupt::None | Interrupt::Cancelled => None,
+        }
+    }
+
+    /// Does what a Ctrl-C asks for; whether the command ends. `back` is the command that comes back to the job.
+    async fn take(
+        &mut self,
+        (client, console): (&Client, &Console),
+        job_id: &str,
+        back: &str,
+    ) -> Result<bool, Failure> {
+        match self.press(Instant::now()) {
+            Pressed::Leave => {
+                console.progress(&format!("detaching from {job_id} ({back}); Ctrl-C again cancels it"));
+            }
+            Pressed::Cancel => {
+                console.progress(&format!("cancelling {job_id}"));
+                let request = v1::CancelJobRequest { job_id: job_id.to_owned(), ..Default::default() };
+                client.cancel_job(request).await?;
+            }
+            Pressed::End => return Ok(true),
+        }
+        Ok(false)
+    }
+}
+
+fn watch_one(job_id: &str) -> v1::WatchJobsRequest {
+    v1::WatchJobsRequest {
+        filter: Some(v1::JobFilter { job_ids: vec![job_id.to_owned()], ..Default::default() }),
+        ..Default::default()
+    }
+}
+
+/// What became of a job that was to run.
+pub enum Waited {
+    /// It runs.
+    Runs,
+    /// Before anybody saw it run.
+    Ended,
+    /// It was left, or cancelled by Ctrl-C.
+    Left(Exit),
+}
+
+/// Waits until a job runs, and tells why it does not. Ctrl-C leaves it, and a second one cancels it, as in [`attach`].
+pub async fn until_it_runs(
+    client: &Client,
+    console: &Console,
+    job_id: &str,
+    time_is_up: Option<Instant>,
+) -> Result<Waited, Failure> {
+    let mut interrupts = signal(SignalKind::interrupt())?;
+    let mut watch = client.watch_jobs(watch_one(job_id));
+    let mut shown = OutputPrinter::new(console);
+    let mut interrupt = Interrupt::None;
+    let back = format!("muster attach {job_id}");
+    loop {
+        tokio::select! {
+            item = watch.next() => match item? {
+                WatchItem::Changed { job, .. } if job.id == job_id => {
+                    if job.phase() == v1::JobPhase::Running {
+                        return Ok(Waited::Runs);
+                    }
+                    if has_ended(job.phase()) {
+                        let left = Waited::Left(Exit::Interrupted);
+                        return Ok(if interrupt == Interrupt::Cancelled { left } else { Waited::Ended });
+                    }
+                    shown.tell_waiting(&job);
+                }
+                WatchItem::Forgotten { job_id: gone, .. } if gone == job_id => return Ok(Waited::Ended),
+                _ => {}
+            },
+            Some(()) = interrupts.recv() => {
+                if interrupt.take((client, console), job_id, &back).await? {
+                    return Ok(Waited::Left(Exit::Interrupted));
+                }
+            }
+            () = at(interrupt.leave_at()) => return Ok(Waited::Left(Exit::Interrupted)),
+            () = at(time_is_up) => {
+                let why = format!("the time is up, and {job_id} has not started; it stays in the queue");
+                return Err(Failure::new(Exit::Timeout, why).with_next(back));
+            }
+        }
+    }
 }
 
 /// Stays until the job has ended or is left, at most for `limit`. The exit is the job's.
@@ -69,21 +178,14 @@ pub async fn attach(
     limit: Duration,
 ) -> Result<Exit, Failure> {
     let mut interrupts = signal(SignalKind::interrupt())?;
-    let request = v1::WatchJobsRequest {
-        filter: Some(v1::JobFilter { job_ids: vec![job_id.to_owned()], ..Default::default() }),
-        ..Default::default()
-    };
-    let mut watch = client.watch_jobs(request);
+    let mut watch = client.watch_jobs(watch_one(job_id));
+    let back = format!("muster job logs {job_id} -f");
     let (say, mut said) = mpsc::channel(PIECES_QUEUED_MAX);
     let mut shown = OutputPrinter::new(console);
     let mut interrupt = Interrupt::None;
     let mut ended: Option<Instant> = None;
     let time_is_up = Instant::now().checked_add(limit);
     while ended.is_none() || shown.readers > 0 {
-        let leave_at = match interrupt {
-            Interrupt::Leaving(at) => Some(at),
-            _ => None,
-        };
         tokio::select! {
             item = watch.next(), if ended.is_none() => match item? {
                 WatchItem::Changed { job, .. } if job.id == job_id => {
@@ -103,25 +205,15 @@ pub async fn attach(
                 ended = ended.map(|_| Instant::now() + REST_MAX);
                 shown.take(piece)?;
             }
-            Some(()) = interrupts.recv() => match interrupt {
-                Interrupt::None => {
-                    console.progress(&format!(
-                        "detaching from {job_id} (muster job logs {job_id} -f); Ctrl-C again cancels it"
-                    ));
-                    interrupt = Interrupt::Leaving(Instant::now() + SECOND_THOUGHTS);
+            Some(()) = interrupts.recv() => {
+                if interrupt.take((client, console), job_id, &back).await? {
+                    return Ok(Exit::Interrupted);
                 }
-                Interrupt::Leaving(_) => {
-                    console.progress(&format!("cancelling {job_id}"));
-                    let request = v1::CancelJobRequest { job_id: job_id.to_owned(), ..Default::default() };
-                    client.cancel_job(request).await?;
-                    interrupt = Interrupt::Cancelled;
-                }
-                Interrupt::Cancelled => return Ok(Exit::Interrupted),
-            },
-            () = at(leave_at) => return Ok(Exit::Interrupted),
+            }
+            () = at(interrupt.leave_at()) => return Ok(Exit::Interrupted),
             () = at(time_is_up) => {
                 return Err(Failure::new(Exit::Timeout, format!("the time is up; {job_id} goes on"))
-                    .with_next(format!("muster job logs {job_id} -f")));
+                    .with_next(back));
             }
             () = at(ended) => {
                 shown.incomplete = shown.token;
@@ -364,6 +456,18 @@ mod tests {
         let placement = Some(v1::Placement { workers, ..Default::default() });
         let status = v1::JobStatus { phase: phase.into(), placement, ..Default::default() };
         v1::Job { status: Some(status), ..Default::default() }
+    }
+
+    #[test]
+    fn one_ctrl_c_leaves_a_second_cancels_and_a_third_ends_the_command() {
+        let now = Instant::now();
+        let mut interrupt = Interrupt::None;
+        assert_eq!(interrupt.leave_at(), None);
+        assert_eq!(interrupt.press(now), Pressed::Leave);
+        assert_eq!(interrupt.leave_at(), Some(now + SECOND_THOUGHTS));
+        assert_eq!(interrupt.press(now), Pressed::Cancel);
+        assert_eq!(interrupt.leave_at(), None, "what the job ends with is waited for");
+        assert_eq!(interrupt.press(now), Pressed::End);
     }
 
     #[test]

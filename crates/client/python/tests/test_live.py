@@ -127,9 +127,9 @@ def test_nodes_are_taken_out_and_put_back(cluster: Cluster) -> None:
         watch = client.watch_nodes(timeout=PATIENCE)
         assert [item.item.name for item in until_synced(watch) if isinstance(item, muster.Changed)] == ["h1"]
         token = watch.resume_token
-        assert client.cordon_node("h1").is_cordoned and client.node("h1").is_cordoned
+        assert client.cordon_node("h1", reason="a fan").is_cordoned and client.node("h1").is_cordoned
         assert not client.uncordon_node("h1").is_cordoned
-        assert client.drain_node("h1", stop_after=timedelta(hours=1)).is_draining
+        assert client.drain_node("h1", stop_after=timedelta(hours=1), reason="a fan").is_draining
         assert not client.cancel_node_drain("h1").is_draining
         assert client.quarantine_node("h1", reason="a test").is_quarantined
         assert not client.release_node("h1").is_quarantined

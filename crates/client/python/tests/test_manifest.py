@@ -85,6 +85,8 @@ WRONG = [
     "affinity: [{to: job-1, level: row, rule: apart, required: true}]",
     "licences: {matlab: many}",
     "licences: [matlab]",
+    "licences: {MATLAB: 2}",
+    "licences: {matlab-: 2}",
     "affinity: [{to: job-1, level: host, rule: near, required: true}]",
     "affinity: [{to: job-1, level: host, rule: apart, weight: 0}]",
     "affinity: [{job: job-1}]",

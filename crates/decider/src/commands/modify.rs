@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 use muster_journal::{Decision, Estimate, RequestKey, hash};
 use muster_policy::estimate_again;
 use muster_state::{Phase, State};
+use muster_types::worker_features::with_features;
 use muster_types::{
     FieldChange, JobContract, JobId, JobSpec, LogIndex, LogTime, Name, Refusal, RefusalCode, RequestId,
     Requester, Span, Submission, Violation, limits,
@@ -237,7 +238,8 @@ pub(super) fn modify(speculation: &mut Speculation, order: &ModifyOrder) -> Resu
 }
 
 /// The changes as they are recorded. Of a job that has been placed, another number of workers of its only group is a size within
-/// the bounds that it was submitted with. A move to the front has the record that it will be.
+/// the bounds that it was submitted with. A move to the front has the record that it will be. What it asks of its nodes keeps the
+/// conditions that its contract comes to.
 fn recorded<'a>(state: &State, order: &'a ModifyOrder) -> Cow<'a, [FieldChange]> {
     let is_placed = state.job(order.job).is_some_and(|row| row.phase != Phase::Pending);
     let only = state.spec(order.job).and_then(|spec| match spec.groups.as_slice() {
@@ -246,6 +248,11 @@ fn recorded<'a>(state: &State, order: &'a ModifyOrder) -> Cow<'a, [FieldChange]>
     });
     let as_recorded = |change: &FieldChange| match change {
         FieldChange::Front(_) => Some(FieldChange::Front(Some(state.log_index().next()))),
+        // What its workers ask for keeps it from the same nodes as before.
+        FieldChange::Nodes(nodes) => {
+            let required = with_features(nodes.as_deref(), state.contract(order.job)?);
+            (required != *nodes).then_some(FieldChange::Nodes(required))
+        }
         FieldChange::Groups(sizes) => match (only, sizes.as_slice()) {
             (Some(only), [size])
                 if size.workers_min.is_none()

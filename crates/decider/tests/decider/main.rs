@@ -48,3 +48,4 @@ mod support;
 mod tokens;
 mod traced;
 mod warnings;
+mod worker_features;

@@ -239,7 +239,7 @@ pub struct NotificationProgress {
     pub delivered: LogIndex,
     /// Events that it has acknowledged.
     pub acknowledged: u64,
-    /// Events that it did not take in the time that they were tried for.
+    /// Events that it did not take in the time that they were tried for, or that too many of the same tenant stood before.
     pub given_up: u64,
     /// Records that nobody could read any more when they were to be looked at for it.
     pub skipped: u64,

@@ -1,9 +1,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_types::job::ArrayMember;
+use muster_types::worker_features::{WorkerFeature, with_features};
 use muster_types::{
     Accelerators, CpuBinding, HostRules, JobContract, JobDraft, LabelTest, Name, NodeDraft, NodeExpression,
-    NodeRequirements, Parameters, PriorityTier, TaskGroup, Violation, WorkerRequest, limits,
+    NodeRequirements, Parameters, PriorityTier, Submission, TaskGroup, Violation, WorkerRequest, limits,
 };
 
 fn name(text: &str) -> Name {
@@ -223,6 +224,44 @@ fn workers_with_processors_for_themselves_ask_for_whole_ones() {
     assert_eq!(fields(1_500, CpuBinding::Cores), ["host.binding"]);
     assert!(fields(2_000, CpuBinding::Cores).is_empty());
     assert!(fields(10, CpuBinding::Numa).is_empty() && fields(10, CpuBinding::None).is_empty());
+}
+
+#[test]
+fn a_job_keeps_away_from_nodes_that_lack_what_it_asks_of_its_workers() {
+    let lacking = |feature: WorkerFeature| {
+        let (label, value) = feature.lacking_fact();
+        [(name(label), value.to_owned())].into()
+    };
+    let host = HostRules { binding: CpuBinding::Numa, ..HostRules::default() };
+    let contract = JobContract { host, terminal: true, ..JobContract::default() };
+    let mut jobs = [Submission::new(job().check().unwrap(), contract), job().check().unwrap().into()];
+    let before = jobs[1].clone();
+    let path = |place: usize| format!("jobs[{place}]");
+    assert_eq!(Submission::require_features(&mut jobs, path), Ok(()));
+    assert_eq!(jobs[1], before, "it asks for nothing");
+    let nodes = jobs[0].spec.nodes.clone().unwrap();
+    let allows = |labels: BTreeMap<Name, String>| nodes.allows(&NodeDraft { labels, ..node() });
+    assert!(allows(BTreeMap::new()) && allows(lacking(WorkerFeature::SharedMemory)));
+    assert!(!allows(lacking(WorkerFeature::Binding)) && !allows(lacking(WorkerFeature::Terminal)));
+    let told = nodes.expressions.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert!(told.ends_with(&["worker.binding notin (none)".into(), "worker.terminal notin (none)".into()]));
+    // Another replica that passes it on does the same.
+    let once = jobs[0].clone();
+    assert_eq!(Submission::require_features(&mut jobs, path), Ok(()));
+    assert_eq!(jobs[0], once);
+    // A change of what it asks of its nodes does not take these conditions away.
+    assert_eq!(with_features(None, &jobs[0].contract), jobs[0].spec.nodes);
+    assert_eq!(with_features(None, &jobs[1].contract), None);
+    // There is no place left for one more.
+    let mut draft = job();
+    let test = LabelTest::Exists;
+    let expressions = (0..limits::NODE_EXPRESSIONS_MAX)
+        .map(|place| NodeExpression { label: name(&format!("l{place}")), test: test.clone() });
+    draft.nodes =
+        Some(Box::new(NodeRequirements { expressions: expressions.collect(), ..NodeRequirements::default() }));
+    let contract = JobContract { terminal: true, ..JobContract::default() };
+    let found = Submission::require_features(&mut [Submission::new(draft.check().unwrap(), contract)], path);
+    assert_eq!(found.unwrap_err()[0].field, "jobs[0].spec.nodes.expressions");
 }
 
 #[test]

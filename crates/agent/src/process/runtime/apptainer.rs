@@ -8,6 +8,7 @@
 //! the file and what the image says of its programs. Its cache is not used: nothing would ever go from there. Every command that
 //! fetches or unpacks has a directory for what it leaves when it is killed.
 
+use super::pulls;
 use super::podman::{Answer, FIND_MAX, fault_of, is_id, of_registry, run};
 use super::{FoundImage, ImageConfig, ImageError, Runtime};
 use crate::disk::{durable, tree};
@@ -37,6 +38,8 @@ const OBJECTS_MAX: usize = 8;
 const MEASURE: Duration = Duration::from_secs(1);
 /// Bytes that are read of a file at a time.
 const PIECE_BYTES: usize = 1 << 20;
+/// How often what an image has may be on the disk while it is fetched: as it came, unpacked, and as the one file.
+const PULL_COPIES: u64 = 3;
 
 /// apptainer on this host.
 #[derive(Clone, Debug)]
@@ -184,7 +187,13 @@ impl Runtime for Apptainer {
         }))
     }
 
-    async fn pull(&self, reference: &str, credentials: Option<&Path>) -> Result<(), ImageError> {
+    async fn pull(
+        &self,
+        reference: &str,
+        credentials: Option<&Path>,
+        _: &Path,
+        bytes_max: u64,
+    ) -> Result<(), ImageError> {
         // Two tenants may fetch the same image at the same time.
         let work = self.work().await?;
         let (file, noted) = self.paths(reference);
@@ -194,7 +203,10 @@ impl Runtime for Apptainer {
             pulling.arg("--authfile").arg(file);
         }
         pulling.arg(&part).arg(of_registry(reference));
-        let Answer { code, complaint, .. } = run(pulling).await.map_err(ImageError::unusable)?;
+        let (filled, most) = (work.path.clone(), bytes_max.saturating_mul(PULL_COPIES));
+        let pulled = pulls::while_small(run(pulling), move || tree::size(&filled).bytes > most).await;
+        let Some(pulled) = pulled else { return Err(pulls::too_large(bytes_max)) };
+        let Answer { code, complaint, .. } = pulled.map_err(ImageError::unusable)?;
         if code != Some(0) {
             return Err(ImageError::new(fault_of(&complaint), complaint));
         }
@@ -352,6 +364,7 @@ case "$1 $2" in
         if [ "$1" = --authfile ]; then shift 2; fi
         case "$2" in
             *none*) echo "FATAL: manifest unknown" >&2; exit 255 ;;
+            *large*) head -c 4194304 /dev/zero > "$APPTAINER_TMPDIR/blob"; exec sleep 600 ;;
         esac
         echo "image" > "$1" ;;
     "sif list") printf '%s\n' 'ID   |GROUP|LINK|TYPE' '1 |1 |NONE |Def.FILE' '2 |1 |NONE |JSON.Generic' '3 |1 |NONE |JSON.Generic' ;;
@@ -375,11 +388,14 @@ esac
         assert_eq!(apptainer.version(), "1.3.4");
         let (reference, unknown) = ("registry.example.org/a:1", "registry.example.org/none:1");
         assert_eq!(apptainer.find(reference).await.unwrap(), None);
-        let missing = apptainer.pull(unknown, None).await.unwrap_err();
+        let missing = apptainer.pull(unknown, None, &images, 1 << 20).await.unwrap_err();
+        // It would go on for as long as the registry likes.
+        let large = apptainer.pull("registry.example.org/large:1", None, &images, 1 << 20).await.unwrap_err();
+        assert!(large.to_string().contains("images.size_max"), "{large}");
         assert_eq!(missing.fault(), ImageFault::NotFound);
         assert_eq!(apptainer.find(unknown).await.unwrap(), None);
         let credentials = directory.path().join("auth");
-        apptainer.pull(reference, Some(&credentials)).await.unwrap();
+        apptainer.pull(reference, Some(&credentials), &images, 1 << 20).await.unwrap();
         let found = apptainer.find(reference).await.unwrap().unwrap();
         assert!(is_id(&found.id));
         assert_eq!(found.config.command(&[]).unwrap(), ["/bin/run"]);

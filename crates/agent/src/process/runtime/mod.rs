@@ -10,6 +10,7 @@ mod ahead;
 mod apptainer;
 mod credentials;
 mod podman;
+mod pulls;
 mod store;
 
 pub(crate) use ahead::{ImageLink, ImageReports, Stages, serve};
@@ -269,11 +270,14 @@ pub(crate) trait Runtime: Send + Sync + 'static {
     /// The image of this reference, where the host has it.
     fn find(&self, reference: &str) -> impl Future<Output = Result<Option<FoundImage>, ImageError>> + Send;
 
-    /// Fetches it, with the credentials in a file or, without one, those that the host has itself.
+    /// Fetches it, with the credentials in a file or, without one, those that the host has itself, unless it fills more than
+    /// `bytes_max`. `owner` is the directory of all images.
     fn pull(
         &self,
         reference: &str,
         credentials: Option<&Path>,
+        owner: &Path,
+        bytes_max: u64,
     ) -> impl Future<Output = Result<(), ImageError>> + Send;
 
     /// Unpacks it into a directory that is there and empty, unless its files are more than `bytes_max`. `owner` is the
@@ -324,10 +328,18 @@ impl Runtime for FoundRuntime {
         }
     }
 
-    async fn pull(&self, reference: &str, credentials: Option<&Path>) -> Result<(), ImageError> {
+    async fn pull(
+        &self,
+        reference: &str,
+        credentials: Option<&Path>,
+        owner: &Path,
+        bytes_max: u64,
+    ) -> Result<(), ImageError> {
         match self {
-            FoundRuntime::Podman(podman) => podman.pull(reference, credentials).await,
-            FoundRuntime::Apptainer(apptainer) => apptainer.pull(reference, credentials).await,
+            FoundRuntime::Podman(podman) => podman.pull(reference, credentials, owner, bytes_max).await,
+            FoundRuntime::Apptainer(apptainer) => {
+                apptainer.pull(reference, credentials, owner, bytes_max).await
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! podman by its command line: it needs no daemon, and keeps what it pulls where an operator can see it and add to it
 //! (`podman pull`, `podman load`). It never runs anything here.
 
+use super::pulls::{self, Layers, Pulls};
 use super::{FoundImage, ImageConfig, ImageError, ImageFault, Runtime};
 use serde::Deserialize;
 use std::path::Path;
@@ -20,6 +21,7 @@ const COMPLAINT_BYTES_KEPT: usize = 4 << 10;
 #[derive(Clone, Debug)]
 pub(crate) struct Podman {
     version: String,
+    pulls: Pulls,
 }
 
 /// What a program answered.
@@ -55,7 +57,7 @@ impl Podman {
             let mut tar = Command::new("tar");
             tar.arg("--version").stdin(Stdio::null());
             match run(tar).await {
-                Ok(Answer { code: Some(0), .. }) => Ok(Podman { version }),
+                Ok(Answer { code: Some(0), .. }) => Ok(Podman { version, pulls: Pulls::default() }),
                 _ => Err("there is no tar".to_owned()),
             }
         };
@@ -83,14 +85,27 @@ impl Runtime for Podman {
         }
     }
 
-    async fn pull(&self, reference: &str, credentials: Option<&Path>) -> Result<(), ImageError> {
+    async fn pull(
+        &self,
+        reference: &str,
+        credentials: Option<&Path>,
+        owner: &Path,
+        bytes_max: u64,
+    ) -> Result<(), ImageError> {
         let from = of_registry(reference);
+        let pull = self.pulls.begin(owner).await?;
         let mut pulling = podman(&["pull", "--quiet"]);
+        // What it fetches is there until it is a layer, and not in a place that others fill too.
+        pulling.env("TMPDIR", &pull.directory);
         if let Some(file) = credentials {
             pulling.arg("--authfile").arg(file);
         }
         pulling.arg("--").arg(&from);
-        let answer = run(pulling).await.map_err(ImageError::unusable)?;
+        let is_too_large = pull.watch(layers().await, bytes_max);
+        let answer = pulls::while_small(run(pulling), is_too_large).await;
+        pull.end().await;
+        let Some(answer) = answer else { return Err(pulls::too_large(bytes_max)) };
+        let answer = answer.map_err(ImageError::unusable)?;
         match answer.code {
             Some(0) => Ok(()),
             _ => Err(ImageError::new(fault_of(&answer.complaint), answer.complaint)),
@@ -115,6 +130,7 @@ impl Runtime for Podman {
     }
 
     async fn tidy(&self, owner: &Path) {
+        self.pulls.tidy(owner).await;
         let filter = format!("label={}", label_of(owner));
         let list = ["ps", "--all", "--quiet", "--no-trunc", "--filter", filter.as_str()];
         let Ok(listed) = run(podman(&list)).await else { return };
@@ -142,6 +158,20 @@ pub(super) fn of_registry(reference: &str) -> String {
         None => reference.to_owned(),
     };
     format!("docker://{name}")
+}
+
+/// The layers of podman's storage; none where it does not tell where they are, and only what is fetched is watched then.
+async fn layers() -> Option<Layers> {
+    let form = "{{.Store.GraphRoot}}\n{{.Store.GraphDriverName}}";
+    let answer = run(podman(&["info", "--format", form])).await.ok().filter(|answer| answer.code == Some(0))?;
+    let said = String::from_utf8(answer.said).ok()?;
+    let mut lines = said.lines().map(str::trim);
+    let (root, driver) = (lines.next()?, lines.next()?);
+    let is_driver = !driver.is_empty() && driver.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    if !root.starts_with('/') || !is_driver {
+        return None;
+    }
+    Some(Layers::of(Path::new(root), driver).await)
 }
 
 /// What the containers of a directory of images are found by, though the agent that made them is gone.

@@ -413,7 +413,7 @@ impl<R: Runtime> ImageStore<R> {
     /// Fetches an image, again where its registry does not answer.
     async fn pull(&self, reference: &str, credentials: Option<&Path>) -> Result<(), ImageError> {
         loop {
-            match self.runtime.pull(reference, credentials).await {
+            match self.runtime.pull(reference, credentials, &self.directory, self.bytes_max).await {
                 Ok(()) => return Ok(()),
                 Err(error) if error.fault() == ImageFault::Unreachable => {
                     tracing::warn!(reference, %error, "an image cannot be pulled now; trying again");
@@ -629,7 +629,13 @@ mod tests {
             Ok(known.then_some(image))
         }
 
-        async fn pull(&self, reference: &str, _: Option<&Path>) -> Result<(), ImageError> {
+        async fn pull(
+            &self,
+            reference: &str,
+            _: Option<&Path>,
+            _: &Path,
+            _: u64,
+        ) -> Result<(), ImageError> {
             self.log.lock().push(format!("pull {reference}"));
             if self.silent.lock().iter().any(|silent| silent == reference) {
                 std::future::pending::<()>().await;

@@ -1,9 +1,9 @@
 //! Holds a worker to what its files may take of the disk, where the host's operator says how much that is.
 //!
 //! Quotas differ between file systems, and few hosts have any. So a separate thread counts the worker's directories, in a
-//! small part of the time. Between two counts a worker may have more.
+//! small part of the time. Between two counts a worker may have more, and what is too much to count in that time is not seen.
 
-use crate::disk::tree;
+use crate::disk::tree::{self, CountBounds};
 use crate::process::task::{TaskDir, TaskSpec};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_secs(2);
 /// The thread counts for at most one part in this number of the time.
 const PART: u32 = 20;
+/// One count takes no longer, however many files there are: so there is one every few minutes.
+const COUNT_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// A worker's files, counted again and again.
 pub(super) struct DiskWatch {
@@ -51,10 +53,7 @@ impl DiskWatch {
             loop {
                 std::thread::sleep(pause);
                 let began = Instant::now();
-                let bytes = directories
-                    .iter()
-                    .map(|directory| tree::size(directory).bytes)
-                    .fold(0, u64::saturating_add);
+                let bytes = bytes_of(&directories, max);
                 pause = LOOK.max(began.elapsed() * PART);
                 if bytes > max && tell.send(bytes).is_err() {
                     return;
@@ -71,5 +70,34 @@ impl DiskWatch {
             "the worker's {} take {bytes} bytes of the disk, of {} that they may; it is killed",
             self.what, self.max
         ))
+    }
+}
+
+/// What directories take together, as far as that is counted: not beyond `max`, and not for long.
+fn bytes_of(directories: &[PathBuf], max: u64) -> u64 {
+    let began = Instant::now();
+    let mut sum = 0_u64;
+    for directory in directories {
+        let time = COUNT_TIME_MAX.saturating_sub(began.elapsed());
+        let bounds = CountBounds { bytes: max.saturating_sub(sum), time };
+        sum = sum.saturating_add(tree::size_within(directory, bounds).bytes);
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_counted_over_all_directories_until_there_are_too_many() {
+        let place = tempfile::tempdir().unwrap();
+        let directories = ["work", "tmp", "none"].map(|name| place.path().join(name));
+        for directory in &directories[..2] {
+            std::fs::create_dir(directory).unwrap();
+            std::fs::write(directory.join("file"), vec![7; 1 << 20]).unwrap();
+        }
+        assert!(bytes_of(&directories, u64::MAX) > 2 << 20);
+        assert!(bytes_of(&directories, 1 << 19) > 1 << 19, "it is too much already");
     }
 }

@@ -738,9 +738,11 @@ class Core(Generic[JobT]):
         return Call(_words(verb), _FLEET + verb, request, parse, result, request_id, timeout=timeout)
 
     def drain_node(
-        self, name: str, stop_after: Seconds | None, request_id: str | None, timeout: Seconds | None
+        self, name: str, stop_after: Seconds | None, reason: str, request_id: str | None, timeout: Seconds | None
     ) -> Call[Node]:
-        more = {} if stop_after is None else {"stop_after": duration(milliseconds(stop_after))}
+        more: dict[str, Any] = {"reason": reason}
+        if stop_after is not None:
+            more["stop_after"] = duration(milliseconds(stop_after))
         return self.change_node("DrainNode", name, request_id, timeout, **more)
 
     def set_node_labels(

@@ -7,6 +7,7 @@ named with its line. The tests compare what comes out with what ``muster submit`
 from __future__ import annotations
 
 import difflib
+import re
 from typing import Any, Callable, Iterator, Mapping, Sequence, TypeVar
 
 import yaml
@@ -44,6 +45,10 @@ _VALUES_MAX = 1_000_000
 _NULL = "tag:yaml.org,2002:null"
 _INT = "tag:yaml.org,2002:int"
 _FLOAT = "tag:yaml.org,2002:float"
+
+# What the API takes as a name.
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?", re.ASCII)
+_NAME_RULE = "must be 1 to 63 lower-case letters, digits, '-', '_' or '.', starting and ending with a letter or digit"
 
 # What stands before the name of a secret where a variable has a value.
 _SECRET = "muster-secret://"
@@ -391,6 +396,9 @@ class Reader:
         """How many of each counted resource, by name."""
         found = []
         for name, value in self.pairs(node, "spec.licences"):
+            # Here, because the message has a list, in which a place says nothing about the file.
+            if not _NAME.fullmatch(name):
+                self.problem(value, f"spec.licences.{name[:80]}", _NAME_RULE)
             count = self.value({name: value}, f"spec.licences.{name[:80]}", quantity.count, key=name) or 0
             found.append(job_pb2.LicenceRequest(name=name, count=count))
         return sorted(found, key=lambda asked: asked.name)

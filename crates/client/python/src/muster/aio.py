@@ -260,9 +260,11 @@ class Client:
         """Nodes that register, are lost, taken out of placement, put back or forgotten."""
         return Watching(self, self._core.watch_nodes(region, resume_token, timeout))
 
-    async def cordon_node(self, name: str, *, request_id: str | None = None, timeout: Seconds | None = None) -> Node:
-        """Takes a node out of placement; what runs there stays."""
-        return await self._run(self._core.change_node("CordonNode", name, request_id, timeout))
+    async def cordon_node(
+        self, name: str, *, reason: str = "", request_id: str | None = None, timeout: Seconds | None = None
+    ) -> Node:
+        """Takes a node out of placement; what runs there stays. ``reason`` is for people."""
+        return await self._run(self._core.change_node("CordonNode", name, request_id, timeout, reason=reason))
 
     async def uncordon_node(self, name: str, *, request_id: str | None = None, timeout: Seconds | None = None) -> Node:
         """Puts a cordoned node back into placement."""
@@ -283,11 +285,12 @@ class Client:
         name: str,
         *,
         stop_after: Seconds | None = None,
+        reason: str = "",
         request_id: str | None = None,
         timeout: Seconds | None = None,
     ) -> Node:
-        """Empties a node; what is still there after ``stop_after`` is stopped."""
-        return await self._run(self._core.drain_node(name, stop_after, request_id, timeout))
+        """Empties a node; what is still there after ``stop_after`` is stopped. ``reason`` is for people."""
+        return await self._run(self._core.drain_node(name, stop_after, reason, request_id, timeout))
 
     async def quarantine_node(
         self, name: str, *, reason: str, request_id: str | None = None, timeout: Seconds | None = None
