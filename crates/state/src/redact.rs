@@ -2,7 +2,7 @@
 //!
 //! What decides where a job goes stays: names of jobs, tenants, nodes and types, what jobs ask for, labels and taints of nodes,
 //! and what jobs ask of those; but not which other jobs they go to by labels. The policy stays too, but for the addresses of its
-//! receivers of notifications.
+//! receivers of notifications and the names of users who have a weight.
 //!
 //! **Invariant:** commands, values of environments, directories, images, digests of files, labels and annotations of jobs,
 //! sentences, addresses, secrets of tokens and names of people are in no state and no record that was redacted. Each text has to

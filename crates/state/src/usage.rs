@@ -241,8 +241,8 @@ impl TenantUsage {
     /// Whether nothing runs.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        let meters = self.devices.values().chain([&self.cpu, &self.memory]);
-        meters.into_iter().all(|meter| meter.running == 0)
+        let mut meters = self.devices.values().chain([&self.cpu, &self.memory]);
+        meters.all(|meter| meter.running == 0)
     }
 
     /// Whether nothing runs and nothing past is left, so that the row may go.

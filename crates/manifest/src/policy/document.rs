@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::form::{
     Bytes, Count, Dollars, Each, Filled, FilledNamed, FilledNames, FilledWords, Flag, Form, Group, Milli,
-    Moment, Named, NamedCounts, Names, NodeRules, Nominal, Optional, OptionalBytes, Plain, PlainMilli,
+    Moment, Named, NamedCounts, NamedWeights, Names, NodeRules, Nominal, Optional, OptionalBytes, Plain, PlainMilli,
     SmallMilli, Span, Word, Words, group,
 };
 use crate::reader::Reader;
@@ -42,6 +42,14 @@ group! {
         rights "rights": Optional<Rights>,
         limits "limits": Optional<Limits>,
         queue "queue": Optional<Queue>,
+        users "users": Optional<Users>,
+    }
+}
+
+group! {
+    Users is UserShares {
+        default_weight_milli "weightDefault": SmallMilli,
+        weights_milli "weights": NamedWeights,
     }
 }
 
