@@ -494,7 +494,7 @@ impl Line {
     fn step(&mut self, state: &State, candidate: &Candidate, step: Step) -> Option<Leaf> {
         let leaf = self.leaf_of(state, &candidate.tenant);
         if let Some(user) = &candidate.user {
-            self.step_user(state, &leaf, (candidate, user), step);
+            self.step_user(state, &leaf, (candidate, user.as_str()), step);
             return self.go_on(state, candidate, leaf);
         }
         self.join(state, &leaf, candidate.tier, candidate.tenant.clone(), Some(candidate.turn));

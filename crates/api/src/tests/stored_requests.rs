@@ -675,10 +675,7 @@ fn policy() -> v1::Policy {
             nodes: Some(v1::NodeRequirements { only: vec![text("n1")], ..Default::default() }),
             isolated: Some(true),
         }),
-        users: Some(v1::UserShares {
-            default_weight_milli: Some(500),
-            weights_milli: [(text("alice"), 2_000)].into(),
-        }),
+        users: None,
         limits: Some(limits()),
     };
     let window = v1::Window {

@@ -16,7 +16,7 @@ use muster_types::policy::{
     AcceleratorBudget, CountedResource, Guarantee, JobLimits, NonPreemptible, NotificationBody,
     NotificationEvent, NotificationProgress, OnLimit, OwnRole, OwnedCost, Policy, PolicyDraft, Price,
     PurchaseKind, QueueChoices, QueueOrder, QueuePreemption, QuotaGrant, Receiver, SpendBudget, TenantLimits,
-    TenantPolicy, TenantRights, UserLimits, Verb,
+    TenantPolicy, TenantRights, UserLimits, UserShares, Verb,
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Affinity,

@@ -11,12 +11,12 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::cmp::Reverse;
 use muster_state::{GangClass, QueuePosition, State, UserLane};
 use muster_types::token::user_of;
 use muster_types::{JobId, LogTime, Name, PriorityTier};
 
-use super::{Candidate, ClassCursor, HeadTurn, Lane, Leaf, Line, asker, before};
-use core::cmp::Reverse;
+use super::{Candidate, ClassCursor, HeadTurn, Lane, Leaf, Line, Stage, asker, before};
 
 /// A tier of a tenant.
 pub(super) type UsersKey = (PriorityTier, Name);
@@ -143,7 +143,7 @@ impl Line {
             return false;
         }
         let key = (tier, tenant.clone());
-        let place = (self.is_within_nominal(), tier, tenant.clone());
+        let place = (self.stage == Stage::WithinNominal, tier, tenant.clone());
         let mark = self.left_off.users.get(&place).filter(|_| uses_mark).cloned();
         let turns = self.users.entry(key.clone()).or_default();
         turns.order.clear();
