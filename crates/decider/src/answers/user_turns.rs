@@ -2,14 +2,35 @@
 
 use alloc::format;
 use alloc::string::String;
-use muster_policy::users_by_turn;
+use alloc::vec::Vec;
+use muster_policy::{UserPlace, users_by_turn};
 use muster_state::State;
 use muster_types::token::user_of;
-use muster_types::{JobId, JobSpec, LogTime};
+use muster_types::{JobId, JobSpec, LogTime, Name, PriorityTier};
 
-/// Whose turn it is among the users of a waiting job's tenant, as the end of a sentence; empty where users do not share what the
-/// tenant gets.
-pub(crate) fn users_note(state: &State, job: JobId, spec: &JobSpec, now: LogTime) -> String {
+/// The users of a tenant with jobs that wait for capacity, at most `count`: by tier from the highest, and in each in the order of their
+/// turns. None where users do not share what the tenant gets.
+#[must_use]
+pub fn users_of_queue(
+    state: &State,
+    tenant: &Name,
+    now: LogTime,
+    count: usize,
+) -> Vec<(PriorityTier, UserPlace)> {
+    let mut users = Vec::new();
+    if state.policy().policy.user_shares(tenant).is_none() {
+        return users;
+    }
+    for tier in PriorityTier::ALL.into_iter().rev() {
+        let of_tier = users_by_turn(state, tier, tenant, now).into_iter().map(|place| (tier, place));
+        users.extend(of_tier.take(count.saturating_sub(users.len())));
+    }
+    users
+}
+
+/// How far the turn of a waiting job's user is among the users of its tenant, as the end of a sentence; empty where users do not share
+/// what the tenant gets. It names nobody: explanations are shown to people who do not see the jobs of the tenant.
+pub(crate) fn turn_note(state: &State, job: JobId, spec: &JobSpec, now: LogTime) -> String {
     let tenant = &spec.tenant;
     if state.policy().policy.user_shares(tenant).is_none() {
         return String::new();
@@ -17,20 +38,16 @@ pub(crate) fn users_note(state: &State, job: JobId, spec: &JobSpec, now: LogTime
     let users = users_by_turn(state, spec.tier, tenant, now);
     let own = user_of(state.creator(job));
     let Some(place) = users.iter().position(|place| place.user == own) else { return String::new() };
-    let by = "by what they have used for their weight (`users` in the policy)";
-    match (users.first(), place) {
-        (Some(first), 1..) => format!(
-            "; users of tenant {tenant} take turns {by}: {} is next, and {} is number {} of {} with waiting {} jobs",
-            named(&first.user),
-            named(own),
-            place + 1,
+    let turn = match place {
+        0 => String::from("it is the turn of its user"),
+        before => format!(
+            "it is the turn of another, and its user is number {} of {} with {} jobs that wait",
+            before + 1,
             users.len(),
             spec.tier
         ),
-        _ => format!("; users of tenant {tenant} take turns {by}: {} is next", named(own)),
-    }
-}
-
-fn named(user: &str) -> &str {
-    if user.is_empty() { "who is not known" } else { user }
+    };
+    format!(
+        "; users of tenant {tenant} take turns by what they have used for their weight (`users` in the policy): {turn}"
+    )
 }
