@@ -47,4 +47,5 @@ mod starts;
 mod support;
 mod tokens;
 mod traced;
+mod user_shares;
 mod warnings;
