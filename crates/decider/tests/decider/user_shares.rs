@@ -7,7 +7,9 @@ use muster_journal::RankUpdate;
 use muster_planner::Budget;
 use muster_state::State;
 use muster_types::policy::{Order, PolicyDraft, TenantPolicy, UserShares};
-use muster_types::{ExitStatus, JobContract, JobDraft, JobId, JobMetadata, NodeId, Requester, Submission, limits};
+use muster_types::{
+    ExitStatus, JobContract, JobDraft, JobId, JobMetadata, NodeId, Requester, Submission, limits,
+};
 
 use crate::support::{
     BOOTSTRAP, accelerators, check, commit, founded_as, group, holder, job_draft, name, node_spec, request,
@@ -22,13 +24,18 @@ struct World {
     speculation: Speculation,
     state: State,
     requests: u128,
+    half_life_ms: u64,
 }
 
 impl World {
     /// One host with so many devices, and a tenant.
     fn new(devices: u16, users: Option<UserShares>) -> World {
+        World::with_half_life(devices, users, HOUR_MS)
+    }
+
+    fn with_half_life(devices: u16, users: Option<UserShares>, half_life_ms: u64) -> World {
         let (speculation, state) = founded_as(BOOTSTRAP);
-        let mut world = World { speculation, state, requests: 0 };
+        let mut world = World { speculation, state, requests: 0, half_life_ms };
         let spec = node_spec("n0", "eu", "c1", Some(accelerators("h100", devices)));
         world.ask(&Command::Register { spec, holder: holder(1), other_session_is_over: false });
         world.set_users(users);
@@ -44,7 +51,8 @@ impl World {
     fn set_users(&mut self, users: Option<UserShares>) {
         let mut draft = PolicyDraft::default();
         draft.order.order = Order::Submission;
-        draft.order.usage_half_life_ms = HOUR_MS;
+        draft.order.usage_half_life_ms = self.half_life_ms;
+        draft.preemption.starting_deadline_ms = 300 * HOUR_MS;
         draft.backfill.reservations_max = 0;
         draft.tenants.insert(name("lab"), TenantPolicy { users, ..TenantPolicy::default() });
         self.requests += 1;
@@ -137,18 +145,19 @@ fn what_a_user_has_used_is_forgotten_once_it_has_decayed_to_nothing() {
 
 #[test]
 fn the_users_that_are_remembered_are_bounded() {
-    let mut world = World::new(1, Some(UserShares::default()));
+    // So long that nothing decays to nothing meanwhile.
+    let mut world = World::with_half_life(1, Some(UserShares::default()), 1_000 * HOUR_MS);
     for n in 0..limits::SHARING_USERS_MAX + 5 {
         let job = world.submit(&format!("tenant/lab/u{n}"));
         schedule(&mut world.speculation, &mut Budget::new(u64::MAX));
         commit(&mut world.speculation, &mut world.state);
         let token = world.state.job(job).unwrap().placement.as_ref().expect("it is placed").token;
-        world.pass_time(1_000);
+        world.pass_time(60_000);
         let updates = vec![(0, RankUpdate::Running), (0, RankUpdate::Exited(ExitStatus::Code(0)))];
         world.ask(&Command::Report { node: NodeId(0), incarnation: 1, job, token, updates });
     }
     let known = world.state.users_with_usage(&name("lab")).count();
-    assert!(known <= limits::SHARING_USERS_MAX, "{known}");
+    assert_eq!(known, limits::SHARING_USERS_MAX);
     assert!(world.state.user_usage(&name("lab"), "tenant/lab/u0").is_none(), "the oldest went");
     check(&world.state);
 }
