@@ -1,9 +1,9 @@
 //! Turns of the users of one tenant, where they share what it gets.
 //!
 //! The tenant sends one job of a tier at a time: that of the user who has used least for its weight, the first of its jobs in the
-//! order that they have anyway. When that one was placed, the share of its user is computed again. When it waits, the next user
-//! has a look, so that a user with many different requests does not use up the depth of a pass: among users it goes round by round,
-//! and in each round by share.
+//! order that they have anyway. When that one was placed, the share of its user is computed again. When it waits, the next job of the
+//! same user has its turn: what is too large now hides nothing of its user that fits. Each user has an equal part of the depth of a
+//! pass for requests that wait, so that one with many different requests does not use it up: once it has, the others go first.
 //!
 //! Behind the front of the queue the walk goes on where the pass before left off: at one job of one user, along all of its jobs,
 //! and then along those of the users behind it by name, until it comes round.
@@ -24,7 +24,7 @@ pub(super) type UsersKey = (PriorityTier, Name);
 /// Where a pass left off among the users of a tenant, by whether that was within nominal.
 pub(super) type UserMarks = BTreeMap<(bool, PriorityTier, Name), (String, QueuePosition)>;
 
-/// When it is a user's turn: the round, its share, its first job, and its name.
+/// When it is a user's turn: how often it has used up its part of the depth, its share, its first job, and its name.
 type UserTurn = (u64, u64, QueuePosition, String);
 
 /// How far the walk along the jobs of one user has come.
@@ -32,8 +32,8 @@ type UserTurn = (u64, u64, QueuePosition, String);
 struct UserWalk {
     /// The last that had a turn or was stepped over.
     behind: Option<QueuePosition>,
-    /// How often its jobs waited in this stage.
-    rounds: u64,
+    /// How often its jobs waited in this stage, or behind the front, its place in the order of users.
+    looks: u64,
     /// The first that was stepped over without a turn.
     first_skipped: Option<QueuePosition>,
     /// Classes of which some job does not stand for the others.
@@ -48,6 +48,8 @@ pub(super) struct UserTurns {
     walks: BTreeMap<String, UserWalk>,
     /// Those that have a job to send. The one whose job is in the pending queue now is not there.
     order: BTreeSet<UserTurn>,
+    /// Requests of each user that may wait before others go first, one at least.
+    part: u64,
     /// Whether the front is done.
     rotates: bool,
 }
@@ -80,9 +82,11 @@ impl Line {
         }
         let users: Vec<String> = state.users_in_line(tier, tenant).map(|(user, _)| user.into()).collect();
         let key = (tier, tenant.clone());
+        let count = users.len() as u64;
         let walks = users.iter().map(|user| (user.clone(), UserWalk::default())).collect();
-        self.users.insert(key.clone(), UserTurns { walks, ..UserTurns::default() });
-        self.steps += users.len() as u64;
+        let part = self.depth.map_or(u64::MAX, |depth| u64::from(depth) / count.max(1));
+        self.users.insert(key.clone(), UserTurns { walks, part, ..UserTurns::default() });
+        self.steps += count;
         for user in users {
             self.queue_user(state, &key, user);
         }
@@ -104,7 +108,7 @@ impl Line {
         let rotates = turns.rotates;
         let walk = turns.walks.entry(String::from(user)).or_default();
         walk.behind = walk.behind.max(Some(candidate.turn));
-        walk.rounds += u64::from(step == Step::Waits && !rotates);
+        walk.looks += u64::from(step == Step::Waits && !rotates);
         if let Some(last) = walk.passed.get_mut(&candidate.class).filter(|_| !is_waiting) {
             let of =
                 UserLane { tier: candidate.tier, tenant: &candidate.tenant, user, class: candidate.class };
@@ -143,8 +147,8 @@ impl Line {
             return false;
         }
         let key = (tier, tenant.clone());
-        let place = (self.stage == Stage::WithinNominal, tier, tenant.clone());
-        let mark = self.left_off.users.get(&place).filter(|_| uses_mark).cloned();
+        let lane = (self.stage == Stage::WithinNominal, tier, tenant.clone());
+        let mark = self.left_off.users.get(&lane).filter(|_| uses_mark).cloned();
         let turns = self.users.entry(key.clone()).or_default();
         turns.order.clear();
         turns.rotates = true;
@@ -153,9 +157,9 @@ impl Line {
         let behind = turns.walks.keys().filter(|user| user.as_str() >= begin);
         let users: Vec<String> =
             behind.chain(turns.walks.keys().filter(|user| user.as_str() < begin)).cloned().collect();
-        for (round, user) in users.iter().enumerate() {
+        for (place, user) in users.iter().enumerate() {
             let Some(walk) = turns.walks.get_mut(user) else { continue };
-            walk.rounds = round as u64;
+            walk.looks = place as u64;
             if let Some(skipped) = walk.first_skipped {
                 walk.behind = before(skipped);
             }
@@ -190,10 +194,14 @@ impl Line {
         let Some((turn, _)) = self.next_of_user(state, key, &user) else { return };
         let capacity = self.tournament.capacity();
         let Some(turns) = self.users.get(key) else { return };
-        let share = if turns.rotates { 0 } else { state.user_share(&key.1, &user, self.now, capacity) };
-        let rounds = turns.walks.get(&user).map_or(0, |walk| walk.rounds);
+        let looks = turns.walks.get(&user).map_or(0, |walk| walk.looks);
+        let (round, share) = if turns.rotates {
+            (looks, 0)
+        } else {
+            (looks / turns.part.max(1), state.user_share(&key.1, &user, self.now, capacity))
+        };
         if let Some(turns) = self.users.get_mut(key) {
-            turns.order.insert((rounds, share, turn, user));
+            turns.order.insert((round, share, turn, user));
         }
     }
 
