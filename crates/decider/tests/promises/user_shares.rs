@@ -16,7 +16,7 @@ const ADA: &str = "tenant/lab/ada";
 const EVE: &str = "tenant/lab/eve";
 const FLOOD: &str = "tenant/lab/flood";
 
-/// Before this the first jobs begin together, whoever they are of.
+/// Before this the first jobs begin together, of all users.
 const BEGIN_MS: u64 = HOUR;
 
 /// A fleet for which two users have more work than it can do, in jobs of twenty minutes, while a third floods it with jobs of a few

@@ -77,7 +77,7 @@ pub(super) fn check_users(tenant: &TenantPolicy, at: &str, found: &mut Vec<Viola
     if tenant.queue.order == Some(QueueOrder::Strict) {
         found.push(Violation::new(
             field,
-            "must be left out with `queue.order: strict`: in strict order no job goes past another, whoever submitted it",
+            "must be left out with `queue.order: strict`: in strict order no job goes past another, also not one of another user",
         ));
     }
 }
