@@ -10,14 +10,16 @@ use muster_types::{JobId, JobMetadata, Name, PriorityTier};
 
 use crate::support::{World, spec};
 
-const LAB: Name = Name::literal("lab");
+fn lab() -> Name {
+    Name::literal("lab")
+}
 
 fn world(nodes: u32) -> World {
     let mut policy = PolicyDraft::default();
     policy.order.order = Order::Submission;
     let weights_milli = [("ada".to_owned(), 2_000)].into();
     let users = Some(UserShares { weights_milli, ..UserShares::default() });
-    policy.tenants.insert(LAB, TenantPolicy { users, ..TenantPolicy::default() });
+    policy.tenants.insert(lab(), TenantPolicy { users, ..TenantPolicy::default() });
     World::new(nodes, policy)
 }
 
@@ -76,7 +78,7 @@ fn the_one_that_has_used_least_for_its_weight_goes_first() {
     }
     // Ada weighs twice as much, and what was submitted first breaks ties.
     assert_eq!(placed, ["ada", "eve", "ada", "ada", "eve", "ada"]);
-    let turns = users_by_turn(&world.state, PriorityTier::Standard, &LAB, world.now);
+    let turns = users_by_turn(&world.state, PriorityTier::Standard, &lab(), world.now);
     let users: Vec<&str> = turns.iter().map(|place| place.user.as_str()).collect();
     assert_eq!(users, ["tenant/lab/ada", "tenant/lab/eve"]);
     assert_eq!(turns[0].share, turns[1].share);
