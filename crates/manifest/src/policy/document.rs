@@ -377,8 +377,9 @@ impl Group for Window {
 
 /// The name in a file of a field with this name in a message, and its unit.
 pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> {
-    const GROUPS: [&[(&str, &str, &str)]; 23] = [
+    const GROUPS: [&[(&str, &str, &str)]; 24] = [
         Tenant::FIELDS,
+        Users::FIELDS,
         SpendBudget::FIELDS,
         Rights::FIELDS,
         Limits::FIELDS,

@@ -52,7 +52,10 @@ impl UserShares {
                 ));
                 return;
             }
-            check_bound(&format!("{field}.{user}"), (*weight_milli).into(), 1, max, found);
+            if !(1..=WEIGHT_MILLI_MAX).contains(weight_milli) {
+                let text = format!("of {user} must be between 1 and {max}, got {weight_milli}");
+                found.push(Violation::new(&field, text));
+            }
         }
     }
 
@@ -138,7 +141,7 @@ mod tests {
             found.into_iter().map(|violation| violation.field).collect()
         };
         let with = |users: UserShares| TenantPolicy { users: Some(users), ..TenantPolicy::default() };
-        assert_eq!(fields(with(shares(&[("ada", 0)]))), ["tenants.lab.users.weights_milli.ada"]);
+        assert_eq!(fields(with(shares(&[("ada", 0)]))), ["tenants.lab.users.weights_milli"]);
         assert_eq!(fields(with(shares(&[("a+token/1", 1)]))), ["tenants.lab.users.weights_milli"]);
         let zero = UserShares { default_weight_milli: 0, ..UserShares::default() };
         assert_eq!(fields(with(zero)), ["tenants.lab.users.default_weight_milli"]);
