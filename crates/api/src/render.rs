@@ -551,6 +551,7 @@ pub(crate) fn queue(tenant: &Name, row: &QueueRow, capacity: &Capacity) -> v1::T
             .as_ref()
             .map_or(0, |usage| usage.share(row.at, capacity, row.weight_milli)),
         quotas: row.quotas.iter().map(quota_use).collect(),
+        user_turns: Vec::new(),
     }
 }
 

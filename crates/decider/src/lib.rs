@@ -52,6 +52,7 @@ pub use answers::queue_front::{FrontRequest, QueueFront, queue_front, queue_fron
 pub use answers::queue_walk::{Position, QueueForecast};
 pub use answers::quota_impact::{DisplacedBorrower, QuotaImpact, quota_impact};
 pub use answers::starts::{ExpectedStarts, JobStart, expected_starts};
+pub use answers::user_turns::users_of_queue;
 pub use commands::answer::Answer;
 pub use commands::booking::BookingOrder;
 pub use commands::command::{Command, DrainOrder, QuotaAnswerOrder, QuotaOrder, RepairOrder, TokenOrder};
@@ -69,6 +70,7 @@ pub use commands::schedules::{ScheduleAction, ScheduleControl, ScheduleOrder, ch
 pub use commands::submit::{SUBMISSION_BYTES_MAX, check_submission, check_terms, with_default_limits};
 pub use commands::throttle::{ThrottleOrder, check_throttle};
 pub use future::KeptReservations;
+pub use muster_policy::UserPlace;
 pub use passes::schedule::{Pass, schedule};
 pub use round::EncodedRound;
 pub use rules::bookings::{BookingExcess, BookingExcesses};

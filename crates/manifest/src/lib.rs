@@ -428,3 +428,5 @@ pub fn split_batch_path(path: &str) -> Option<(usize, String)> {
 mod shown_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod user_tests;

@@ -29,7 +29,7 @@ pub use estimate::{
     overdue_since, turn, urgent_at,
 };
 pub use headroom::{Headroom, headroom, places_wanted};
-pub use pending_queue::{Candidate, Line, Marks, asker, blocked_by};
+pub use pending_queue::{Candidate, Line, Marks, UserPlace, asker, blocked_by, users_by_turn};
 pub use predict::{Prediction, predict};
 pub use refresh::Refresh;
 pub use victims::{

@@ -11,8 +11,13 @@
 //!
 //! The rank of a job, which comes from its nice value and from whether somebody has moved it to the front, decides which job its
 //! tenant sends next. Whether the tenant goes before others is decided without it.
+//!
+//! Where the users of a tenant share what it gets, it sends the job of the user whose turn it is.
+
+mod user_turns;
 
 use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::String;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 use muster_state::{GangClass, QueuePosition, State};
@@ -22,6 +27,8 @@ use muster_types::{JobId, JobSpec, LogTime, Name, PriorityTier};
 use crate::estimate::waits_since;
 use crate::headroom::{headroom, places_wanted};
 use crate::tournament::{HeadKey, HeadTurn, Leaf, Tournament};
+use user_turns::{Step, UserMarks, UserTurns, UsersKey};
+pub use user_turns::{UserPlace, users_by_turn};
 
 /// Requests that are stepped over in one lane of a pass, as a multiple of the depth: they cost little each,
 /// and a queue can be very long.
@@ -45,6 +52,8 @@ pub struct Candidate {
     pub turn: QueuePosition,
     /// What it asks for.
     pub class: GangClass,
+    /// Whose job it is in the tenant, where the users of that share what it gets.
+    pub user: Option<String>,
     /// Whether it has its turn because its tenant has nominal quota left for it: then it is offered no more
     /// than that.
     pub within_nominal: bool,
@@ -74,7 +83,10 @@ type Counter = (bool, PriorityTier, Option<Name>, u64, bool);
 /// Where a pass has left off in lanes that are longer than one pass looks at: the next one goes on there,
 /// behind the front, which every pass looks at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Marks(BTreeMap<Lane, QueuePosition>);
+pub struct Marks {
+    lanes: BTreeMap<Lane, QueuePosition>,
+    users: UserMarks,
+}
 
 /// Jobs of one tenant and tier that ask for the same.
 type ClassKey = (PriorityTier, Name, GangClass);
@@ -108,6 +120,8 @@ pub struct Line {
     tournament: Tournament,
     /// The next of every tenant and tier that has its turn.
     heads: BTreeMap<Leaf, BTreeMap<HeadKey, GangClass>>,
+    /// Of the tenants whose users share what they get, whose turn it is.
+    users: BTreeMap<UsersKey, UserTurns>,
     /// Requests that have been found to wait: the rest of their class gets the same answer.
     waiting: BTreeSet<ClassKey>,
     /// Classes of which some job was passed over because its user has as many jobs placed as it may. The first of such a
@@ -153,6 +167,7 @@ impl Line {
             stage: Stage::Begin,
             tournament: Tournament::new(now, state.capacity()),
             heads: BTreeMap::new(),
+            users: BTreeMap::new(),
             waiting: BTreeSet::new(),
             passed: BTreeMap::new(),
             depth,
@@ -217,7 +232,8 @@ impl Line {
             let heads = self.heads.get_mut(&leaf).expect("a leaf in the tournament has heads");
             let ((Reverse(tier), HeadTurn(turn), tenant), class) =
                 heads.pop_first().expect("it has one at least");
-            let mut candidate = Candidate { tier, tenant, turn, class, within_nominal: false, places: 0 };
+            let user = Line::sharing_user(state, &tenant, turn.job);
+            let mut candidate = Candidate { tier, tenant, turn, class, user, within_nominal: false, places: 0 };
             if self.has_turn(state, &mut candidate, &leaf) {
                 return Some(candidate);
             }
@@ -250,6 +266,7 @@ impl Line {
             walk.skipped += u32::from(is_within);
             if self.depth.is_some_and(|depth| walk.skipped > depth.saturating_mul(STEPS_PER_DEPTH)) {
                 walk.first_skipped.get_or_insert(candidate.turn);
+                self.note_skipped(candidate);
                 self.turn_the_lane(state, &lane, candidate);
             } else {
                 self.step_over(state, candidate);
@@ -269,15 +286,25 @@ impl Line {
     /// The candidate's user has as many jobs placed as it may, or nothing left of a budget, or the candidate itself asks for more
     /// than a limit allows: those behind it that ask for the same do not wait for it.
     fn pass_over(&mut self, state: &State, candidate: &Candidate) {
-        self.note_passed(candidate);
+        let job = candidate.turn.job;
+        let is_user = || state.is_user_at_limit(job) || state.spent_user_budget(job, self.now).is_some();
+        if candidate.user.is_some() && is_user() {
+            // Those of the lane that ask for the same are all of this user.
+            self.steps += STEPS_OF_USER;
+        } else {
+            self.note_passed(candidate);
+        }
         self.step_over(state, candidate);
     }
 
     fn note_passed(&mut self, candidate: &Candidate) {
+        self.steps += STEPS_OF_USER;
+        if let Some(user) = &candidate.user {
+            return self.note_passed_of_user(candidate, user);
+        }
         let alike = (candidate.tier, candidate.tenant.clone(), candidate.class);
         let last = ClassCursor { place: candidate.turn, job: candidate.turn.job };
         self.passed.entry(alike).or_insert(last);
-        self.steps += STEPS_OF_USER;
     }
 
     /// Where others of a class were passed over, the next of it joins the pending queue behind the candidate.
@@ -308,12 +335,16 @@ impl Line {
     pub fn placed(&mut self, state: &State, candidate: &Candidate) {
         let leaf = self.leaf_of(state, &candidate.tenant);
         self.tournament.served(state, &leaf);
-        self.step_up(state, candidate);
+        if let Some(leaf) = self.step(state, candidate, Step::Served) {
+            self.enter(state, &leaf);
+        }
     }
 
     /// The candidate's user has no accelerator time left by now: those of other users that ask for the same do not wait for it.
     pub fn user_at_limit(&mut self, state: &State, candidate: &Candidate) {
-        self.note_passed(candidate);
+        if candidate.user.is_none() {
+            self.note_passed(candidate);
+        }
         self.step_up(state, candidate);
     }
 
@@ -376,15 +407,21 @@ impl Line {
         self.step_up(state, candidate);
     }
 
-    /// Whether a gang in its place would have had its turn before the candidate.
+    /// Whether a gang in its place would have had its turn before the candidate. `user` is whose it is, where the users of its
+    /// tenant share what that gets: among those, it has its turn no later than its like of any user.
     #[must_use]
     pub fn is_behind(
         candidate: &Candidate,
-        spec: &JobSpec,
+        (spec, user): (&JobSpec, Option<&str>),
         turn: QueuePosition,
         within_nominal: bool,
     ) -> bool {
         let of_tenant = candidate.tenant == spec.tenant;
+        if let Some(user) = user.filter(|_| of_tenant && candidate.within_nominal == within_nominal) {
+            let is_like = candidate.class == GangClass::of(spec);
+            let is_later = candidate.user.as_deref() == Some(user) && candidate.turn >= turn;
+            return candidate.tier < spec.tier || (candidate.tier == spec.tier && (is_like || is_later));
+        }
         match (candidate.within_nominal, within_nominal) {
             (true, false) => false,
             (false, true) => true,
@@ -413,6 +450,7 @@ impl Line {
         self.heads.clear();
         self.passed.clear();
         self.walks.clear();
+        self.users.clear();
         self.blocked_in_stage.clear();
         let served: Vec<PriorityTier> = match self.stage {
             Stage::WithinNominal => tiers.to_vec(),
@@ -423,7 +461,9 @@ impl Line {
             let tenants: Vec<Name> = state.tenants_in_line(tier).map(|(name, _)| name.clone()).collect();
             for tenant in tenants {
                 let leaf = self.leaf_of(state, &tenant);
-                self.join(state, &leaf, tier, tenant, None);
+                if !self.seat_users(state, &leaf, tier, &tenant) {
+                    self.join(state, &leaf, tier, tenant, None);
+                }
             }
         }
         self.heads.retain(|_, heads| !heads.is_empty());
@@ -436,14 +476,14 @@ impl Line {
 
     /// The next of the candidate's tenant and tier steps up.
     fn step_up(&mut self, state: &State, candidate: &Candidate) {
-        if let Some(leaf) = self.step(state, candidate) {
+        if let Some(leaf) = self.step(state, candidate, Step::Waits) {
             self.enter(state, &leaf);
         }
     }
 
     /// The same for one that had no turn: while its leaf has others, the leaf stays where it is.
     fn step_over(&mut self, state: &State, candidate: &Candidate) {
-        if let Some(leaf) = self.step(state, candidate)
+        if let Some(leaf) = self.step(state, candidate, Step::Waits)
             && self.heads.get(&leaf).is_none_or(BTreeMap::is_empty)
         {
             self.enter(state, &leaf);
@@ -451,8 +491,12 @@ impl Line {
     }
 
     /// The next joins the leaf; the leaf, unless it is in its place already.
-    fn step(&mut self, state: &State, candidate: &Candidate) -> Option<Leaf> {
+    fn step(&mut self, state: &State, candidate: &Candidate, step: Step) -> Option<Leaf> {
         let leaf = self.leaf_of(state, &candidate.tenant);
+        if let Some(user) = &candidate.user {
+            self.step_user(state, &leaf, (candidate, user.as_str()), step);
+            return self.go_on(state, candidate, leaf);
+        }
         self.join(state, &leaf, candidate.tier, candidate.tenant.clone(), Some(candidate.turn));
         self.join_alike(state, &leaf, candidate);
         self.go_on(state, candidate, leaf)
@@ -601,8 +645,7 @@ impl Line {
             if self.counts.get(&self.counter(state, candidate, true)).is_none_or(|count| *count < depth) {
                 return true;
             }
-            self.leaves_off.0.insert(lane.clone(), candidate.turn);
-            self.leave(state, &lane);
+            self.leave_off(state, &lane, candidate);
             return false;
         }
         if depth == 1 {
@@ -612,7 +655,9 @@ impl Line {
         }
         walk.first_skipped.get_or_insert(candidate.turn);
         walk.skipped += 1;
-        if walk.skipped > depth.saturating_mul(STEPS_PER_DEPTH) {
+        let is_done = walk.skipped > depth.saturating_mul(STEPS_PER_DEPTH);
+        self.note_skipped(candidate);
+        if is_done {
             self.turn_the_lane(state, &lane, candidate);
         } else {
             self.step_over(state, candidate);
@@ -626,26 +671,34 @@ impl Line {
         let walk = self.walks.entry(lane.clone()).or_default();
         if core::mem::replace(&mut walk.rotates, true) {
             // It has come round to where nothing is left to skip.
-            self.leaves_off.0.insert(lane.clone(), candidate.turn);
-            self.leave(state, lane);
+            self.leave_off(state, lane, candidate);
             return;
         }
         walk.skipped = 0;
         let first = walk.first_skipped.unwrap_or(candidate.turn);
-        let left_off = self.left_off.0.get(lane).copied().filter(|turn| *turn > first);
-        for from in left_off.into_iter().chain([first]) {
+        let left_off = self.left_off.lanes.get(lane).copied().filter(|turn| *turn > first);
+        for (attempt, from) in left_off.into_iter().chain([first]).enumerate() {
             self.drop_heads_but_passed(lane);
             let of_leaf = |name: &&Name| self.leaf_of(state, name) == lane.2;
             let tenants: Vec<Name> =
                 state.tenants_in_line(lane.1).map(|(name, _)| name).filter(of_leaf).cloned().collect();
             for tenant in tenants {
-                self.join(state, &lane.2, lane.1, tenant, before(from));
+                if !self.rotate_users(state, (&lane.2, lane.1, &tenant), attempt == 0) {
+                    self.join(state, &lane.2, lane.1, tenant, before(from));
+                }
             }
             if self.has_heads(lane) {
                 break;
             }
         }
         self.enter(state, &lane.2);
+    }
+
+    /// Nobody else of the lane has a turn in this pass, and the next one goes on here.
+    fn leave_off(&mut self, state: &State, lane: &Lane, candidate: &Candidate) {
+        self.leaves_off.lanes.insert(lane.clone(), candidate.turn);
+        self.mark_users(state, lane, candidate);
+        self.leave(state, lane);
     }
 
     /// Nobody else of the lane has a turn in this pass.

@@ -85,6 +85,11 @@ impl Tournament {
         Tournament { now, capacity, groups: BTreeMap::new(), own: BTreeMap::new() }
     }
 
+    /// What there is to share.
+    pub(crate) fn capacity(&self) -> &Capacity {
+        &self.capacity
+    }
+
     /// Begins again with these leaves, each with its head.
     pub(crate) fn seat<'a>(
         &mut self,

@@ -14,7 +14,7 @@ use crate::usage::{Capacity, Rate, TenantUsage};
 
 impl Charge {
     /// The charge as rates of use: the first carries CPU and memory.
-    fn rates(&self) -> impl Iterator<Item = Rate<'_>> {
+    pub(crate) fn rates(&self) -> impl Iterator<Item = Rate<'_>> {
         let host = Rate { cpu_milli: self.cpu_milli, memory_bytes: self.memory_bytes, ..Rate::default() };
         let devices = self.devices_milli.iter().map(|(kind, milli)| Rate {
             kind: Some(kind),

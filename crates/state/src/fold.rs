@@ -272,6 +272,7 @@ impl State {
             let [before_charge, after_charge] =
                 [charged_before, charged_after].map(|charged| charged.map(|(_, charge)| charge));
             self.count_budget(id, &spec.spec.tenant, before_charge, after_charge);
+            self.count_user(id, &spec.spec.tenant, before_charge, after_charge);
             self.count_spend(id, &spec.spec.tenant, charged_before, charged_after);
         }
     }
@@ -724,6 +725,7 @@ impl State {
         self.prune_arrays(jobs_before, bound);
         self.sweep_tenants();
         self.sweep_budgets();
+        self.sweep_users();
         effects
     }
 

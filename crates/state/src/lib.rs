@@ -56,6 +56,7 @@ mod table;
 mod tables;
 mod token;
 pub mod tree;
+mod user_usage;
 mod verify;
 
 pub mod booking;
@@ -77,7 +78,8 @@ pub use grants::GrantObstacle;
 pub use guard_error::GuardError;
 pub use host_limits::{HostLimit, HostResource};
 pub use index::{
-    ApartKind, LinePlace, Pool, PoolKey, QueueLoad, QueuePosition, Rack, RackKey, Shape, UserLoad, Work,
+    ApartKind, LinePlace, Pool, PoolKey, QueueLoad, QueuePosition, Rack, RackKey, Shape, UserLane, UserLoad,
+    Work,
 };
 pub use policy::{ExceededLimit, JobAboveLimit, MissingRight};
 pub use queue::{EligibleDemand, QueueRow, QuotaUse};

@@ -94,6 +94,11 @@ impl State {
         let after = Described { metadata: Some(Arc::clone(&metadata)), ..before.clone() };
         self.indexes.shift_user(&before, &keys, &JobIndexKeys::default());
         self.indexes.shift_user(&after, &JobIndexKeys::default(), &keys);
+        self.indexes.change_user_of_line(job, &before, &after, &keys);
+        // What is promised to it is the creator's as well.
+        let charge = row.charge().map(|(_, charge)| charge.clone());
+        self.count_user(job, &before.spec.tenant, charge.as_ref(), None);
         self.metadata.insert(job, metadata);
+        self.count_user(job, &before.spec.tenant, None, charge.as_ref());
     }
 }

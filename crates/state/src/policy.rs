@@ -399,8 +399,12 @@ impl State {
         self.keep_grants_under(&before);
         let mut indexes = self.indexes.clone();
         self.count_quotas(&mut indexes);
+        if before.has_user_shares() || policy.has_user_shares() {
+            self.line_up_users(&mut indexes);
+        }
         self.indexes = indexes;
         self.rehome_usage();
+        self.recount_users();
         self.recount_budgets();
         self.recount_spends(&before);
         vec![Effect::PolicyChanged]

@@ -2,7 +2,7 @@
 //!
 //! What decides where a job goes stays: names of jobs, tenants, nodes and types, what jobs ask for, labels and taints of nodes,
 //! and what jobs ask of those; but not which other jobs they go to by labels. The policy stays too, but for the addresses of its
-//! receivers of notifications.
+//! receivers of notifications and the names of users who have a weight.
 //!
 //! **Invariant:** commands, values of environments, directories, images, digests of files, labels and annotations of jobs,
 //! sentences, addresses, secrets of tokens and names of people are in no state and no record that was redacted. Each text has to
@@ -107,9 +107,15 @@ impl Redaction {
             Ok(Some(row))
         })?;
         state.quotas = self.quotas(&whole.quotas);
+        state.user_usage = Table::default();
+        for ((tenant, user), row) in whole.user_usage.iter() {
+            let mut user = user.clone();
+            self.user(&mut user);
+            state.user_usage.insert((tenant.clone(), user), row.clone());
+        }
         state.schedules = mapped(&whole.schedules, |_, row| self.schedule_row(row).map(Some))?;
         state.tokens = Table::default();
-        let policy = Arc::new(Redaction::policy(&whole.policy.policy)?);
+        let policy = Arc::new(self.policy(&whole.policy.policy)?);
         state.policy = PolicyRow { policy, ..whole.policy.clone() };
         state.note_policy();
         state.indexes = state.rebuilt_indexes();
@@ -199,9 +205,22 @@ impl Redaction {
         rows.finish()
     }
 
-    /// Who knows the address of a receiver can often write to it.
-    fn policy(policy: &Policy) -> Result<Policy, RestoreError> {
+    /// Who knows the address of a receiver can often write to it. Weights stay those of the users who have them.
+    fn policy(&self, policy: &Policy) -> Result<Policy, RestoreError> {
         let mut draft = PolicyDraft::clone(policy);
+        for (name, tenant) in &mut draft.tenants {
+            let Some(users) = &mut tenant.users else { continue };
+            let weights = core::mem::take(&mut users.weights_milli);
+            users.weights_milli = weights
+                .into_iter()
+                .map(|(user, weight_milli)| {
+                    // As the creator of jobs has it.
+                    let mut user = if user.contains('/') { user } else { format!("tenant/{name}/{user}") };
+                    self.user(&mut user);
+                    (user, weight_milli)
+                })
+                .collect();
+        }
         for receiver in draft.notifications.iter_mut().filter(|receiver| !receiver.url.is_empty()) {
             receiver.url = URL.to_string();
         }
@@ -483,7 +502,7 @@ impl Redaction {
                     *part = self.part(part)?;
                 }
             }
-            Decision::PolicySet { policy, .. } => **policy = Redaction::policy(policy)?,
+            Decision::PolicySet { policy, .. } => **policy = self.policy(policy)?,
             Decision::NodeRegistered { spec, .. } => *spec = self.node_spec(spec),
             Decision::WorkersReported { updates, .. } => {
                 for (_, update) in updates {

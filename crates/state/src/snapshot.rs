@@ -20,6 +20,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::demand::{DemandSums, WorkerDemand};
+use crate::index::UserKey;
 use crate::rows::{
     ArrayFacts, ArrayRow, BurstRow, CapacityKey, CapacityRow, ControlRow, DoorKey, DoorRow, FleetHoldRow,
     HealthPolicyRow, HistoryKey, HistoryRow, JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow, PolicyRow,

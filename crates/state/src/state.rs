@@ -13,7 +13,7 @@ use muster_types::{
 use serde::{Deserialize, Serialize};
 
 use crate::demand::Demand;
-use crate::index::{ApartKind, Described, Indexes, LinePlace, Pool, PoolKey, QueuePosition};
+use crate::index::{ApartKind, Described, Indexes, LinePlace, Pool, PoolKey, QueuePosition, UserKey};
 use crate::quota::QuotaUsage;
 use crate::rows::{
     ArrayFacts, ArrayRow, BurstRow, CapacityKey, CapacityRow, ClusterMeta, ControlRow, DoorKey, DoorRow,

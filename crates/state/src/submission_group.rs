@@ -220,6 +220,7 @@ impl State {
         let Some(first) = self.indexes.first_waiting(group).filter(|_| row.turn != turn) else { return };
         let spec = self.described(first).expect("a waiting job has a spec");
         self.indexes.change_turn(first, &spec, row.turn, turn);
+        self.indexes.change_user_turns(group, &spec, row.turn, turn);
     }
 
     /// Members of an array have ended that were not created. The group ends with its last member.

@@ -59,6 +59,8 @@ macro_rules! tables {
             capacity: CapacityKey => CapacityRow, (); 28, "row of capacity";
             /// What operators hold until further notice.
             fleet_holds: HoldTarget => FleetHoldRow, (); 30, "hold of a part of the fleet";
+            /// What users have used, decayed, by tenant and user, of tenants whose users share what they get.
+            user_usage: UserKey => TenantUsage, (); 31, "use of a user";
         }
     };
 }

@@ -238,6 +238,13 @@ impl TenantUsage {
             && below(&row.memory, 1 << 10)
     }
 
+    /// Whether nothing runs.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        let mut meters = self.devices.values().chain([&self.cpu, &self.memory]);
+        meters.all(|meter| meter.running == 0)
+    }
+
     /// Whether nothing runs and nothing past is left, so that the row may go.
     #[must_use]
     pub fn is_spent(&self) -> bool {

@@ -44,6 +44,7 @@ impl State {
         self.verify_notifications()?;
         self.verify_grants()?;
         self.verify_capacity()?;
+        self.verify_user_usage()?;
         self.check_booking_rows().map_err(BrokenInvariant)?;
         self.check_fleet_hold_rows().map_err(BrokenInvariant)?;
         self.demand.verify().map_err(BrokenInvariant)
@@ -299,6 +300,9 @@ impl State {
             ("work", fresh.work == ours.work),
             ("lanes", fresh.lanes == ours.lanes),
             ("line", line(&fresh) == line(ours)),
+            ("user_lines", fresh.user_lines == ours.user_lines),
+            ("waiting_by_user", fresh.waiting_by_user == ours.waiting_by_user),
+            ("idle_users", fresh.idle_users == ours.idle_users),
             ("waiting", fresh.waiting == ours.waiting),
             ("running", fresh.running == ours.running),
             ("bursts_by_key", fresh.bursts_by_key == ours.bursts_by_key),
@@ -422,7 +426,11 @@ impl State {
         for (key, row) in self.schedules() {
             fresh.shift_schedule(key, None, crate::index::waits_for(row));
         }
+        for (key, row) in self.user_usage.iter() {
+            fresh.add_user_usage(key, row);
+        }
         self.count_quotas(&mut fresh);
+        self.line_up_users(&mut fresh);
         fresh
     }
 }

@@ -299,6 +299,9 @@ pub const QUOTA_REQUESTS_MAX: usize = QUOTA_ROWS_MAX - QUOTA_GRANTS_MAX;
 pub const QUOTA_GRANTS_ENDED_MAX: usize = 256;
 /// Users of one tenant whose accelerator time is counted in a window: jobs of others wait for the next one.
 pub const BUDGET_USERS_MAX: u32 = 4_096;
+/// Users of one tenant of whom it is remembered what they have used, where they share what the tenant gets. Those of whom something
+/// runs are always among them.
+pub const SHARING_USERS_MAX: usize = 1_024;
 
 const _: () = assert!(BATCH_JOBS_MAX < crate::ids::JobId::PER_RECORD as usize);
 const _: () = assert!(HOST_DEVICES_MAX as u32 <= u64::BITS);

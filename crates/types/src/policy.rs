@@ -31,6 +31,7 @@ mod resources;
 mod roles;
 mod rules;
 mod spend;
+mod users;
 
 pub use crate::purchase::PurchaseKind;
 pub use grants::{GrantFault, GrantedPolicy, QuotaGrant, QuotaSource, reason_violation};
@@ -56,6 +57,7 @@ pub use rules::{
     TenantRights, UNLISTED_TENANT, UserLimits,
 };
 pub use spend::{OnLimit, SpendBudget};
+pub use users::{USER_WEIGHTS_MAX, UserShares};
 
 /// Tenants of one policy.
 pub const TENANTS_MAX: usize = 10_000;
@@ -160,6 +162,8 @@ pub struct TenantPolicy {
     pub tier_submissions: BTreeMap<PriorityTier, u32>,
     /// The order of its queue, whom it may have stopped, and the nodes that it runs on.
     pub queue: QueueChoices,
+    /// How its users share what it gets; none where they do not.
+    pub users: Option<UserShares>,
 }
 
 impl Default for TenantPolicy {
@@ -173,6 +177,7 @@ impl Default for TenantPolicy {
             tier_limits: BTreeMap::new(),
             tier_submissions: BTreeMap::new(),
             queue: QueueChoices::default(),
+            users: None,
         }
     }
 }
@@ -922,6 +927,7 @@ impl TenantPolicy {
         self.limits.job.check(&format!("{at}.limits.job"), found);
         self.limits.check_budgets(&format!("{at}.limits"), found);
         self.queue.check(&format!("{at}.queue"), found);
+        users::check_users(self, at, found);
         for (tier, limits) in &self.tier_limits {
             // By tier, because the order of the list that they were given in is not kept.
             let mut of_tier = Vec::new();

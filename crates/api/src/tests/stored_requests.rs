@@ -675,6 +675,7 @@ fn policy() -> v1::Policy {
             nodes: Some(v1::NodeRequirements { only: vec![text("n1")], ..Default::default() }),
             isolated: Some(true),
         }),
+        users: None,
         limits: Some(limits()),
     };
     let window = v1::Window {

@@ -199,7 +199,8 @@ pub(super) async fn queues(
     let (asked, [page]) = PageRequest::of(reader, &request, ["page"])?;
     let make = move |scene: &Scene| {
         let listing = v1::ListTenantsRequest { page_token: page.clone(), ..Default::default() };
-        let listed = queue_service::list(scene.engine(), &scene.state, &listing, TENANTS_SHOWN)?;
+        let asked = (&listing, TENANTS_SHOWN);
+        let listed = queue_service::list(scene.engine(), &scene.state, scene.visibility(), asked)?;
         let reader = scene.reader.caller();
         let mut schedules = schedule_service::of_caller(&scene.state, &reader, SCHEDULES_SHOWN + 1);
         let leaves_schedules_out = schedules.len() > SCHEDULES_SHOWN;

@@ -391,6 +391,19 @@ pub struct Queue {
     pub share_billionths: u64,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub quotas: Vec<QuotaUse>,
+    /// Its users with jobs that wait, in the order of their turns.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub user_turns: Vec<UserTurn>,
+}
+
+/// A user of a tenant whose jobs wait.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UserTurn {
+    pub user: String,
+    pub tier: String,
+    pub share_billionths: u64,
+    pub weight_milli: u32,
 }
 
 /// Use of one type of accelerator.
@@ -432,6 +445,12 @@ impl From<v1::TenantUsage> for Queue {
             lending_limit_milli: quota.lending_limit_milli,
             used_milli: quota.used_milli,
         };
+        let user_turn = |turn: v1::UserTurn| UserTurn {
+            user: turn.user,
+            tier: word::<PriorityTier>(turn.tier).to_owned(),
+            share_billionths: turn.share_billionths,
+            weight_milli: turn.weight_milli,
+        };
         Queue {
             tenant: queue.tenant,
             parent: queue.parent,
@@ -444,6 +463,7 @@ impl From<v1::TenantUsage> for Queue {
             uses: queue.uses.into_iter().map(device_use).collect(),
             share_billionths: queue.share_billionths,
             quotas: queue.quotas.into_iter().map(quota_use).collect(),
+            user_turns: queue.user_turns.into_iter().map(user_turn).collect(),
         }
     }
 }

@@ -23,6 +23,7 @@ use muster_types::{ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, L
 use crate::answers::borrowers::{Borrower, borrowers, clause};
 use crate::answers::licences;
 use crate::answers::queue_walk::{Ahead, NOT_SUBMITTED, Position, QueueForecast, VISITS};
+use crate::answers::user_turns::turn_note;
 use crate::future::{Future, KeptReservations, Pace};
 use crate::rules::bookings::why_it_waits;
 use crate::rules::counted::fewest;
@@ -240,7 +241,9 @@ fn explain(
             (reason, sentence)
         }
     };
-    let sentence = format!("{sentence}{}", fallback_note(state, job.filter(|_| row.is_in_line()), own));
+    let waiting = job.filter(|_| row.is_in_line());
+    let turn = waiting.map(|job| turn_note(state, job, own, now)).unwrap_or_default();
+    let sentence = format!("{sentence}{}{turn}", fallback_note(state, waiting, own));
     let mut places = places;
     if found.is_none() && !spec.preemptible {
         places.would_help.extend(preemptible_would_fit(state, now, asker, &holds));

@@ -11,3 +11,4 @@ pub(crate) mod queue_front;
 pub(crate) mod queue_walk;
 pub(crate) mod quota_impact;
 pub(crate) mod starts;
+pub(crate) mod user_turns;

@@ -12,6 +12,7 @@ use alloc::vec::Vec;
 use muster_planner::Budget;
 use muster_policy::{Candidate, Line, headroom};
 use muster_state::{JobRow, QueuePosition, State};
+use muster_types::token::user_of;
 use muster_types::{JobId, JobSpec, LogIndex, LogTime};
 
 use crate::future::{Foreseen, Future, KeptReservations, Pace};
@@ -225,11 +226,13 @@ impl Walk {
         let within_nominal = headroom(state, spec).is_offered_nominal();
         let (rank, turn) = (spec.rank(), row.estimate.turn);
         let own = QueuePosition { rank, turn, job: job.unwrap_or(NOT_SUBMITTED) };
+        let shares = state.policy().policy.user_shares(&spec.tenant);
+        let user = shares.map(|_| job.map_or("", |job| user_of(state.creator(job))));
         let mut position = Position { requests_before: 0, or_more: false };
         loop {
             let place = position.requests_before;
             let candidate = self.candidate(state, place);
-            match candidate.map(|candidate| Line::is_behind(candidate, spec, own, within_nominal)) {
+            match candidate.map(|candidate| Line::is_behind(candidate, (spec, user), own, within_nominal)) {
                 Some(true) => break,
                 Some(false) if place == AHEAD_MAX => {
                     position.or_more = true;

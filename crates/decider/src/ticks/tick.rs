@@ -204,7 +204,8 @@ fn prune(speculation: &mut Speculation) {
         let old_job = state.finished().next().is_some_and(|(at, _)| at < jobs_before);
         let old_array = state.finished_arrays().next().is_some_and(|(at, _)| at < jobs_before);
         let old_budget = state.has_budgets_over(now);
-        if !old_request && !old_job && !old_array && !old_budget {
+        let old_use = state.has_users_to_forget(now);
+        if !old_request && !old_job && !old_array && !old_budget && !old_use {
             return;
         }
         speculation.push(Decision::HistoryPruned { requests_before, jobs_before });

@@ -47,5 +47,6 @@ mod starts;
 mod support;
 mod tokens;
 mod traced;
+mod user_shares;
 mod warnings;
 mod worker_features;

@@ -14,7 +14,7 @@ use muster_state::{Phase, State};
 use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
 use muster_types::policy::{
     CountedResource, OnLimit, Order, PolicyDraft, Price, QueueOrder, QueuePreemption, Quota, SpendBudget,
-    TenantPolicy, Window, WindowPurpose, WindowScope,
+    TenantPolicy, UserShares, Window, WindowPurpose, WindowScope,
 };
 use muster_types::{
     AcceleratorChoice, Affinity, AffinityLevel, AffinityRule, AffinityTarget, ArrayId, ArraySpec,
@@ -436,6 +436,7 @@ impl Model {
         for tenant in ["a", "b", "c"] {
             let row = draft.tenants.entry(name(tenant)).or_default();
             row.queue.order = self.random.once_in(2).then_some(QueueOrder::Strict);
+            row.users = row.queue.order.is_none().then(UserShares::default);
             row.queue.preemption = match self.random.below(3) {
                 0 => Some(QueuePreemption::None),
                 1 => Some(QueuePreemption::FairShare),
@@ -507,7 +508,8 @@ impl Model {
         if self.random.once_in(2) {
             return None;
         }
-        let mut metadata = JobMetadata { creator: "tenant/a/ada".into(), ..JobMetadata::default() };
+        let creator = ["tenant/a/ada", "tenant/a/eve", "tenant/b/ada"][(self.requests % 3) as usize];
+        let mut metadata = JobMetadata { creator: creator.into(), ..JobMetadata::default() };
         if !self.random.once_in(20) {
             metadata.labels.insert("team".into(), ["a", "b"][self.random.below(2) as usize].into());
             metadata.annotations.insert("note".into(), "of nobody's interest".into());

@@ -1,6 +1,7 @@
 //! Virtual time over a world: what agents, users and an operator do, and what the scheduler decides.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use muster_decider::{
     Answer, BookingOrder, BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder,
@@ -13,7 +14,8 @@ use muster_state::State;
 use muster_types::policy::QuotaGrant;
 use muster_types::{
     BookingAmount, BookingShape, BookingSpec, BookingTimes, ClusterId, ExitStatus, FencingToken, HolderId,
-    JobId, Leadership, LogTime, NodeId, Parameters, Refusal, ReplicaId, RequestId, Requester,
+    JobId, JobMetadata, Leadership, LogTime, NodeId, Parameters, Refusal, ReplicaId, RequestId, Requester,
+    Submission,
 };
 
 use crate::measure::Observer;
@@ -245,10 +247,13 @@ impl<'a> Drive<'a> {
     }
 
     fn submit(&mut self, place: usize, observer: &mut dyn Observer) {
-        let spec = self.world.jobs[place].spec(EPOCH);
+        let plan = &self.world.jobs[place];
+        let mut submission: Submission = plan.spec(EPOCH).into();
+        let metadata = JobMetadata { creator: plan.user.to_owned(), ..JobMetadata::default() };
+        submission.metadata = (!metadata.is_default()).then(|| Arc::new(metadata));
         let request = self.request();
         // The id has to be known before what follows from the submission is looked at.
-        let answer = handle(&mut self.speculation, &Command::submit(request, [spec.into()].into()));
+        let answer = handle(&mut self.speculation, &Command::submit(request, [submission].into()));
         match answer {
             Ok(Answer::Submitted { jobs, .. }) => {
                 self.records[place].id = Some(jobs[0]);

@@ -31,6 +31,7 @@ mod starvation;
 mod strict;
 mod trees;
 mod unrest;
+mod user_shares;
 mod world;
 
 /// How many seeds a property tries.

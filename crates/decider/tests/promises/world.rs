@@ -32,6 +32,8 @@ pub struct JobPlan {
     pub at_ms: u64,
     pub name: String,
     pub tenant: String,
+    /// Who submits it; empty for who is not known.
+    pub user: &'static str,
     pub tier: PriorityTier,
     pub preemptible: bool,
     pub kind: &'static str,
@@ -63,6 +65,7 @@ impl JobPlan {
             at_ms,
             name: name.into(),
             tenant: tenant.into(),
+            user: "",
             tier: PriorityTier::Standard,
             preemptible: true,
             kind,
@@ -92,6 +95,12 @@ impl JobPlan {
     pub fn runs(mut self, run_ms: u64, told: bool) -> JobPlan {
         self.run_ms = run_ms;
         self.expected_ms = told.then_some(run_ms);
+        self
+    }
+
+    /// Its user submits it.
+    pub fn by(mut self, user: &'static str) -> JobPlan {
+        self.user = user;
         self
     }
 

@@ -16,7 +16,7 @@ use muster_types::policy::{
     AcceleratorBudget, CountedResource, Guarantee, JobLimits, NonPreemptible, NotificationBody,
     NotificationEvent, NotificationProgress, OnLimit, OwnRole, OwnedCost, Policy, PolicyDraft, Price,
     PurchaseKind, QueueChoices, QueueOrder, QueuePreemption, QuotaGrant, Receiver, SpendBudget, TenantLimits,
-    TenantPolicy, TenantRights, UserLimits, Verb,
+    TenantPolicy, TenantRights, UserLimits, UserShares, Verb,
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Affinity,
@@ -927,7 +927,18 @@ fn policy() -> impl Strategy<Value = Policy> {
                 nodes: None,
                 isolated: rights.deadlines.filter(|is_on| !is_on),
             };
-            TenantPolicy { rights, limits, tier_limits, tier_submissions, queue, ..TenantPolicy::default() }
+            let weights_milli = [("ada".to_owned(), 2_000)].into();
+            let users = UserShares { weights_milli, ..UserShares::default() };
+            let users = queue.order.is_none().then_some(users);
+            TenantPolicy {
+                rights,
+                limits,
+                tier_limits,
+                tier_submissions,
+                queue,
+                users,
+                ..TenantPolicy::default()
+            }
         });
     let isolation = prop::collection::btree_set(prop::sample::select(Guarantee::ALL.to_vec()), 0..4);
     let rest = (any::<bool>(), 0..60_000_u64, receivers(), own_roles());

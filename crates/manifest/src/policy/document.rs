@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::form::{
     Bytes, Count, Dollars, Each, Filled, FilledNamed, FilledNames, FilledWords, Flag, Form, Group, Milli,
-    Moment, Named, NamedCounts, Names, NodeRules, Nominal, Optional, OptionalBytes, Plain, PlainMilli,
+    Moment, Named, NamedCounts, NamedWeights, Names, NodeRules, Nominal, Optional, OptionalBytes, Plain, PlainMilli,
     SmallMilli, Span, Word, Words, group,
 };
 use crate::reader::Reader;
@@ -42,6 +42,14 @@ group! {
         rights "rights": Optional<Rights>,
         limits "limits": Optional<Limits>,
         queue "queue": Optional<Queue>,
+        users "users": Optional<Users>,
+    }
+}
+
+group! {
+    Users is UserShares {
+        default_weight_milli "weightDefault": SmallMilli,
+        weights_milli "weights": NamedWeights,
     }
 }
 
@@ -369,8 +377,9 @@ impl Group for Window {
 
 /// The name in a file of a field with this name in a message, and its unit.
 pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> {
-    const GROUPS: [&[(&str, &str, &str)]; 23] = [
+    const GROUPS: [&[(&str, &str, &str)]; 24] = [
         Tenant::FIELDS,
+        Users::FIELDS,
         SpendBudget::FIELDS,
         Rights::FIELDS,
         Limits::FIELDS,

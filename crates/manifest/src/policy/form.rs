@@ -244,6 +244,22 @@ forms! {
             let shown = sent.iter().map(|(name, count)| (name.clone(), value(*count)));
             Some(Content::Named(shown.collect()))
         };
+
+    /// Weights with names of the user's own, not shown where there are none.
+    NamedWeights: Option<BTreeMap<String, Text>> => HashMap<String, u32>, THOUSANDTHS,
+        |reader, at, given| {
+            let mut sent = HashMap::new();
+            for (name, weight) in given.unwrap_or_default() {
+                let at = format!("{at}.{}", short(&name));
+                sent.insert(name, SmallMilli::read(reader, &at, Some(weight)).unwrap_or_default());
+            }
+            sent
+        },
+        |sent| {
+            let weight = |milli: u32| Content::Decimal(Decimal::milli(milli.into()));
+            let shown = sent.iter().map(|(name, milli)| (name.clone(), weight(*milli)));
+            (!sent.is_empty()).then(|| Content::Named(shown.collect()))
+        };
 }
 
 fn value(value: impl Into<Value>) -> Content {

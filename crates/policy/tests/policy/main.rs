@@ -10,3 +10,4 @@ mod ranks;
 mod script;
 mod support;
 mod tree;
+mod users;

@@ -7,7 +7,9 @@ mod booked;
 mod licences;
 mod loads;
 mod pending_reasons;
+mod user_lanes;
 
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
@@ -36,6 +38,8 @@ pub(crate) use licences::holds_licences;
 pub(crate) use loads::{ClusterPlace, UserKey};
 pub use loads::{QueueLoad, UserLoad, Work};
 use pending_reasons::{PendingCounts, PendingReason};
+pub use user_lanes::UserLane;
+use user_lanes::UserLineKey;
 
 /// Nodes of one fleet cluster with the same accelerator type.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -165,6 +169,28 @@ impl TenantLine {
             QueuePosition { rank: QueueRank::LAST, turn: QueueKey::LAST, job: JobId(u64::MAX) },
         );
         self.lanes.range((class, least)..=(class, last)).next().map(|(_, turn)| *turn)
+    }
+
+    /// Replaces a place in a lane. Returns whether the lane was there before, and whether it is now.
+    fn change(
+        &mut self,
+        class: GangClass,
+        gone: Option<QueuePosition>,
+        new: Option<QueuePosition>,
+    ) -> (bool, bool) {
+        let before = self.first(class);
+        if let Some(gone) = gone {
+            assert!(self.lanes.remove(&(class, gone)), "a pending submission group is in its lane");
+        }
+        if let Some(new) = new {
+            self.lanes.insert((class, new));
+        }
+        let now = self.first(class);
+        if before != now {
+            before.inspect(|first| _ = self.heads.remove(&(*first, class)));
+            now.inspect(|first| self.heads.insert((*first, class)));
+        }
+        (before.is_some(), now.is_some())
     }
 }
 
@@ -311,6 +337,12 @@ pub(crate) struct Indexes {
     pub(crate) line: Map<Reverse<PriorityTier>, Map<Name, TenantLine>>,
     /// How many lanes there are.
     pub(crate) lanes: usize,
+    /// The same of tenants whose users share what they get, user by user; a user without pending jobs is not there.
+    pub(crate) user_lines: Map<UserLineKey, TenantLine>,
+    /// The pending jobs of those tenants in submission groups of two or more jobs, by group and user.
+    pub(crate) waiting_by_user: Map<(JobId, String, JobId), GangClass>,
+    /// What users have used of whom nothing runs, by when it was counted last.
+    pub(crate) idle_users: Set<(LogTime, UserKey)>,
     /// Pending jobs of submission groups of two or more jobs, by group.
     pub(crate) waiting: Map<(JobId, JobId), GangClass>,
     /// Jobs that hold devices of submission groups of two or more jobs, by group.
@@ -459,8 +491,14 @@ impl Indexes {
             self.shift_work(&spec.tenant, before.work.as_ref(), after.work.as_ref());
         }
         if before.line != after.line {
-            before.line.inspect(|(group, turn)| self.leave_line(id, spec, *group, *turn));
-            after.line.inspect(|(group, turn)| self.join_line(id, spec, *group, *turn));
+            if let Some((group, turn)) = before.line {
+                self.leave_line(id, spec, group, turn);
+                self.leave_user_line(id, spec, group, turn);
+            }
+            if let Some((group, turn)) = after.line {
+                self.join_line(id, spec, group, turn);
+                self.join_user_line(id, spec, group, turn);
+            }
         }
         if before.held != after.held {
             before.held.inspect(|time| self.let_go(id, spec, *time));
@@ -628,20 +666,9 @@ impl Indexes {
         }
         let tenants = self.line.get_mut(&tier).expect("it was put there just now");
         let line = tenants.get_mut(&spec.tenant).expect("it was put there just now");
-        let before = line.first(class);
-        if let Some(gone) = gone {
-            assert!(line.lanes.remove(&(class, gone)), "a pending submission group is in its lane");
-        }
-        if let Some(new) = new {
-            line.lanes.insert((class, new));
-        }
-        let now = line.first(class);
-        if before != now {
-            before.inspect(|first| _ = line.heads.remove(&(*first, class)));
-            now.inspect(|first| line.heads.insert((*first, class)));
-        }
-        self.lanes += usize::from(now.is_some());
-        self.lanes -= usize::from(before.is_some());
+        let (was_there, is_there) = line.change(class, gone, new);
+        self.lanes += usize::from(is_there);
+        self.lanes -= usize::from(was_there);
         if line.lanes.is_empty() {
             tenants.remove(&spec.tenant);
         }

@@ -193,6 +193,7 @@ pub(super) struct QueueTable {
     has_strict: bool,
     has_fair_share: bool,
     has_preemption: bool,
+    pub(super) has_user_shares: bool,
     pub(super) has_spend: bool,
     pub(super) has_user_spend: bool,
     pub(super) has_user_devices: bool,
@@ -209,6 +210,7 @@ impl QueueTable {
             table.has_user_spend |= limits.user.spend.is_some();
             table.has_user_devices |= limits.user.devices.is_some();
             table.has_on_limit |= limits.on_limit.is_some();
+            table.has_user_shares |= tenant.users.is_some();
             table.has_strict |= queue.order == Some(QueueOrder::Strict);
             table.has_fair_share |= queue.preemption == Some(QueuePreemption::FairShare);
             table.has_preemption |= queue.preemption.is_some();

@@ -33,6 +33,7 @@ mod quota;
 mod read;
 mod schedule;
 mod token;
+mod user_shares;
 mod value;
 
 use muster_types::{LogTime, Violation};

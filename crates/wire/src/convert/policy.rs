@@ -17,6 +17,7 @@ use muster_types::{Name, PriorityTier, TokenRole, Violation, fleet::checked_name
 use super::capacity::{interruption_rate_to_proto, interruption_rates, purchase_set, purchases_to_proto};
 use super::contract::notification_events;
 use super::licence::{resource_to_proto, resources};
+use super::user_shares::{user_shares, user_shares_to_proto};
 use super::{Found, below, bound, moment, span};
 use crate::closed::{given_from_proto, number, number_or_zero, value_from_proto};
 use crate::time::{duration, timestamp};
@@ -252,6 +253,7 @@ fn tenants(
             queue: message.queue.map_or_else(QueueChoices::default, |queue| {
                 super::queue_choices::queue_choices(&below(&at, "queue"), queue, found)
             }),
+            users: message.users.map(|users| user_shares(&below(&at, "users"), users, found)),
             limits: tenant_limits(&below(&at, "limits"), message.limits, found),
         };
         tenants.insert(name, tenant);
@@ -677,6 +679,7 @@ fn tenant_to_proto(tenant: &TenantPolicy) -> v1::TenantPolicy {
         rights: rights_to_proto(&tenant.rights),
         limits: limits_to_proto(tenant),
         queue: super::queue_choices::queue_choices_to_proto(&tenant.queue),
+        users: tenant.users.as_ref().map(user_shares_to_proto),
     }
 }
 

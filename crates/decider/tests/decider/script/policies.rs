@@ -4,7 +4,7 @@ use muster_decider::Command;
 use muster_types::policy::{
     AcceleratorBudget, CountedResource, Dataset, Guarantee, NonPreemptible, NotificationBody,
     NotificationEvent, OnLimit, Order, PolicyDraft, Price, QueueOrder, QueuePreemption, Quota, Receiver,
-    SpendBudget, TenantPolicy, Window, WindowPurpose, WindowScope,
+    SpendBudget, TenantPolicy, UserShares, Window, WindowPurpose, WindowScope,
 };
 use muster_types::{NodeRequirements, PriorityTier};
 
@@ -14,7 +14,7 @@ use crate::support::{self, name};
 impl World {
     /// `policy` and any of: `preemption=off`, `order=submission|predicted`, `fair-share=off`,
     /// `reservations=N`, `reserve-after=D`, `minimum-run=D`, `defragment-after=D`, `victims-max=N`, `price=KIND,N[,REGION]`,
-    /// `tenant=NAME,parent=P,weight=N,KIND=NOMINAL/BORROWING/LENDING,tier-max=T,non-preemptible=R,deadlines=on|off,bookings=on|off,pending-jobs=N,budget=HOURS:WINDOW,spend=DOLLARS:WINDOW,user-devices=N,job-devices=N,cpus=N,on-limit=hold|refuse,queue-order=fair|strict,block-for=D,queue-preemption=none|reclaim|fair_share,nodes=N+N,isolated=on|off`
+    /// `tenant=NAME,parent=P,weight=N,KIND=NOMINAL/BORROWING/LENDING,tier-max=T,non-preemptible=R,deadlines=on|off,bookings=on|off,pending-jobs=N,budget=HOURS:WINDOW,spend=DOLLARS:WINDOW,user-devices=N,job-devices=N,cpus=N,on-limit=hold|refuse,queue-order=fair|strict,block-for=D,queue-preemption=none|reclaim|fair_share,users=on|off,user-weight=USER:N,nodes=N+N,isolated=on|off`
     /// (a tenant of the first level that states no right has all of them), `backoff=D`, `stopping-deadline=D`,
     /// `starting-deadline=D`, `end-overrunners=on|off`, `isolation=devices,pid,tmp,user`, `receiver=NAME,[TENANT],EVENT…`,
     /// `resource=NAME,COUNT[,REGION]`, `maintenance=NODE,+FROM,+UNTIL`, `reserved=NODE,TENANT,+FROM,+UNTIL`. Settings that are left out take their defaults.
@@ -116,6 +116,13 @@ impl World {
                             "queue-order" => tenant.queue.order = QueueOrder::parse(value),
                             "block-for" => tenant.queue.block_for_ms = Some(duration_ms(value)),
                             "queue-preemption" => tenant.queue.preemption = QueuePreemption::parse(value),
+                            "users" => tenant.users = (value == "on").then(UserShares::default),
+                            "user-weight" => {
+                                let (user, weight) = value.split_once(':').expect("user:weight");
+                                let users = tenant.users.get_or_insert_default();
+                                let weight_milli = weight.parse::<u32>().unwrap() * 1_000;
+                                users.weights_milli.insert(user.to_owned(), weight_milli);
+                            }
                             "nodes" => tenant.queue.nodes = Some(nodes(value)),
                             "isolated" => tenant.queue.isolated = Some(value == "on"),
                             "deadlines" => tenant.rights.deadlines = Some(value == "on"),

@@ -268,6 +268,7 @@ fn every_mistake_in_a_policy_is_named_by_its_path() {
         }),
         limits: None,
         queue: None,
+        users: None,
     };
     let window = v1::Window {
         name: "w".into(),
