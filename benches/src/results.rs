@@ -473,7 +473,8 @@ mod tests {
     fn lines_are_kept_by_what_is_in_them() {
         let wanted = ["first paint".to_owned(), "frames/s".to_owned()];
         let found = |text: &str| lines_containing(text, &wanted).map(|lines| lines.len());
-        let text = "running 1 test\n/: first paint 80 ms, at most 200\n  /fleet: 41.0 frames/s, at least 30\nok\n";
+        let text =
+            "running 1 test\n/: first paint 80 ms, at most 200\n  /fleet: 41.0 frames/s, at least 30\nok\n";
         let lines = lines_containing(text, &wanted).expect("there are two");
         assert_eq!(lines, ["/: first paint 80 ms, at most 200", "/fleet: 41.0 frames/s, at least 30"]);
         let skipped = found("skipped: the web pages in a browser (there is no Chromium)\n");

@@ -114,7 +114,8 @@ mod tests {
         if !counts.contains("; 0 broke off, 0 drills were skipped") {
             return;
         }
-        let command = page.lines().find(|line| line.starts_with("chaos/run-all")).expect("it has its command");
+        let command =
+            page.lines().find(|line| line.starts_with("chaos/run-all")).expect("it has its command");
         let behind = |text: &str, word: &str| -> u64 {
             let mut words = text.split_whitespace().skip_while(|found| *found != word).skip(1);
             words.next().and_then(|number| number.parse().ok()).unwrap_or_default()

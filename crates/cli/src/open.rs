@@ -139,8 +139,9 @@ fn target(what: Option<&str>, name: Option<&str>) -> Result<Target, Failure> {
         (Some("job"), Some(job)) => Ok(Target::Job(job.to_owned())),
         (Some(word), Some(name)) => {
             let text = format!("{word:?} is no kind of page that {name:?} could be one of");
-            Err(Failure::usage(text)
-                .with_next("muster open node NAME, queue TENANT, booking NAME, schedule NAME, replica ID, or JOB"))
+            Err(Failure::usage(text).with_next(
+                "muster open node NAME, queue TENANT, booking NAME, schedule NAME, replica ID, or JOB",
+            ))
         }
         (Some("node" | "nodes"), None) => path("/nodes"),
         (Some("queue" | "queues"), None) => path("/queues"),

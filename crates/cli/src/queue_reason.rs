@@ -73,7 +73,10 @@ impl QueueReason {
         for turn in &queue.user_turns {
             let user = if turn.user.is_empty() { "who is not known" } else { turn.user.as_str() };
             let (weight, share) = (milli(turn.weight_milli.into()), share(turn.share_billionths));
-            lines.push(format!("  user by turn, {}: {user} with a share of {share} for weight {weight}", turn.tier));
+            lines.push(format!(
+                "  user by turn, {}: {user} with a share of {share} for weight {weight}",
+                turn.tier
+            ));
         }
         match self.ahead.len() {
             0 => lines.push("  no tenant next to it that waits has a smaller share".to_owned()),

@@ -194,6 +194,8 @@ mod tests {
                 "{taken}"
             );
         }
-        assert!(asked(&scratch.path().join("absent")).apply(&global(), &console(), &mut manifests("")).is_err());
+        assert!(
+            asked(&scratch.path().join("absent")).apply(&global(), &console(), &mut manifests("")).is_err()
+        );
     }
 }

@@ -164,7 +164,9 @@ impl Courier {
             self.delivery.progress.given_up += 1;
             if is_first {
                 let of = of.as_ref().map_or("", Name::as_str);
-                let text = format!("too many events of tenant {of} wait: those behind {log_index} are not sent until these are");
+                let text = format!(
+                    "too many events of tenant {of} wait: those behind {log_index} are not sent until these are"
+                );
                 tracing::warn!(receiver = %self.receiver.name, tenant = of, %log_index, "{text}");
                 self.delivery.last_error = Some(text);
             }

@@ -50,7 +50,13 @@ impl<T> Turns<T> {
     }
 
     /// Takes an event of the record at `log_index`, behind all of its tenant. One that a job has asked for may be dropped.
-    pub(crate) fn push(&mut self, tenant: Option<Name>, log_index: LogIndex, event: T, is_asked: bool) -> Queued {
+    pub(crate) fn push(
+        &mut self,
+        tenant: Option<Name>,
+        log_index: LogIndex,
+        event: T,
+        is_asked: bool,
+    ) -> Queued {
         let held = self.waiting.get(&tenant).map_or(0, VecDeque::len);
         if is_asked && held >= WAITING_OF_TENANT_MAX {
             return Queued::Dropped { is_first: self.dropping.insert(tenant) };

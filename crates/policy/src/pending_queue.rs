@@ -233,7 +233,8 @@ impl Line {
             let ((Reverse(tier), HeadTurn(turn), tenant), class) =
                 heads.pop_first().expect("it has one at least");
             let user = Line::sharing_user(state, &tenant, turn.job);
-            let mut candidate = Candidate { tier, tenant, turn, class, user, within_nominal: false, places: 0 };
+            let mut candidate =
+                Candidate { tier, tenant, turn, class, user, within_nominal: false, places: 0 };
             if self.has_turn(state, &mut candidate, &leaf) {
                 return Some(candidate);
             }

@@ -81,7 +81,8 @@ impl State {
             return;
         }
         let idle = self.users_with_usage(tenant).filter(|(_, usage)| usage.is_idle());
-        let oldest = idle.min_by_key(|(user, usage)| (usage.as_of(), *user)).map(|(user, _)| String::from(user));
+        let oldest =
+            idle.min_by_key(|(user, usage)| (usage.as_of(), *user)).map(|(user, _)| String::from(user));
         if let Some(user) = oldest {
             self.drop_user_usage(&(tenant.clone(), user));
         }
@@ -154,7 +155,8 @@ impl State {
     pub(crate) fn sweep_users(&mut self) {
         let now = self.meta.log_time;
         let oldest = self.indexes.idle_users.iter().take(limits::PRUNE_ROWS_MAX as usize);
-        let spent = oldest.filter(|(_, key)| self.user_usage.get(key).is_some_and(|row| row.is_negligible(now)));
+        let spent =
+            oldest.filter(|(_, key)| self.user_usage.get(key).is_some_and(|row| row.is_negligible(now)));
         let spent: Vec<UserKey> = spent.map(|(_, key)| key.clone()).collect();
         for key in spent {
             self.drop_user_usage(&key);
@@ -192,7 +194,10 @@ impl State {
             }
         }
         for (key, row) in self.user_usage.iter() {
-            if policy.user_shares(&key.0).is_none() || row.is_spent() || key.1.len() > limits::CREATOR_BYTES_MAX {
+            if policy.user_shares(&key.0).is_none()
+                || row.is_spent()
+                || key.1.len() > limits::CREATOR_BYTES_MAX
+            {
                 return Err(broken(key, "has no meaning"));
             }
             let counted = fresh.remove(key).unwrap_or_else(new);

@@ -32,9 +32,16 @@ pub(super) struct KeptBack {
 
 impl KeptBack {
     /// What is kept back of each node now that its pods hold this; no node without any.
-    pub(super) fn update(&mut self, now: Instant, held: &BTreeMap<String, Amount>) -> BTreeMap<String, Amount> {
+    pub(super) fn update(
+        &mut self,
+        now: Instant,
+        held: &BTreeMap<String, Amount>,
+    ) -> BTreeMap<String, Amount> {
         let rounded = |amount: &Amount| Amount {
-            storage_bytes: amount.storage_bytes.div_ceil(STORAGE_STEP_BYTES).saturating_mul(STORAGE_STEP_BYTES),
+            storage_bytes: amount
+                .storage_bytes
+                .div_ceil(STORAGE_STEP_BYTES)
+                .saturating_mul(STORAGE_STEP_BYTES),
             ..amount.clone()
         };
         let held: BTreeMap<&String, Amount> =

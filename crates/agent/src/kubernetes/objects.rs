@@ -459,7 +459,9 @@ pub(super) mod tests {
             pod(json!({"metadata": {"name": "p", "namespace": "d", "ownerReferences": owners}})).is_standing
         };
         assert!(owned(json!([{"kind": "DaemonSet", "name": "cni", "uid": "1", "apiVersion": "apps/v1"}])));
-        assert!(owned(json!([{"kind": "Node", "name": "n1", "uid": "2", "apiVersion": "v1", "controller": true}])));
+        assert!(owned(
+            json!([{"kind": "Node", "name": "n1", "uid": "2", "apiVersion": "v1", "controller": true}])
+        ));
         assert!(!owned(json!([{"kind": "ReplicaSet", "name": "web", "uid": "3", "apiVersion": "apps/v1"}])));
         assert!(!owned(json!([])) && !owned(json!(null)));
     }

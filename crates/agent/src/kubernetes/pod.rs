@@ -174,7 +174,8 @@ fn checkpoints<'a>(settings: &Settings, placement: &'a Placement) -> Option<&'a 
 fn volumes(settings: &Settings, placement: &Placement) -> (Vec<Value>, Vec<Value>) {
     let container = placement.workers.first().and_then(|worker| worker.container.as_ref());
     // What each worker asks for itself, all workers of the pod have together. A job asks in its container where it has one.
-    let own_memory = container.map_or(0, |own| own.shared_memory_bytes).max(placement.host.shared_memory_bytes);
+    let own_memory =
+        container.map_or(0, |own| own.shared_memory_bytes).max(placement.host.shared_memory_bytes);
     let shared_memory = own_memory.saturating_mul(placement.workers.len() as u64);
     let mut volumes = vec![
         json!({"name": "muster", "emptyDir": {}}),

@@ -98,7 +98,8 @@ mod tests {
     fn what_a_node_lacks_goes_before_what_an_operator_says() {
         let name = |text: &str| Name::new(text).unwrap();
         let said = [("worker.binding", "yes"), ("worker.shared-memory", "none"), ("zone", "a")];
-        let mut labels: BTreeMap<Name, String> = said.map(|(label, value)| (name(label), value.to_owned())).into();
+        let mut labels: BTreeMap<Name, String> =
+            said.map(|(label, value)| (name(label), value.to_owned())).into();
         label_lacking(&mut labels, &[WorkerFeature::Binding, WorkerFeature::Terminal]);
         let expected = [("worker.binding", "none"), ("worker.terminal", "none"), ("zone", "a")];
         assert_eq!(labels, expected.map(|(label, value)| (name(label), value.to_owned())).into());

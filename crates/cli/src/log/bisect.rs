@@ -329,9 +329,8 @@ pub async fn run(global: &Global, console: &Console, args: &BisectArgs) -> Resul
             .with_next("leave that digest out, or name a --from and a --to that it is between"));
     }
     let positions = condition.positions(first, last);
-    let found = told_while(console, "looking for the record", || {
-        search(&source.archive, condition, &positions)
-    })?;
+    let found =
+        told_while(console, "looking for the record", || search(&source.archive, condition, &positions))?;
     if let Finding { holds: None, fails: Some((at, reason)), .. } = &found {
         let text = format!("the check fails behind record {at} already: {reason}");
         return Err(Failure::new(Exit::Failed, text).with_next("name a --from behind which it holds"));

@@ -240,7 +240,15 @@ impl Future {
             reservations.into_iter().partition(|reservation| reservation.is_kept);
         let expected = passing.into_iter().map(|passing| (passing.job, passing.start)).collect();
         let (lent, images, licence_keepers, is_of_a_pass) = (self.lent, Arc::default(), Arc::default(), true);
-        KeptReservations { reservations, without_start, lent, is_of_a_pass, images, licence_keepers, expected }
+        KeptReservations {
+            reservations,
+            without_start,
+            lent,
+            is_of_a_pass,
+            images,
+            licence_keepers,
+            expected,
+        }
     }
 
     /// Gives up what is kept for gangs that may not start whatever is free: their tenant or their user has as many jobs

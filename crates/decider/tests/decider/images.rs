@@ -27,12 +27,7 @@ fn fleet() -> Speculation {
     speculation
 }
 
-fn submit(
-    speculation: &mut Speculation,
-    n: u128,
-    asked: (u16, PriorityTier),
-    pull: PullRule,
-) -> JobId {
+fn submit(speculation: &mut Speculation, n: u128, asked: (u16, PriorityTier), pull: PullRule) -> JobId {
     submit_for(speculation, n, asked, pull, None)
 }
 

@@ -174,7 +174,10 @@ fn whose_turn_it_is_shows_in_the_queue_and_in_explanations() {
     let users: Vec<&str> = turns.iter().map(|(_, place)| place.user.as_str()).collect();
     assert_eq!(users, [EVE, ADA], "who has used nothing goes first");
     world.schedule();
-    assert!(world.is_placed(of_eve) && !world.is_placed(of_ada), "though the job of the other was there before");
+    assert!(
+        world.is_placed(of_eve) && !world.is_placed(of_ada),
+        "though the job of the other was there before"
+    );
     for waits in [of_ada, last] {
         let said =
             explain_job(&world.state, world.state.log_time(), waits, world.speculation.kept_reservations());

@@ -43,7 +43,9 @@ fn flooded(seed: u64, users: Option<UserShares>) -> World {
         for n in 0..130 {
             let run_ms = 18 * MINUTE + random.below(4 * MINUTE);
             let at_ms = random.below(2) * n;
-            world.submit(JobPlan::new(at_ms, &format!("{who}-{n}"), "lab", "h100").runs(run_ms, true).by(user));
+            world.submit(
+                JobPlan::new(at_ms, &format!("{who}-{n}"), "lab", "h100").runs(run_ms, true).by(user),
+            );
         }
     }
     world.sorted()

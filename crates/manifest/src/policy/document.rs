@@ -7,8 +7,8 @@ use serde::Deserialize;
 
 use super::form::{
     Bytes, Count, Dollars, Each, Filled, FilledNamed, FilledNames, FilledWords, Flag, Form, Group, Milli,
-    Moment, Named, NamedCounts, NamedWeights, Names, NodeRules, Nominal, Optional, OptionalBytes, Plain, PlainMilli,
-    SmallMilli, Span, Word, Words, group,
+    Moment, Named, NamedCounts, NamedWeights, Names, NodeRules, Nominal, Optional, OptionalBytes, Plain,
+    PlainMilli, SmallMilli, Span, Word, Words, group,
 };
 use crate::reader::Reader;
 use crate::shape::Text;

@@ -193,7 +193,8 @@ impl State {
         let from = (Reverse(tier), tenant.clone(), String::new());
         let of_tenant = (Reverse(tier), tenant.clone());
         let lines = self.indexes.user_lines.range(from..);
-        let lines = lines.take_while(move |((tier, name, _), _)| (*tier, name) == (of_tenant.0, &of_tenant.1));
+        let lines =
+            lines.take_while(move |((tier, name, _), _)| (*tier, name) == (of_tenant.0, &of_tenant.1));
         lines.filter_map(|((.., user), line)| line.heads.first().map(|(turn, _)| (user.as_str(), *turn)))
     }
 

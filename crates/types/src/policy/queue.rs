@@ -165,9 +165,8 @@ impl IsolatedTable {
             }
             return;
         }
-        let needs_label = |test: &LabelTest| {
-            matches!(test, LabelTest::Exists | LabelTest::Greater(_) | LabelTest::Less(_))
-        };
+        let needs_label =
+            |test: &LabelTest| matches!(test, LabelTest::Exists | LabelTest::Greater(_) | LabelTest::Less(_));
         match nodes.expressions.iter().find(|expression| needs_label(&expression.test)) {
             Some(expression) => self.by_label.entry(expression.label.clone()).or_default().push(isolated),
             None => self.others.push(isolated),
@@ -434,11 +433,8 @@ mod tests {
             &[("fast", "no"), ("pool", "small"), ("zone", "a")],
         ];
         for (number, nodes) in all.iter().enumerate() {
-            let queue = QueueChoices {
-                nodes: Some(nodes.clone()),
-                isolated: Some(true),
-                ..QueueChoices::default()
-            };
+            let queue =
+                QueueChoices { nodes: Some(nodes.clone()), isolated: Some(true), ..QueueChoices::default() };
             let mut draft = PolicyDraft::default();
             draft.tenants.insert(name("lab"), tenant(None, queue));
             draft.tenants.insert(name("other"), tenant(None, QueueChoices::default()));

@@ -257,8 +257,10 @@ fn a_job_keeps_away_from_nodes_that_lack_what_it_asks_of_its_workers() {
     let test = LabelTest::Exists;
     let expressions = (0..limits::NODE_EXPRESSIONS_MAX)
         .map(|place| NodeExpression { label: name(&format!("l{place}")), test: test.clone() });
-    draft.nodes =
-        Some(Box::new(NodeRequirements { expressions: expressions.collect(), ..NodeRequirements::default() }));
+    draft.nodes = Some(Box::new(NodeRequirements {
+        expressions: expressions.collect(),
+        ..NodeRequirements::default()
+    }));
     let contract = JobContract { terminal: true, ..JobContract::default() };
     let found = Submission::require_features(&mut [Submission::new(draft.check().unwrap(), contract)], path);
     assert_eq!(found.unwrap_err()[0].field, "jobs[0].spec.nodes.expressions");

@@ -8,8 +8,8 @@
 //! the file and what the image says of its programs. Its cache is not used: nothing would ever go from there. Every command that
 //! fetches or unpacks has a directory for what it leaves when it is killed.
 
-use super::pulls;
 use super::podman::{Answer, FIND_MAX, fault_of, is_id, of_registry, run};
+use super::pulls;
 use super::{FoundImage, ImageConfig, ImageError, Runtime};
 use crate::disk::{durable, tree};
 use crate::offload::blocking;

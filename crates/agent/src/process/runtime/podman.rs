@@ -163,7 +163,8 @@ pub(super) fn of_registry(reference: &str) -> String {
 /// The layers of podman's storage; none where it does not tell where they are, and only what is fetched is watched then.
 async fn layers() -> Option<Layers> {
     let form = "{{.Store.GraphRoot}}\n{{.Store.GraphDriverName}}";
-    let answer = run(podman(&["info", "--format", form])).await.ok().filter(|answer| answer.code == Some(0))?;
+    let answer =
+        run(podman(&["info", "--format", form])).await.ok().filter(|answer| answer.code == Some(0))?;
     let said = String::from_utf8(answer.said).ok()?;
     let mut lines = said.lines().map(str::trim);
     let (root, driver) = (lines.next()?, lines.next()?);

@@ -629,13 +629,7 @@ mod tests {
             Ok(known.then_some(image))
         }
 
-        async fn pull(
-            &self,
-            reference: &str,
-            _: Option<&Path>,
-            _: &Path,
-            _: u64,
-        ) -> Result<(), ImageError> {
+        async fn pull(&self, reference: &str, _: Option<&Path>, _: &Path, _: u64) -> Result<(), ImageError> {
             self.log.lock().push(format!("pull {reference}"));
             if self.silent.lock().iter().any(|silent| silent == reference) {
                 std::future::pending::<()>().await;
