@@ -461,7 +461,7 @@ impl State {
                     row.spec = spec;
                     row.overrides = overrides;
                     row.holder = holder;
-                    row.start = None;
+                    row.replaced_start = row.start.take().or(row.replaced_start);
                     row.incarnation += 1;
                     row.status = NodeStatus::Up;
                 });
@@ -477,6 +477,7 @@ impl State {
                 let row = NodeRow {
                     holder,
                     start: None,
+                    replaced_start: None,
                     incarnation: 1,
                     status: NodeStatus::Up,
                     cordoned: false,

@@ -137,10 +137,11 @@ pub struct AgentStart {
 }
 
 impl AgentStart {
-    /// Whether it is the start that is known, or the next one behind it.
+    /// Whether it is the start that is known, or the next one behind it. The one that the known start has replaced is not, whatever it
+    /// was started behind.
     #[must_use]
-    pub fn continues(&self, known: StartId) -> bool {
-        self.id == known || self.before == Some(known)
+    pub fn continues(&self, known: StartId, replaced: Option<StartId>) -> bool {
+        self.id == known || (self.before == Some(known) && replaced != Some(self.id))
     }
 }
 

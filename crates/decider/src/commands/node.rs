@@ -7,7 +7,7 @@ use muster_journal::{Decision, NodeLostCause, RankUpdate, RequestKey, hash};
 use muster_state::{NodeRow, NodeStatus, RankState};
 use muster_types::{
     AgentStart, DeviceSet, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, Name, NodeDraft, NodeId,
-    NodeSpec, Refusal, RefusalCode, RequestId, Requester, StartId, Violation, limits,
+    NodeSpec, Refusal, RefusalCode, RequestId, Requester, Violation, limits,
 };
 
 use crate::commands::answer::{Answer, repeated};
@@ -45,7 +45,7 @@ pub(super) fn register(
         let said = row.said();
         let is_same = **said == *spec || (is_busy && differ_in_facts(said, spec) && !loses_isolation);
         // What an older copy of a state directory knows is not what runs, so that its agent is another one.
-        let is_copy = row.holder == holder && !continues(start, row.start);
+        let is_copy = row.holder == holder && !continues(start, &row);
         let is_other = row.holder != holder || is_copy;
         if !is_other && is_same {
             admission::check_standing(speculation, spec)?;
@@ -70,9 +70,9 @@ pub(super) fn register(
 }
 
 /// Whether a start goes on from the one that the log knows. An agent that does not say which start it is is believed.
-fn continues(start: Option<AgentStart>, known: Option<StartId>) -> bool {
-    match (start, known) {
-        (Some(start), Some(known)) => start.continues(known),
+fn continues(start: Option<AgentStart>, row: &NodeRow) -> bool {
+    match (start, row.start) {
+        (Some(start), Some(known)) => start.continues(known, row.replaced_start),
         _ => true,
     }
 }

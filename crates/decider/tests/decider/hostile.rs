@@ -457,6 +457,12 @@ fn of_arrays(random: &mut Random, state: &State, job: JobId, request: RequestKey
             .is_some_and(|row| !row.released && row.template.spec.dependencies.iter().all(is_over))
     };
     let kept: Vec<ArrayId> = waiting.iter().copied().filter(is_kept).collect();
+    // Few arrays can be released at all.
+    if random.once_in(2)
+        && let Some(array) = random.pick(&kept)
+    {
+        return Decision::ArrayReleased { array };
+    }
     match random.below(6) {
         0 => {
             let Some(spec) = state.jobs().iter().next().and_then(|(id, _)| state.spec(*id)) else {

@@ -85,6 +85,8 @@ pub struct NodeRow {
     pub holder: HolderId,
     /// Which start of its agent was registered last; none where the agent does not say that.
     pub start: Option<StartId>,
+    /// Which start had the node in the incarnation before, as far as agents say that: and that one does not go on from this one.
+    pub replaced_start: Option<StartId>,
     /// Rises whenever a session begins that does not continue the one before.
     pub incarnation: u32,
     /// Whether its session stands.
@@ -218,6 +220,7 @@ impl Derived<NodeId, NodeRow> for NodeFacts {
             spec: _,
             holder,
             start,
+            replaced_start,
             incarnation,
             status,
             cordoned,
@@ -229,7 +232,7 @@ impl Derived<NodeId, NodeRow> for NodeFacts {
             reasons,
             restricted: _,
         } = row;
-        let session = (holder, start, incarnation, status, cordoned, reasons);
+        let session = (holder, (start, replaced_start), incarnation, status, cordoned, reasons);
         hash(&(id, self.hash, session, free, promised, changed_at, changed_index))
     }
 }

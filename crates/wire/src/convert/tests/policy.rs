@@ -94,6 +94,7 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
             let tenant = TenantPolicy {
                 parent,
                 weight_milli,
+                users: None,
                 quotas,
                 rights,
                 limits,
