@@ -20,6 +20,7 @@ use muster_types::{JobId, JobSpec, LogTime, Name, PriorityTier};
 
 use crate::memory::requests::counted;
 use crate::rules::counted::{Counted, are_there, needed};
+use crate::rules::planned::planned_spec;
 
 /// Jobs that are noted at a time. One more is noted once another is gone.
 const NOTED_MAX: usize = 512;
@@ -137,7 +138,11 @@ impl CountedWaiters {
         });
         let waits = |(job, noted): (&JobId, &Noted)| {
             let in_line = state.job(*job).is_some_and(|row| row.is_in_line());
-            let is_same = || state.spec(*job).is_some_and(|spec| needed(state, spec) == noted.needed);
+            // What it needs as it is planned is looked at only where that differs: it may be in one region alone.
+            let is_same = || {
+                state.spec(*job).is_some_and(|spec| needed(state, spec) == noted.needed)
+                    || planned_spec(state, *job).is_some_and(|spec| needed(state, &spec) == noted.needed)
+            };
             in_line && !is_barred(*job) && are_there(state, &noted.needed) && is_same()
         };
         let gone = self.noted.iter().filter(|(job, noted)| !waits((*job, *noted))).map(|(job, _)| *job);
