@@ -84,9 +84,11 @@ pub fn is_of_its_slices(node: &NodeSpec, spec: &JobSpec) -> bool {
     if shape.hosts(node.device_count()).is_none_or(|hosts| hosts == 1) {
         return true;
     }
-    // Workers that form no slice may be on any host of it.
+    // Workers with devices that form no slice may be on any host of it. Those without are no reason to open it: it is not asked for
+    // which group a host is, and the slices of the same job would be there too.
     let may_take = |group: &TaskGroup| group.slice.as_ref().is_none_or(|asked| asked.shape == shape);
-    let mut takers = spec.groups.iter().filter(|group| has_kind(node, &group.request)).peekable();
+    let takes = |group: &&TaskGroup| group.request.accelerators.is_some() && has_kind(node, &group.request);
+    let mut takers = spec.groups.iter().filter(takes).peekable();
     takers.peek().is_none() || takers.any(may_take)
 }
 

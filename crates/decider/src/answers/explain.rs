@@ -475,7 +475,13 @@ fn known_reason(
     }
     at_limit::why_it_is_held(state, job, spec)
         .or_else(|| spent(state, job, spec, now).map(|spent| at_limit::spent_text(&spent)))
-        .or_else(|| host_limit(state, spec))
+        .or_else(|| {
+            // Only hosts count where it may be: others may be larger.
+            let narrowed = place.and_then(|place| narrowed(state, spec, place));
+            let spec = narrowed.as_ref().unwrap_or(spec);
+            let licensed = licensed(state, spec);
+            host_limit(state, licensed.as_deref().unwrap_or(spec))
+        })
         .map(|text| (WaitReason::TenantLimit, text))
         .or_else(|| {
             let text = licences::why_it_waits(state, (now, kept), job, spec)?;

@@ -5,6 +5,7 @@ use alloc::format;
 use alloc::vec::Vec;
 use muster_journal::{Decision, NodeLostCause, RankUpdate, RequestKey, hash};
 use muster_state::{NodeRow, NodeStatus, RankState};
+use muster_types::worker_features::WorkerFeature;
 use muster_types::{
     AgentStart, DeviceSet, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, Name, NodeDraft, NodeId,
     NodeSpec, Refusal, RefusalCode, RequestId, Requester, Violation, limits,
@@ -107,13 +108,19 @@ fn resumed(speculation: &mut Speculation, node: NodeId, row: &NodeRow, start: Op
 /// it may say more or others.
 const FACTS: &str = "isolation.";
 
+/// Whether an agent gives its node a label for what it can do.
+fn is_fact(label: &Name) -> bool {
+    let says_what_lacks = WorkerFeature::ALL.iter().any(|feature| label.as_str() == feature.label());
+    says_what_lacks || label.starts_with(FACTS)
+}
+
 /// Whether two descriptions of a node differ in nothing but what its agent says of itself. A newer agent that takes over
 /// while gangs run is no reason to end them: it goes on under the description that is known, and says the new one when
 /// it registers while nothing runs.
 fn differ_in_facts(known: &NodeSpec, said: &NodeSpec) -> bool {
     let without = |spec: &NodeSpec| {
         let mut draft = NodeDraft::clone(spec);
-        draft.labels.retain(|label, _| !label.starts_with(FACTS));
+        draft.labels.retain(|label, _| !is_fact(label));
         draft
     };
     without(known) == without(said)

@@ -20,6 +20,7 @@ use muster_types::{JobId, JobSpec, LogTime, Name, PriorityTier};
 
 use crate::memory::requests::counted;
 use crate::rules::counted::{Counted, are_there, needed};
+use crate::rules::planned::planned_spec;
 
 /// Jobs that are noted at a time. One more is noted once another is gone.
 const NOTED_MAX: usize = 512;
@@ -53,8 +54,20 @@ struct Noted {
 }
 
 /// Whether a job that could start then, after it has waited so long, keeps what it needs.
-pub(crate) fn is_near(start: LogTime, now: LogTime, waited_ms: u64) -> bool {
+fn is_near(start: LogTime, now: LogTime, waited_ms: u64) -> bool {
     start <= now.plus_ms(NEAR_MS.saturating_add(waited_ms / WAITED_PER_HOUR))
+}
+
+/// Whether a look has found a start that is near; none where nobody knows. A look that ended before it had been everywhere
+/// may have missed an earlier start than the one it found.
+pub(crate) fn found_near(
+    start: Option<LogTime>,
+    is_whole: bool,
+    now: LogTime,
+    waited_ms: u64,
+) -> Option<bool> {
+    let has_near_start = start.is_some_and(|start| is_near(start, now, waited_ms));
+    (has_near_start || is_whole).then_some(has_near_start)
 }
 
 /// What a job is noted for: a thing that it lacks, its tenant and its tier.
@@ -125,7 +138,11 @@ impl CountedWaiters {
         });
         let waits = |(job, noted): (&JobId, &Noted)| {
             let in_line = state.job(*job).is_some_and(|row| row.is_in_line());
-            let is_same = || state.spec(*job).is_some_and(|spec| needed(state, spec) == noted.needed);
+            // What it needs as it is planned is looked at only where that differs: it may be in one region alone.
+            let is_same = || {
+                state.spec(*job).is_some_and(|spec| needed(state, spec) == noted.needed)
+                    || planned_spec(state, *job).is_some_and(|spec| needed(state, &spec) == noted.needed)
+            };
             in_line && !is_barred(*job) && are_there(state, &noted.needed) && is_same()
         };
         let gone = self.noted.iter().filter(|(job, noted)| !waits((*job, *noted))).map(|(job, _)| *job);
@@ -247,6 +264,16 @@ mod tests {
         assert!(is_near(LogTime(0), now, 0) && is_near(now, now, 0) && is_near(in_hours(1), now, 0));
         assert!(!is_near(in_hours(2), now, 7 * HOUR_MS) && is_near(in_hours(2), now, 8 * HOUR_MS));
         assert!(!is_near(in_hours(24), now, 24 * HOUR_MS) && is_near(in_hours(24), now, 8 * 23 * HOUR_MS));
+    }
+
+    #[test]
+    fn a_look_that_has_not_been_everywhere_does_not_know_that_no_start_is_near() {
+        let (now, far) = (LogTime(1_000), LogTime(1_000).plus_ms(2 * NEAR_MS));
+        assert_eq!(found_near(Some(now), false, now, 0), Some(true), "the start that it found is near");
+        assert_eq!(found_near(Some(far), false, now, 0), None, "there may be an earlier one elsewhere");
+        assert_eq!(found_near(None, false, now, 0), None);
+        assert_eq!(found_near(Some(far), true, now, 0), Some(false));
+        assert_eq!(found_near(None, true, now, 0), Some(false));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use muster_state::{JobRow, State};
 use muster_types::{JobId, JobSpec, LogTime};
 
 use crate::future::Future;
-use crate::memory::counted_waiters::is_near;
+use crate::memory::counted_waiters::found_near;
 use crate::memory::pass::UnfinishedPass;
 use crate::memory::searches::Searches;
 use crate::passes::turns::renew_turns;
@@ -264,10 +264,11 @@ fn leave_without_start(
     let kept = pass.future().start_kept_for(job);
     let earliest = || pass.future().earliest(state, (job, spec, row), budget).map(|(_, start)| start.at);
     let start = kept.or_else(earliest);
-    // Where the budget has run out, nobody knows.
-    if start.is_some() || !budget.is_spent() {
-        let waited_ms = now.since_ms(state.waits_since(job).unwrap_or(row.submitted_at));
-        pass.waiters().set_start(job, start.is_some_and(|start| is_near(start, now, waited_ms)), now);
+    // What is kept for it is known. Where the budget has run out in a look, nobody knows what else there is.
+    let is_whole = kept.is_some() || !budget.is_spent();
+    let waited_ms = now.since_ms(state.waits_since(job).unwrap_or(row.submitted_at));
+    if let Some(has_near_start) = found_near(start, is_whole, now, waited_ms) {
+        pass.waiters().set_start(job, has_near_start, now);
     }
 }
 

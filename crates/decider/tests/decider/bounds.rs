@@ -13,6 +13,7 @@ use muster_planner::Budget;
 use muster_state::{Phase, State};
 use muster_types::health::HealthReport;
 use muster_types::policy::{TenantLimits, TenantPolicy};
+use muster_types::worker_features::WorkerFeature;
 use muster_types::{
     AgentStart, ClusterId, Dependency, DependencyRule, ExitStatus, JobId, LogTime, NodeId, Parameters,
     Refusal, RefusalCode, Requester, StartId, limits,
@@ -784,6 +785,8 @@ fn a_newer_agent_takes_over_a_node_on_which_gangs_run() {
     let known = node_draft("n0", "eu", "c1", None);
     let mut newer = known.clone();
     newer.labels.insert(name("isolation.pid"), "namespace".to_owned());
+    let (lacks, value) = WorkerFeature::Binding.lacking_fact();
+    newer.labels.insert(name(lacks), value.to_owned());
     let (known, newer) = (known.check().unwrap(), newer.check().unwrap());
     let says = |spec: &muster_types::NodeSpec, speculation: &mut Speculation| {
         let command =
@@ -818,7 +821,7 @@ fn a_newer_agent_takes_over_a_node_on_which_gangs_run() {
     handle(&mut speculation, &command).unwrap();
     assert_eq!(says(&newer, &mut speculation), Ok(2));
     let described = speculation.state().node(NodeId(0)).unwrap();
-    assert_eq!(described.spec.labels.len(), 1, "{described:?}");
+    assert_eq!(described.spec.labels.len(), 2, "{described:?}");
     commit(&mut speculation, &mut state);
     check(&state);
 }

@@ -11,13 +11,14 @@ use muster_planner::{Budget, WaitReason};
 use muster_state::{GuardError, Phase, RankState, State};
 use muster_types::policy::{CountedResource, PolicyDraft, TenantLimits, TenantPolicy};
 use muster_types::{
-    ExitStatus, FieldChange, JobContract, JobId, JobSpec, Name, PriorityTier, Refusal, RefusalCode,
+    ExitStatus, FieldChange, JobContract, JobId, JobSpec, Name, NodeDraft, PriorityTier, Refusal, RefusalCode,
     Requester, Submission,
 };
 
 use crate::random::Random;
 use crate::support::{
-    GIB, accelerators, commit, founded, group, holder, job_draft, name, node_spec, request, with_all_rights,
+    GIB, accelerators, commit, founded, group, holder, job_draft, name, node_draft, node_spec, request,
+    with_all_rights,
 };
 
 const SEEDS: u64 = 24;
@@ -414,6 +415,54 @@ fn a_job_keeps_licences_from_others_once_its_start_is_near() {
     end(&mut speculation, long);
     pass(&mut speculation, &mut state);
     assert!(holds(&state, large) && !holds(&state, last));
+}
+
+#[test]
+fn a_job_with_a_host_to_itself_is_counted_by_the_hosts_of_the_region_of_its_licences() {
+    let (mut speculation, mut state) = founded();
+    register(&mut speculation, "n0", "eu", 0);
+    register(&mut speculation, "n1", "eu", 0);
+    // A host elsewhere is above what the tenant may have.
+    let draft = NodeDraft { cpu_milli: 400_000, ..node_draft("n2", "us", "c1", None) };
+    let spec = draft.check().expect("a node");
+    let command = Command::Register { spec, holder: holder(1), other_session_is_over: true };
+    handle(&mut speculation, &command).expect("it is taken");
+    let limits = TenantLimits { cpu_milli: Some(200_000), ..TenantLimits::default() };
+    let research = TenantPolicy { limits, ..TenantPolicy::default() };
+    let draft = PolicyDraft {
+        resources: vec![CountedResource { name: name("matlab"), count: 2, region: Some(name("eu")) }],
+        tenants: [(name("research"), research)].into(),
+        ..PolicyDraft::default()
+    };
+    let command = Command::SetPolicy {
+        request: request(5_000),
+        by: Requester::default(),
+        policy: Box::new(with_all_rights(draft).check().expect("a policy")),
+        expected_version: None,
+    };
+    handle(&mut speculation, &command).expect("it is taken");
+    let holder = plain(&mut speculation, 1, &[("matlab", 2)]);
+    pass(&mut speculation, &mut state);
+    assert!(holds(&state, holder));
+    let mut draft = asking("whole", 0, &[("matlab", 2)], PriorityTier::Standard).into_draft();
+    draft.groups[0].request.exclusive = true;
+    let whole = submit(&mut speculation, 2, draft.check().expect("a job")).expect("it is taken");
+    pass(&mut speculation, &mut state);
+    let mut draft = asking("other", 0, &[("matlab", 1)], PriorityTier::Standard).into_draft();
+    draft.tenant = name("vision");
+    let other = submit(&mut speculation, 3, draft.check().expect("a job")).expect("it is taken");
+    // It keeps its place before the other, pass after pass.
+    for _ in 0..2 {
+        pass(&mut speculation, &mut state);
+        let kept = speculation.kept_reservations();
+        let next = first_for_licences(&state, state.log_time(), kept, [&name("matlab")]);
+        assert_eq!(next.get(&name("matlab")), Some(&whole));
+        let explained = explain_job(&state, state.log_time(), whole, kept).expect("it waits");
+        assert_eq!(explained.reason, WaitReason::Licence, "{}", explained.sentence);
+    }
+    end(&mut speculation, holder);
+    pass(&mut speculation, &mut state);
+    assert!(holds(&state, whole) && !holds(&state, other));
 }
 
 #[test]

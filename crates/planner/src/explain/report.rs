@@ -75,7 +75,8 @@ pub struct ClusterReport {
     /// Taints of its nodes that the job does not tolerate and that keep it from them.
     pub taints: BTreeSet<Name>,
     /// Conditions on labels and names of nodes that the job has, each with the number of registered nodes that do not meet
-    /// it; then the same of what it has to be with, or away from. A node may miss several.
+    /// it; then that their slices have its shape, where some have not; then the same of what it has to be with, or away from. A
+    /// node may miss several.
     pub unmet: Vec<(String, u32)>,
     /// Why operators took nodes of it out of placement: at most 4, none twice.
     pub out_because: Vec<String>,
@@ -121,6 +122,9 @@ type PlaceKey<'a> = (&'a Name, &'a Name, Option<&'a Name>);
 /// Block, rack and host, as far down as the level that is counted.
 type DomainKey<'a> = (Option<&'a Name>, Option<&'a Name>, Option<NodeId>);
 
+/// The condition that nodes of slices in another shape do not meet.
+const SLICE_SHAPE: &str = "the shape of the provider's slice";
+
 /// A report in the making.
 pub(super) struct Counting<'a> {
     nodes: NodeCounts,
@@ -128,6 +132,8 @@ pub(super) struct Counting<'a> {
     taints: BTreeSet<Name>,
     /// What the job asks of labels and names of nodes, and how many nodes do not meet it.
     unmet: Vec<(Condition<'a>, u32)>,
+    /// Nodes of slices that a provider has made in other shapes than the job asks for.
+    of_other_slices: u32,
     /// What it has to be with or away from, and how many nodes do not meet it.
     kept_away: Vec<(String, u32)>,
     out_because: Vec<String>,
@@ -170,6 +176,7 @@ impl<'a> Counting<'a> {
             lacking_isolation: BTreeSet::new(),
             taints: BTreeSet::new(),
             unmet: Condition::all(spec).into_iter().map(|condition| (condition, 0)).collect(),
+            of_other_slices: 0,
             kept_away: required(terms).map(|term| (term.text.clone(), 0)).collect(),
             out_because: Vec::new(),
             without_runtime: 0,
@@ -233,6 +240,8 @@ impl<'a> Counting<'a> {
             workers_that_fit = u32::try_from(everywhere).unwrap_or(u32::MAX);
         }
         let unmet = self.unmet.into_iter().map(|(condition, nodes)| (condition.to_string(), nodes));
+        let of_other_slices = self.of_other_slices;
+        let shape = (of_other_slices > 0).then(|| (String::from(SLICE_SHAPE), of_other_slices));
         ClusterReport {
             region: key.region.clone(),
             cluster: key.cluster.clone(),
@@ -240,7 +249,7 @@ impl<'a> Counting<'a> {
             nodes: self.nodes,
             lacking_isolation: self.lacking_isolation,
             taints: self.taints,
-            unmet: unmet.chain(self.kept_away).collect(),
+            unmet: unmet.chain(shape).chain(self.kept_away).collect(),
             out_because: self.out_because,
             without_runtime: self.without_runtime,
             free_devices: site.idle_devices,
@@ -338,6 +347,7 @@ fn count_node(
     for (condition, nodes) in &mut counting.unmet {
         *nodes += u32::from(!condition.is_met(&row.spec));
     }
+    counting.of_other_slices += u32::from(!muster_state::fit::is_of_its_slices(&row.spec, spec));
     for (term, (_, nodes)) in required(attempt.terms).zip(&mut counting.kept_away) {
         *nodes += u32::from(term.excludes(&row.spec));
     }

@@ -1,6 +1,6 @@
 //! Slices on hosts that a provider has made slices of.
 
-use muster_planner::{Budget, CapacityTimeline, Holds, could_ever};
+use muster_planner::{Budget, CapacityTimeline, Holds, could_ever, explain};
 use muster_state::{GuardError, fit::GangFault};
 use muster_types::tpu::{PodPosition, SLICE_LABEL, SliceRequest, SliceShape, host_offsets};
 use muster_types::{AcceleratorRequest, Accelerators, JobSpec, NodeId};
@@ -64,4 +64,33 @@ fn a_slice_that_a_provider_made_is_for_slices_of_its_shape() {
     let small = add_pool(&mut fleet, "small", "2x4");
     let workers = fleet.plan(&part).expect("there is such a slice now").workers;
     assert_eq!(workers.iter().map(|slot| slot.node).collect::<Vec<_>>(), small);
+}
+
+#[test]
+fn workers_without_devices_open_no_slice_of_another_shape_to_the_slices_of_their_job() {
+    let mut fleet = Fleet::new();
+    add_pool(&mut fleet, "large", "4x4");
+    fleet.add_node(node_draft("cpu"));
+    let mut draft = job(2, Some("2x4")).into_draft();
+    draft.groups.push(group("coordinator", 1, None));
+    let mixed = draft.check().expect("a job");
+    assert!(fleet.plan(&mixed).is_none(), "the agent would refuse its slice");
+    could_ever(&fleet.state, &mixed).expect_err("there is no such slice");
+    let small = add_pool(&mut fleet, "small", "2x4");
+    let workers = fleet.plan(&mixed).expect("there is such a slice now").workers;
+    assert_eq!(workers.iter().take(2).map(|slot| slot.node).collect::<Vec<_>>(), small);
+}
+
+#[test]
+fn what_keeps_a_slice_from_hosts_of_another_shape_is_named() {
+    let mut fleet = Fleet::new();
+    add_pool(&mut fleet, "large", "4x4");
+    let (holds, part) = (Holds::new(), job(2, Some("2x4")));
+    let explained = explain(&fleet.state, &part, &fleet.terms(&holds, &part), None);
+    let report = &explained.clusters[0];
+    assert_eq!((report.nodes.registered, report.nodes.wrong_labels), (4, 4));
+    assert_eq!(report.unmet, [("the shape of the provider's slice".to_owned(), 4)]);
+    let whole = job(4, Some("4x4"));
+    let explained = explain(&fleet.state, &whole, &fleet.terms(&holds, &whole), None);
+    assert_eq!((explained.clusters[0].nodes.fit, explained.clusters[0].unmet.len()), (4, 0));
 }
