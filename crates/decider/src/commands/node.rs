@@ -5,6 +5,7 @@ use alloc::format;
 use alloc::vec::Vec;
 use muster_journal::{Decision, NodeLostCause, RankUpdate, RequestKey, hash};
 use muster_state::{NodeRow, NodeStatus, RankState};
+use muster_types::worker_features::WorkerFeature;
 use muster_types::{
     AgentStart, DeviceSet, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, Name, NodeDraft, NodeId,
     NodeSpec, Refusal, RefusalCode, RequestId, Requester, StartId, Violation, limits,
@@ -106,6 +107,16 @@ fn resumed(speculation: &mut Speculation, node: NodeId, row: &NodeRow, start: Op
 /// Labels with this prefix say how the agent isolates workers. It gives them to its node itself, and another release of
 /// it may say more or others.
 const FACTS: &str = "isolation.";
+/// The label by which an agent says how many NUMA nodes its host has.
+const NUMA_FACT: &str = "cpu.numa-nodes";
+
+/// Whether an agent gives this label to its node itself: how it isolates workers, and what these can have there.
+fn is_fact(label: &Name) -> bool {
+    let text = label.as_str();
+    text.starts_with(FACTS)
+        || text == NUMA_FACT
+        || WorkerFeature::ALL.iter().any(|feature| text == feature.label())
+}
 
 /// Whether two descriptions of a node differ in nothing but what its agent says of itself. A newer agent that takes over
 /// while gangs run is no reason to end them: it goes on under the description that is known, and says the new one when
@@ -113,7 +124,7 @@ const FACTS: &str = "isolation.";
 fn differ_in_facts(known: &NodeSpec, said: &NodeSpec) -> bool {
     let without = |spec: &NodeSpec| {
         let mut draft = NodeDraft::clone(spec);
-        draft.labels.retain(|label, _| !label.starts_with(FACTS));
+        draft.labels.retain(|label, _| !is_fact(label));
         draft
     };
     without(known) == without(said)
