@@ -137,7 +137,7 @@ mod tests {
         assert!(!told(&closed, "lab", &[name("r")]), "it is not for jobs any more");
         let alone = |receiver: &Receiver| is_asked_by_job_alone(receiver, failed, &[name("r")]);
         let both = Receiver { for_jobs: true, ..receiver(Some("lab"), &[failed]) };
-        assert!(alone(&open) && !alone(&closed) && !alone(&both), "what the receiver asks for stays the operator's");
+        assert!(alone(&open) && !alone(&closed) && !alone(&both), "it asks for that itself");
     }
 
     #[test]

@@ -783,7 +783,8 @@ fn a_newer_agent_takes_over_a_node_on_which_gangs_run() {
     let (mut speculation, mut state) = founded();
     let known = node_draft("n0", "eu", "c1", None);
     let mut newer = known.clone();
-    for (fact, value) in [("isolation.pid", "namespace"), ("worker.binding", "none"), ("cpu.numa-nodes", "2")] {
+    let facts = [("isolation.pid", "namespace"), ("worker.binding", "none"), ("cpu.numa-nodes", "2")];
+    for (fact, value) in facts {
         newer.labels.insert(name(fact), value.to_owned());
     }
     let (known, newer) = (known.check().unwrap(), newer.check().unwrap());
