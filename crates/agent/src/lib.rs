@@ -98,7 +98,7 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     let endpoints = endpoints.map_err(AgentError::Endpoints)?.spread();
     let pages = listen_http(&config).await?;
     let monitor = monitoring::AgentMonitor::new(config.state_dir.clone(), security.clone());
-    let state = Arc::new(StateDir::open(&config.state_dir, &config.boot_id_path)?);
+    let state = open_state(&config)?;
     let fences = fencing::Fences::open(&state.jobs(), limits::FENCED_JOBS_MAX)?;
     let notes = match process::socket::open(&state.socket()) {
         Ok(listener) => Some(listener),
@@ -190,6 +190,15 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     }
     traces::end().await;
     Ok(())
+}
+
+/// Opens the state directory, and has removed what workers that the last boot has ended left in other places.
+fn open_state(config: &AgentConfig) -> Result<Arc<StateDir>, state_dir::StateDirError> {
+    let state = StateDir::open(&config.state_dir, &config.boot_id_path)?;
+    if let Some(tasks) = state.ended_by_boot() {
+        process::remove_temporary_below(tasks.to_owned());
+    }
+    Ok(Arc::new(state))
 }
 
 /// What the executor of a host has in addition to the configuration.

@@ -14,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::error::DeliveryError;
 use crate::exchange::Sender;
 use crate::message::{Message, message, tenant};
-use crate::rules::{is_asked_by_job, pause, skip, wants};
+use crate::rules::{is_asked_by_job_alone, pause, skip, wants};
 use crate::settings::NotifySettings;
 use crate::signature::sign;
 use crate::turns::{Queued, Turns};
@@ -154,7 +154,7 @@ impl Courier {
             if !wants(&view.policy().policy, &self.receiver, occurrence, (of.as_ref(), &event.named)) {
                 continue;
             }
-            let is_asked = is_asked_by_job(&self.receiver, &event.named);
+            let is_asked = is_asked_by_job_alone(&self.receiver, occurrence, &event.named);
             let log_index = event.position.log_index;
             let Queued::Dropped { is_first } =
                 self.waiting.push(of.clone(), log_index, (event, occurrence), is_asked)

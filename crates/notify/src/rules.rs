@@ -31,8 +31,13 @@ pub(crate) fn wants(
     }
 }
 
+/// Whether a receiver is told of an event for nothing but that the job has asked for it.
+pub(crate) fn is_asked_by_job_alone(receiver: &Receiver, event: NotificationEvent, named: &[Name]) -> bool {
+    is_asked_by_job(receiver, named) && !receiver.events.contains(&event)
+}
+
 /// Whether the job has asked that a receiver be told of an event.
-pub(crate) fn is_asked_by_job(receiver: &Receiver, named: &[Name]) -> bool {
+fn is_asked_by_job(receiver: &Receiver, named: &[Name]) -> bool {
     receiver.for_jobs && named.contains(&receiver.name)
 }
 
@@ -130,6 +135,9 @@ mod tests {
         assert!(!told(&open, "lab", &[name("else")]), "the job names another one");
         assert!(!told(&open, "other", &[name("r")]), "it is for another tenant");
         assert!(!told(&closed, "lab", &[name("r")]), "it is not for jobs any more");
+        let alone = |receiver: &Receiver| is_asked_by_job_alone(receiver, failed, &[name("r")]);
+        let both = Receiver { for_jobs: true, ..receiver(Some("lab"), &[failed]) };
+        assert!(alone(&open) && !alone(&closed) && !alone(&both), "it asks for that itself");
     }
 
     #[test]

@@ -67,7 +67,7 @@ impl State {
 
     fn reason_of(&self, by: &Requester, reason: Option<&str>) -> NodeReason {
         let reason = String::from(reason.unwrap_or_default());
-        NodeReason { reason, by: by.clone(), set_at: self.meta.log_time }
+        NodeReason { reason, by: by.kept(), set_at: self.meta.log_time }
     }
 
     /// The reasons of a node with one change; none where none is left.
@@ -91,7 +91,9 @@ impl State {
                 (reasons.cordon.is_none() || row.cordoned) && (reasons.drain.is_none() || is_drained);
             let all = || [&reasons.cordon, &reasons.drain].into_iter().flatten();
             let is_text = all().all(|said| said.reason.is_empty() || is_reason(&said.reason));
-            if !has_cause || !is_text || all().next().is_none() {
+            // From where somebody called is in the log alone.
+            let is_kept = all().all(|said| said.by.address.is_none());
+            if !has_cause || !is_text || !is_kept || all().next().is_none() {
                 return Err(BrokenInvariant(format!("{id} has reasons that it may not have")));
             }
         }

@@ -92,6 +92,12 @@ struct StartRecord {
     registered: Option<StartId>,
 }
 
+/// Who holds the node from now on.
+struct Settled {
+    holder: HolderId,
+    ended_by_boot: Option<PathBuf>,
+}
+
 /// An open, locked state directory.
 #[derive(Debug)]
 pub struct StateDir {
@@ -100,6 +106,7 @@ pub struct StateDir {
     start: AgentStart,
     /// Whether it is written down that the start is registered.
     is_noted: AtomicBool,
+    ended_by_boot: Option<PathBuf>,
     // Held as long as the agent runs; the kernel releases it however the agent ends.
     _lock: File,
 }
@@ -125,7 +132,7 @@ impl StateDir {
     fn open_with(
         root: &Path,
         boot_id_path: &Path,
-        settle: fn(&Path, &Path) -> Result<HolderId, StateDirError>,
+        settle: fn(&Path, &Path) -> Result<Settled, StateDirError>,
     ) -> Result<StateDir, StateDirError> {
         let lock = lock(root)?;
         let fail = |path: &Path| {
@@ -133,7 +140,7 @@ impl StateDir {
             move |source| StateDirError::Directory { path, source }
         };
         let root = root.canonicalize().map_err(fail(root))?;
-        let holder = settle(&root, boot_id_path)?;
+        let Settled { holder, ended_by_boot } = settle(&root, boot_id_path)?;
         // Nobody else writes here while the lock is held.
         muster_files::remove_waiting(&root).map_err(fail(&root))?;
         for directory in ["tasks", "jobs"] {
@@ -141,7 +148,8 @@ impl StateDir {
             std::fs::create_dir_all(&path).map_err(fail(&path))?;
         }
         let start = settle_start(&root, holder)?;
-        Ok(StateDir { root, holder, start, is_noted: AtomicBool::new(false), _lock: lock })
+        let is_noted = AtomicBool::new(false);
+        Ok(StateDir { root, holder, start, is_noted, ended_by_boot, _lock: lock })
     }
 
     /// The directory itself.
@@ -175,6 +183,13 @@ impl StateDir {
     #[must_use]
     pub fn holder(&self) -> HolderId {
         self.holder
+    }
+
+    /// Where the directories of the workers are now that ran here before this boot and ended with the last one, where this
+    /// opening has set them aside.
+    #[must_use]
+    pub fn ended_by_boot(&self) -> Option<&Path> {
+        self.ended_by_boot.as_deref()
     }
 
     /// Which start of the holder's agents this is.
@@ -347,29 +362,40 @@ fn remove_lease(root: &Path) -> Result<(), StateDirError> {
     }
 }
 
-fn settle_lasting_holder(root: &Path, boot_id_path: &Path) -> Result<HolderId, StateDirError> {
+fn settle_lasting_holder(root: &Path, boot_id_path: &Path) -> Result<Settled, StateDirError> {
+    let settled = |holder| Settled { holder, ended_by_boot: None };
     let (boot_id, path) = (boot_id(boot_id_path)?, root.join("holder"));
     let before = holder_before(&path)?;
     if let Some(record) = before.as_ref().filter(|record| record.boot_id == boot_id) {
-        return Ok(record.holder);
+        return Ok(settled(record.holder));
     }
     remove_lease(root)?;
     let holder = before.map_or_else(|| HolderId(rand::random()), |record| record.holder);
     write_record(&path, &HolderRecord { holder, boot_id, directory: None }).map_err(StateDirError::Record)?;
-    Ok(holder)
+    Ok(settled(holder))
 }
 
-fn settle_holder(root: &Path, boot_id_path: &Path) -> Result<HolderId, StateDirError> {
+/// The boot in what [`boot_id`] says, whatever the clock is.
+fn boot_of(id: &str) -> &str {
+    id.split_once(' ').map_or(id, |(boot, _)| boot)
+}
+
+fn settle_holder(root: &Path, boot_id_path: &Path) -> Result<Settled, StateDirError> {
+    let settled = |holder| Settled { holder, ended_by_boot: None };
     let (boot_id, path) = (boot_id(boot_id_path)?, root.join("holder"));
     let before = holder_before(&path)?;
     let directory = DirectoryId::of(root)?;
+    // What a copy names may be another agent's, and on another clock of this boot workers may still run.
+    let is_after_boot = before.as_ref().is_some_and(|record| {
+        record.directory == Some(directory) && boot_of(&record.boot_id) != boot_of(&boot_id)
+    });
     if let Some(record) = before.filter(|record| record.boot_id == boot_id) {
         match record.directory {
-            Some(known) if known == directory => return Ok(record.holder),
+            Some(known) if known == directory => return Ok(settled(record.holder)),
             None => {
                 let record = HolderRecord { directory: Some(directory), ..record };
                 write_record(&path, &record).map_err(StateDirError::Record)?;
-                return Ok(record.holder);
+                return Ok(settled(record.holder));
             }
             Some(_) => tracing::warn!(
                 directory = %root.display(),
@@ -378,11 +404,11 @@ fn settle_holder(root: &Path, boot_id_path: &Path) -> Result<HolderId, StateDirE
         }
     }
     // First set aside, then the new id: a crash between the two does it again, with nothing to move.
-    archive_tasks(root)?;
+    let archive = archive_tasks(root)?;
     let record = HolderRecord { holder: HolderId(rand::random()), boot_id, directory: Some(directory) };
     write_record(&path, &record).map_err(StateDirError::Record)?;
     tracing::info!(holder = ?record.holder, "new holder id: first start, first since a reboot, or a copied state directory");
-    Ok(record.holder)
+    Ok(Settled { holder: record.holder, ended_by_boot: archive.filter(|_| is_after_boot) })
 }
 
 /// The start of this agent: behind the last one of its holder that was registered. One that is not known to be registered goes
@@ -416,8 +442,8 @@ fn settle_start(root: &Path, holder: HolderId) -> Result<AgentStart, StateDirErr
     }
 }
 
-/// Moves the task directories of the former holder away and keeps the newest few archives.
-fn archive_tasks(root: &Path) -> Result<(), StateDirError> {
+/// Moves the task directories of the former holder away and keeps the newest few archives. Where they are then, if there were any.
+fn archive_tasks(root: &Path) -> Result<Option<PathBuf>, StateDirError> {
     let fail = |path: &Path| {
         let path = path.to_owned();
         move |source| StateDirError::Directory { path, source }
@@ -430,7 +456,7 @@ fn archive_tasks(root: &Path) -> Result<(), StateDirError> {
         Err(source) => return Err(StateDirError::Directory { path: tasks, source }),
     };
     if empty {
-        return Ok(());
+        return Ok(None);
     }
     let archive = root.join("archive");
     std::fs::create_dir_all(&archive).map_err(fail(&archive))?;
@@ -447,7 +473,7 @@ fn archive_tasks(root: &Path) -> Result<(), StateDirError> {
     for old in &numbers[..surplus] {
         crate::disk::disposal::remove(archive.join(old.to_string()));
     }
-    Ok(())
+    Ok(Some(target))
 }
 
 #[cfg(test)]
@@ -483,6 +509,29 @@ mod tests {
         assert_eq!(count(), limits::ARCHIVES_MAX);
         std::fs::write(root.join("holder"), b"garbage").unwrap();
         assert_ne!(StateDir::open(&root, &path).unwrap().holder(), first);
+    }
+
+    #[test]
+    fn a_boot_ends_the_workers_of_this_directory_and_of_no_copy() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = boot(dir.path(), "one");
+        let [root, away] = ["state", "away"].map(|name| dir.path().join(name));
+        assert_eq!(StateDir::open(&root, &path).unwrap().ended_by_boot(), None);
+        std::fs::create_dir_all(root.join("tasks/left")).unwrap();
+        assert_eq!(StateDir::open(&root, &path).unwrap().ended_by_boot(), None, "they run");
+        let path = boot(dir.path(), "one other-clock");
+        assert_eq!(StateDir::open(&root, &path).unwrap().ended_by_boot(), None, "they may run");
+        std::fs::create_dir_all(root.join("tasks/left")).unwrap();
+        let path = boot(dir.path(), "two");
+        let state = StateDir::open(&root, &path).unwrap();
+        assert!(state.ended_by_boot().unwrap().join("left").is_dir());
+        drop(state);
+        assert_eq!(StateDir::open(&root, &path).unwrap().ended_by_boot(), None, "once is enough");
+        std::fs::create_dir_all(root.join("tasks/left")).unwrap();
+        let done = std::process::Command::new("cp").arg("-a").args([&root, &away]).status();
+        assert!(done.unwrap().success());
+        let path = boot(dir.path(), "three");
+        assert_eq!(StateDir::open(&away, &path).unwrap().ended_by_boot(), None, "it is a copy");
     }
 
     /// This directory does not tell what an earlier agent started from the other one.
@@ -537,13 +586,13 @@ mod tests {
         assert!(done.unwrap().success());
         let [ours, twin] = [&root, &copy].map(|root| StateDir::open_for_remote(root, &path).unwrap());
         assert_eq!((ours.holder(), twin.holder()), (holder, holder));
-        assert!(ours.start().continues(first.id) && twin.start().continues(first.id));
+        assert!(ours.start().continues(first.id, None) && twin.start().continues(first.id, None));
         // Whichever of them is registered, the other one does not continue it.
-        assert!(!twin.start().continues(ours.start().id) && !ours.start().continues(twin.start().id));
+        assert!(!twin.start().continues(ours.start().id, None) && !ours.start().continues(twin.start().id, None));
         ours.note_registered().unwrap();
         drop(ours);
         let next = StateDir::open_for_remote(&root, &path).unwrap().start();
-        assert!(!next.continues(first.id) && !next.continues(twin.start().id));
+        assert!(!next.continues(first.id, None) && !next.continues(twin.start().id, None));
         std::fs::write(root.join("start"), b"garbage").unwrap();
         assert_eq!(StateDir::open_for_remote(&root, &path).unwrap().start().before, None);
     }

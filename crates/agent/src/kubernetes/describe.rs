@@ -45,8 +45,9 @@ pub(super) struct NodeAccelerators {
 pub(super) fn labels_used(settings: &Settings) -> BTreeSet<String> {
     let written = &settings.written;
     let asked = written.node_labels.iter().chain(&written.block_labels).chain(&written.rack_labels).cloned();
-    let known = [NVIDIA_PRODUCT, GKE_ACCELERATOR, GKE_TPU, TOPOLOGY, NODE_POOL].map(str::to_owned);
-    asked.chain(known).collect()
+    let of_types = [NVIDIA_PRODUCT, GKE_ACCELERATOR, GKE_PARTITION, GKE_SHARING];
+    let of_slices = [GKE_TPU, TOPOLOGY, NODE_POOL];
+    asked.chain(of_types.into_iter().chain(of_slices).map(str::to_owned)).collect()
 }
 
 /// Of several resources the one that there is most of.
@@ -293,6 +294,17 @@ mod tests {
         kept.keep_labels(&labels_used(&settings));
         assert!(!kept.labels.contains_key("example.com/of-others"));
         assert_eq!(describe(&settings, &kept, None, None).unwrap(), before);
+        // Without one of these a part of a device would be offered as a whole one.
+        kept.labels.remove(NVIDIA_PRODUCT);
+        for (label, value) in
+            [(GKE_ACCELERATOR, "nvidia-tesla-a100"), (GKE_PARTITION, "1g.5gb"), (GKE_SHARING, "time-sharing")]
+        {
+            kept.labels.insert(label.into(), value.into());
+        }
+        kept.keep_labels(&labels_used(&settings));
+        let spec = describe(&settings, &kept, None, None).unwrap();
+        let offered = spec.accelerators.as_ref().map(ToString::to_string);
+        assert_eq!(offered.as_deref(), Some("a100-mig-1g.5gb-shared:8"));
     }
 
     #[test]

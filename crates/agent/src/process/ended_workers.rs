@@ -158,6 +158,22 @@ fn remove_temporary(task: &TaskDir) {
     }
 }
 
+/// Has the same done for workers that ended with the last boot of this host, whose directories are below `tasks` now. A disk
+/// for scratch keeps what it has over a boot, unlike most places of temporary files.
+pub(crate) fn remove_temporary_below(tasks: PathBuf) {
+    disposal::run(move || remove_named_below(&tasks));
+}
+
+fn remove_named_below(tasks: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(tasks)?.flatten() {
+        let spec = TaskDir::at(entry.path()).spec().ok().flatten();
+        if let Some(directory) = spec.and_then(|spec| spec.temporary) {
+            remove_if_there(&directory);
+        }
+    }
+    Ok(())
+}
+
 /// Has the same done for a worker that has no directory any more.
 pub(crate) fn remove_temporary_of(key: WorkerKey, holder: HolderId, scratch_dir: Option<PathBuf>) {
     disposal::run(move || {
@@ -207,6 +223,12 @@ fn record(directory: &Path, counted: Counted) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::disk_io::GroupIo;
+    use crate::process::isolation::Isolation;
+    use crate::process::task::{GangFiles, TaskSpec};
+    use crate::rules::DEVICE_MILLI;
+    use muster_types::{DeviceSet, FencingToken, JobId, LogIndex};
+    use std::collections::BTreeMap;
 
     fn directory(tasks: &Path, name: &str, output: usize, work: usize) -> PathBuf {
         let directory = tasks.join(name);
@@ -256,5 +278,59 @@ mod tests {
         std::fs::create_dir_all(old.join("a/b")).unwrap();
         Directories::default().look(dir.path()).unwrap();
         assert!(!old.exists());
+    }
+
+    /// What the launch of a worker says that has a directory for temporary files.
+    fn launch(tasks: &Path, temporary: PathBuf) -> TaskSpec {
+        let token = FencingToken { generation: 1, log_index: LogIndex(9) };
+        let key = WorkerKey { job: JobId(1), token, rank: 0 };
+        TaskSpec {
+            key,
+            tenant: "research".to_owned(),
+            is_in_job: false,
+            command: vec!["true".to_owned()],
+            environment: BTreeMap::new(),
+            working_directory: TaskDir::of(tasks, key).work(),
+            devices: DeviceSet::EMPTY,
+            device_milli: DEVICE_MILLI,
+            lease_path: tasks.join("lease"),
+            holder: HolderId(7),
+            epoch: 1,
+            stop_grace_ms: 0,
+            shim_arguments: Vec::new(),
+            log_bytes_max: 0,
+            log_free_min: 0,
+            cgroup_parent: None,
+            memory_bytes: 0,
+            memory_watched: false,
+            cpu_milli: 0,
+            cpu_max_milli: 0,
+            io: GroupIo::default(),
+            temporary: Some(temporary),
+            disk_bytes_max: 0,
+            scratch_bytes: 1 << 20,
+            isolation: Isolation::default(),
+            notice: None,
+            image: None,
+            artifacts: None,
+            artifacts_bytes_max: None,
+            terminal: false,
+        }
+    }
+
+    #[test]
+    fn scratch_of_workers_that_a_boot_has_ended_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let [tasks, own, other] = ["tasks", "muster-own", "muster-other"].map(|name| dir.path().join(name));
+        for directory in [&tasks, &own, &other] {
+            std::fs::create_dir(directory).unwrap();
+        }
+        std::fs::write(own.join("file"), "left").unwrap();
+        TaskDir::create(&tasks, &launch(&tasks, own.clone()), &GangFiles::default()).unwrap();
+        let archive = dir.path().join("archive");
+        std::fs::rename(&tasks, &archive).unwrap();
+        std::fs::create_dir(archive.join("damaged")).unwrap();
+        remove_named_below(&archive).unwrap();
+        assert!(!own.exists() && other.exists());
     }
 }

@@ -31,7 +31,7 @@ pub mod transcript;
 mod unlisted;
 pub mod work_files;
 
-pub(crate) use ended_workers::EndedWorkers;
+pub(crate) use ended_workers::{EndedWorkers, remove_temporary_below};
 pub use executor::{ProcessExecutor, ProcessSettings};
 pub(crate) use follow::read as read_output;
 pub(crate) use ports::has_ended;

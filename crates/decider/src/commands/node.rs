@@ -107,6 +107,16 @@ fn resumed(speculation: &mut Speculation, node: NodeId, row: &NodeRow, start: Op
 /// Labels with this prefix say how the agent isolates workers. It gives them to its node itself, and another release of
 /// it may say more or others.
 const FACTS: &str = "isolation.";
+/// The label by which an agent says how many NUMA nodes its host has.
+const NUMA_FACT: &str = "cpu.numa-nodes";
+
+/// Whether an agent gives this label to its node itself: how it isolates workers, and what these can have there.
+fn is_fact(label: &Name) -> bool {
+    let text = label.as_str();
+    text.starts_with(FACTS)
+        || text == NUMA_FACT
+        || WorkerFeature::ALL.iter().any(|feature| text == feature.label())
+}
 
 /// Whether an agent gives its node a label for what it can do.
 fn is_fact(label: &Name) -> bool {

@@ -784,9 +784,10 @@ fn a_newer_agent_takes_over_a_node_on_which_gangs_run() {
     let (mut speculation, mut state) = founded();
     let known = node_draft("n0", "eu", "c1", None);
     let mut newer = known.clone();
-    newer.labels.insert(name("isolation.pid"), "namespace".to_owned());
-    let (lacks, value) = WorkerFeature::Binding.lacking_fact();
-    newer.labels.insert(name(lacks), value.to_owned());
+    let facts = [("isolation.pid", "namespace"), ("worker.binding", "none"), ("cpu.numa-nodes", "2")];
+    for (fact, value) in facts {
+        newer.labels.insert(name(fact), value.to_owned());
+    }
     let (known, newer) = (known.check().unwrap(), newer.check().unwrap());
     let says = |spec: &muster_types::NodeSpec, speculation: &mut Speculation| {
         let command =
@@ -821,7 +822,7 @@ fn a_newer_agent_takes_over_a_node_on_which_gangs_run() {
     handle(&mut speculation, &command).unwrap();
     assert_eq!(says(&newer, &mut speculation), Ok(2));
     let described = speculation.state().node(NodeId(0)).unwrap();
-    assert_eq!(described.spec.labels.len(), 2, "{described:?}");
+    assert_eq!(described.spec.labels.len(), 3, "{described:?}");
     commit(&mut speculation, &mut state);
     check(&state);
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use muster_decider::{
-    BookingOrder, Command, FleetHoldOrder, Speculation, handle, plan_booking, schedule, tick,
+    BookingOrder, Command, DrainOrder, FleetHoldOrder, Speculation, handle, plan_booking, schedule, tick,
 };
 use muster_journal::{Decision, RankUpdate, Round};
 use muster_planner::Budget;
@@ -55,6 +55,27 @@ fn fleet() -> (Speculation, State) {
     }
     commit(&mut speculation, &mut replica);
     (speculation, replica)
+}
+
+/// What is kept of why a node is out of placement says who it was, and not from where.
+#[test]
+fn the_reasons_of_a_node_have_no_address() {
+    let (mut speculation, mut replica) = fleet();
+    let node = speculation.state().node_named(&name("n1")).expect("a host");
+    let address = Some([192, 0, 2, 7].into());
+    let by = Requester { name: "admin/ops".to_owned(), is_operator: true, address };
+    let reason = Some("a fan".to_owned());
+    let (cordoned, order) = (true, DrainOrder::Begin { deadline_ms: None });
+    let cordon =
+        Command::SetCordon { request: request(1), by: by.clone(), node, cordoned, reason: reason.clone() };
+    let drain = Command::SetDrain { request: request(2), by: by.clone(), node, order, reason };
+    for command in [cordon, drain] {
+        handle(&mut speculation, &command).expect("it is taken");
+    }
+    commit(&mut speculation, &mut replica);
+    let reasons = replica.node(node).and_then(|row| row.reasons.clone()).expect("two reasons");
+    let kept = [&reasons.cordon, &reasons.drain].map(|said| said.as_ref().map(|said| said.by.clone()));
+    assert_eq!(kept, [Some(by.kept()), Some(by.kept())]);
 }
 
 fn region(text: &str) -> FleetPart {

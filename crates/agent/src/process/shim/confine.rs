@@ -24,6 +24,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+/// The directories that every user of a host writes to.
+const COMMON: [&str; 2] = ["/tmp", "/var/tmp"];
 /// Where every gang finds its shared memory on a host.
 pub(crate) const SHARED_MEMORY: &str = "/dev/shm";
 
@@ -223,6 +225,12 @@ fn own_directory(path: &Path, user: Option<u32>) -> io::Result<()> {
     Ok(fchown(&directory, user.map(|(user, _)| user), user.map(|(_, group)| group))?)
 }
 
+/// Those of these paths that are covered by directories of the worker's own. The others need not be there, such as a directory of
+/// scratch that is not mounted, for which no worker without scratch is to fail.
+fn covered(shown: &[PathBuf]) -> impl Iterator<Item = &PathBuf> {
+    shown.iter().filter(|path| COMMON.iter().any(|common| path.starts_with(common)))
+}
+
 /// Puts directories of the worker's own in the place of those that every user of the host writes to.
 fn private_tmp(task: &TaskDir, spec: &TaskSpec) -> Result<(), String> {
     let isolation = &spec.isolation;
@@ -232,12 +240,12 @@ fn private_tmp(task: &TaskDir, spec: &TaskSpec) -> Result<(), String> {
     bind(&shared, Path::new(SHARED_MEMORY)).map_err(|e| failed(Path::new(SHARED_MEMORY), &e))?;
     // What stays is held open first: its path leads elsewhere in a moment.
     let mut shown: Vec<(PathBuf, OwnedFd)> = Vec::new();
-    for path in &isolation.shown {
+    for path in covered(&isolation.shown) {
         let held =
             open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).map_err(|e| failed(path, &e))?;
         shown.push((path.clone(), held));
     }
-    for (tmp, own) in ["/tmp", "/var/tmp"].map(Path::new).into_iter().zip(task.own_tmp()) {
+    for (tmp, own) in COMMON.map(Path::new).into_iter().zip(task.own_tmp()) {
         if !tmp.is_dir() {
             continue;
         }
@@ -305,6 +313,13 @@ fn outside(map: &str) -> Result<u32, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_what_is_covered_has_to_be_there() {
+        let shown = ["/local/scratch", "/tmp/state", "/var/tmp/scratch", "/tmpfs"].map(PathBuf::from);
+        let found: Vec<&PathBuf> = covered(&shown).collect();
+        assert_eq!(found, [&shown[1], &shown[2]]);
+    }
 
     #[test]
     fn a_directory_that_another_user_has_put_there_is_not_taken() {
