@@ -588,7 +588,9 @@ mod tests {
         assert_eq!((ours.holder(), twin.holder()), (holder, holder));
         assert!(ours.start().continues(first.id, None) && twin.start().continues(first.id, None));
         // Whichever of them is registered, the other one does not continue it.
-        assert!(!twin.start().continues(ours.start().id, None) && !ours.start().continues(twin.start().id, None));
+        assert!(
+            !twin.start().continues(ours.start().id, None) && !ours.start().continues(twin.start().id, None)
+        );
         ours.note_registered().unwrap();
         drop(ours);
         let next = StateDir::open_for_remote(&root, &path).unwrap().start();

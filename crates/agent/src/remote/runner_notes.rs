@@ -162,6 +162,7 @@ mod tests {
         let (events, heard) = mpsc::channel(WINDOW);
         let (tell, mut said) = mpsc::channel(limits::NOTES_WAITING_MAX);
         let sorting = tokio::spawn(sort_notes([key].into(), heard, tell));
+        #[expect(clippy::async_yields_async, reason = "what is answered is awaited later")]
         let say = || async {
             let (answer, told) = oneshot::channel();
             let report = WorkerReport { key, event: WorkerEvent::Ready, answer };

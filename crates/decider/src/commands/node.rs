@@ -118,12 +118,6 @@ fn is_fact(label: &Name) -> bool {
         || WorkerFeature::ALL.iter().any(|feature| text == feature.label())
 }
 
-/// Whether an agent gives its node a label for what it can do.
-fn is_fact(label: &Name) -> bool {
-    let says_what_lacks = WorkerFeature::ALL.iter().any(|feature| label.as_str() == feature.label());
-    says_what_lacks || label.starts_with(FACTS)
-}
-
 /// Whether two descriptions of a node differ in nothing but what its agent says of itself. A newer agent that takes over
 /// while gangs run is no reason to end them: it goes on under the description that is known, and says the new one when
 /// it registers while nothing runs.

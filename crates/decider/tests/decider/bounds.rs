@@ -13,7 +13,6 @@ use muster_planner::Budget;
 use muster_state::{Phase, State};
 use muster_types::health::HealthReport;
 use muster_types::policy::{TenantLimits, TenantPolicy};
-use muster_types::worker_features::WorkerFeature;
 use muster_types::{
     AgentStart, ClusterId, Dependency, DependencyRule, ExitStatus, JobId, LogTime, NodeId, Parameters,
     Refusal, RefusalCode, Requester, StartId, limits,

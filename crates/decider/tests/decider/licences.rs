@@ -11,8 +11,8 @@ use muster_planner::{Budget, WaitReason};
 use muster_state::{GuardError, Phase, RankState, State};
 use muster_types::policy::{CountedResource, PolicyDraft, TenantLimits, TenantPolicy};
 use muster_types::{
-    ExitStatus, FieldChange, JobContract, JobId, JobSpec, Name, NodeDraft, PriorityTier, Refusal, RefusalCode,
-    Requester, Submission,
+    ExitStatus, FieldChange, JobContract, JobId, JobSpec, Name, NodeDraft, PriorityTier, Refusal,
+    RefusalCode, Requester, Submission,
 };
 
 use crate::random::Random;
