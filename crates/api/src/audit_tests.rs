@@ -342,7 +342,7 @@ async fn every_record_that_a_call_leads_to_names_its_caller() {
     assert_eq!(seen, REQUESTED_DECISIONS.into_iter().collect::<BTreeSet<_>>(), "every kind was made");
 }
 
-/// From where a call comes is what the replica sees that takes it. It says so to the leader, which believes it of replicas alone.
+/// From where a call comes is what the replica sees that takes it. It passes that on to the leader, which believes it of replicas alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_record_says_from_where_a_call_came() {
     let world = world().await;

@@ -56,6 +56,7 @@ mod table;
 mod tables;
 mod token;
 pub mod tree;
+mod user_turns;
 mod user_usage;
 mod verify;
 

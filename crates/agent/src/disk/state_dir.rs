@@ -93,7 +93,7 @@ struct StartRecord {
 }
 
 /// Who holds the node from now on.
-struct Settled {
+struct SettledHolder {
     holder: HolderId,
     ended_by_boot: Option<PathBuf>,
 }
@@ -132,7 +132,7 @@ impl StateDir {
     fn open_with(
         root: &Path,
         boot_id_path: &Path,
-        settle: fn(&Path, &Path) -> Result<Settled, StateDirError>,
+        settle: fn(&Path, &Path) -> Result<SettledHolder, StateDirError>,
     ) -> Result<StateDir, StateDirError> {
         let lock = lock(root)?;
         let fail = |path: &Path| {
@@ -140,7 +140,7 @@ impl StateDir {
             move |source| StateDirError::Directory { path, source }
         };
         let root = root.canonicalize().map_err(fail(root))?;
-        let Settled { holder, ended_by_boot } = settle(&root, boot_id_path)?;
+        let SettledHolder { holder, ended_by_boot } = settle(&root, boot_id_path)?;
         // Nobody else writes here while the lock is held.
         muster_files::remove_waiting(&root).map_err(fail(&root))?;
         for directory in ["tasks", "jobs"] {
@@ -362,8 +362,8 @@ fn remove_lease(root: &Path) -> Result<(), StateDirError> {
     }
 }
 
-fn settle_lasting_holder(root: &Path, boot_id_path: &Path) -> Result<Settled, StateDirError> {
-    let settled = |holder| Settled { holder, ended_by_boot: None };
+fn settle_lasting_holder(root: &Path, boot_id_path: &Path) -> Result<SettledHolder, StateDirError> {
+    let settled = |holder| SettledHolder { holder, ended_by_boot: None };
     let (boot_id, path) = (boot_id(boot_id_path)?, root.join("holder"));
     let before = holder_before(&path)?;
     if let Some(record) = before.as_ref().filter(|record| record.boot_id == boot_id) {
@@ -380,8 +380,8 @@ fn boot_of(id: &str) -> &str {
     id.split_once(' ').map_or(id, |(boot, _)| boot)
 }
 
-fn settle_holder(root: &Path, boot_id_path: &Path) -> Result<Settled, StateDirError> {
-    let settled = |holder| Settled { holder, ended_by_boot: None };
+fn settle_holder(root: &Path, boot_id_path: &Path) -> Result<SettledHolder, StateDirError> {
+    let settled = |holder| SettledHolder { holder, ended_by_boot: None };
     let (boot_id, path) = (boot_id(boot_id_path)?, root.join("holder"));
     let before = holder_before(&path)?;
     let directory = DirectoryId::of(root)?;
@@ -408,7 +408,7 @@ fn settle_holder(root: &Path, boot_id_path: &Path) -> Result<Settled, StateDirEr
     let record = HolderRecord { holder: HolderId(rand::random()), boot_id, directory: Some(directory) };
     write_record(&path, &record).map_err(StateDirError::Record)?;
     tracing::info!(holder = ?record.holder, "new holder id: first start, first since a reboot, or a copied state directory");
-    Ok(Settled { holder: record.holder, ended_by_boot: archive.filter(|_| is_after_boot) })
+    Ok(SettledHolder { holder: record.holder, ended_by_boot: archive.filter(|_| is_after_boot) })
 }
 
 /// The start of this agent: behind the last one of its holder that was registered. One that is not known to be registered goes

@@ -1,7 +1,7 @@
 //! What is no capacity of a node in Muster, for pods that stand there hold it, or pods of others its disk: more at once, less only
 //! after a while.
 //!
-//! A node is described anew for each change of it, with a new session. A DaemonSet that is brought up to date ends its pod on each
+//! A node is described again for each change of it, with a new session. A DaemonSet that is brought up to date ends its pod on each
 //! node before it starts the next one, and that is no change of the node.
 //!
 //! **Invariant:** never less is kept back of a node than its pods hold now.
@@ -18,7 +18,7 @@ const STORAGE_STEP_BYTES: u64 = 1 << 30;
 
 /// Of one node.
 #[derive(Clone, Debug)]
-struct Kept {
+struct NodeReserve {
     amount: Amount,
     /// Pods have held less since then.
     less_since: Option<Instant>,
@@ -27,7 +27,7 @@ struct Kept {
 /// Of all nodes.
 #[derive(Debug, Default)]
 pub(super) struct KeptBack {
-    by_node: BTreeMap<String, Kept>,
+    by_node: BTreeMap<String, NodeReserve>,
 }
 
 impl KeptBack {
@@ -47,7 +47,7 @@ impl KeptBack {
         let held: BTreeMap<&String, Amount> =
             held.iter().map(|(node, amount)| (node, rounded(amount))).collect();
         for (node, amount) in &held {
-            let kept = || Kept { amount: Amount::default(), less_since: None };
+            let kept = || NodeReserve { amount: Amount::default(), less_since: None };
             self.by_node.entry((*node).clone()).or_insert_with(kept).amount.raise_to(amount);
         }
         let nothing = Amount::default();
@@ -56,7 +56,7 @@ impl KeptBack {
             if kept.amount == *amount {
                 kept.less_since = None;
             } else if now.saturating_duration_since(*kept.less_since.get_or_insert(now)) >= LOWER_WAIT {
-                *kept = Kept { amount: amount.clone(), less_since: None };
+                *kept = NodeReserve { amount: amount.clone(), less_since: None };
             }
         }
         self.by_node.retain(|_, kept| !kept.amount.is_nothing());

@@ -117,7 +117,7 @@ pub(super) struct Picture {
 
 /// What a pod takes of its node as somebody else's.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Taken {
+struct PodUse {
     foreign: Amount,
     standing: Amount,
 }
@@ -175,10 +175,10 @@ impl Observation {
 
     /// What a pod takes of a node as somebody else's. What one holds that stands there is no load, or no worker could ever have the
     /// whole host; its accelerators are, for a node has as many of them as before.
-    fn taken_by(&self, pod: &PodObject) -> Option<(String, Taken)> {
+    fn taken_by(&self, pod: &PodObject) -> Option<(String, PodUse)> {
         let is_foreign = pod.scope.as_deref() != Some(self.scope.as_str());
         let node = pod.node.clone().filter(|_| is_foreign && !pod.phase.is_over())?;
-        let mut taken = Taken { foreign: pod.requests.clone(), standing: Amount::default() };
+        let mut taken = PodUse { foreign: pod.requests.clone(), standing: Amount::default() };
         if pod.is_standing {
             taken.standing.cpu_milli = std::mem::take(&mut taken.foreign.cpu_milli);
             taken.standing.memory_bytes = std::mem::take(&mut taken.foreign.memory_bytes);

@@ -212,7 +212,7 @@ async fn what_restricts_a_node_is_asked_for_answered_and_refused() {
     let cordoned = fleet.cordon_node(cordon(30, "power work in row 4")).await.unwrap().into_inner();
     assert_eq!(said(cordoned.node).as_deref(), Some("power work in row 4"));
     let again = fleet.cordon_node(cordon(31, "")).await.unwrap().into_inner();
-    assert_eq!(said(again.node).as_deref(), Some("power work in row 4"), "nothing was said, so it stays");
+    assert_eq!(said(again.node).as_deref(), Some("power work in row 4"), "nothing was given, and it stays");
     for (n, bad) in [(32, "x".repeat(513)), (33, "a\nb".to_owned())] {
         let refused = fleet.cordon_node(cordon(n, &bad)).await.unwrap_err();
         assert_eq!(reason(refused), Some(RefusalCode::InvalidField));

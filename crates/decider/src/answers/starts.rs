@@ -9,8 +9,7 @@ use muster_types::policy::NonPreemptible;
 use muster_types::{JobId, JobSpec, LogTime};
 
 use crate::answers::explain::StartEstimate;
-use crate::future::{Future, KeptReservations, Pace};
-use crate::memory::counted_waiters::LicenceKeepers;
+use crate::future::{Future, KeptReservations, LicenceKeepers, Pace};
 use crate::rules::counted::{Counted, are_there, needed};
 use crate::rules::planned::planned_spec;
 

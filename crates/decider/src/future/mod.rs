@@ -11,10 +11,12 @@
 
 mod foreseen;
 mod lent;
+mod licence_keepers;
 mod quota;
 
 pub(crate) use foreseen::Foreseen;
 pub(crate) use lent::LaterCapacity;
+pub(crate) use licence_keepers::LicenceKeepers;
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
@@ -25,7 +27,6 @@ use muster_state::quota::QuotaUsage;
 use muster_state::{Forecast, GangClass, JobRow, Phase, State, fit};
 use muster_types::{AcceleratorRequest, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, PriorityTier};
 
-use crate::memory::counted_waiters::LicenceKeepers;
 use crate::rules::affinity::{self, STOPPED_LATE_MS};
 use crate::rules::bookings::{closures, covers, is_open_to};
 use crate::rules::counted::lacks;

@@ -18,6 +18,7 @@ use core::cmp::Reverse;
 use muster_state::State;
 use muster_types::{JobId, JobSpec, LogTime, Name, PriorityTier};
 
+use crate::future::LicenceKeepers;
 use crate::memory::requests::counted;
 use crate::rules::counted::{Counted, are_there, needed};
 use crate::rules::planned::planned_spec;
@@ -31,7 +32,7 @@ const LOOK_AGAIN_MS: u64 = 10 * 60_000;
 /// How soon a job has to be able to start, apart from what is counted, to keep that from others: an hour gives several looks at it
 /// before its start, and lets little stand idle. What others take before may last longer, and then it waits for that.
 const NEAR_MS: u64 = 3_600_000;
-/// For each so many hours that a job has waited, its start may be one more hour off: it lets what it keeps stand idle for a small
+/// For each of these hours that a job has waited, its start may be one more hour off: it lets what it keeps stand idle for a small
 /// part of its wait at most, and one whose start is always as far off keeps something in the end.
 const WAITED_PER_HOUR: u64 = 8;
 /// Jobs without a near start that are remembered. One more keeps what it needs until another is forgotten.
@@ -94,31 +95,6 @@ pub(crate) struct CountedWaiters {
     looks: u32,
 }
 
-/// Who keeps licences from others, and who keeps none, as a pass has left it: for explanations and lists.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct LicenceKeepers {
-    /// The first that keeps what is free of each.
-    first: BTreeMap<Name, JobId>,
-    /// Jobs that have no start near.
-    without_start: BTreeSet<JobId>,
-}
-
-impl LicenceKeepers {
-    /// The job that keeps what is free of a licence, as long as it waits.
-    pub(crate) fn first(&self, state: &State, licence: &Name) -> Option<JobId> {
-        let waits = |job: &JobId| {
-            state.job(*job).is_some_and(|row| row.is_in_line())
-                && state.spec(*job).is_some_and(|spec| spec.licences.contains_key(licence))
-        };
-        self.first.get(licence).copied().filter(waits)
-    }
-
-    /// Whether a job keeps nothing, because no start of it is near.
-    pub(crate) fn keeps_nothing(&self, job: JobId) -> bool {
-        self.without_start.contains(&job)
-    }
-}
-
 impl CountedWaiters {
     /// Who keeps licences, and who does not.
     pub(crate) fn licence_keepers(&self) -> LicenceKeepers {
@@ -126,7 +102,7 @@ impl CountedWaiters {
             Counted::Licence(name) => Some((name.clone(), waiting.values().next()?.0)),
             Counted::Host(..) => None,
         });
-        LicenceKeepers { first: first.collect(), without_start: self.without_start.keys().copied().collect() }
+        LicenceKeepers::new(first.collect(), self.without_start.keys().copied().collect())
     }
 
     /// Forgets those that do not wait any more, or that could not start with all that there is. Under another policy a job may

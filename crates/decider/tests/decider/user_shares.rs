@@ -28,7 +28,7 @@ struct World {
 }
 
 impl World {
-    /// One host with so many devices, and a tenant.
+    /// One host with that many devices, and a tenant.
     fn new(devices: u16, users: Option<UserShares>) -> World {
         World::with_half_life(devices, users, HOUR_MS)
     }

@@ -228,7 +228,7 @@ pub(crate) struct JobIndexKeys {
     /// Thousandths of devices that it asks for.
     pub(crate) asked_milli: u64,
     /// Its submission group, if that has a row, and its turn.
-    line: Option<(Option<JobId>, QueueKey)>,
+    pub(crate) line: Option<(Option<JobId>, QueueKey)>,
     /// Not released yet, and the time that it waits for in addition to other jobs.
     pub(crate) held: Option<Option<LogTime>>,
     /// It waits, and somebody holds it.
