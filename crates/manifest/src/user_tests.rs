@@ -35,7 +35,8 @@ fn users_without_a_word_share_by_the_ordinary_weight() {
 
 #[test]
 fn a_weight_of_nothing_is_refused_by_its_name() {
-    let found = parse_policy(policy("{weights: {ada: 0}}").as_bytes(), NOW_MS).unwrap_err();
+    let file = parse_policy(policy("{weights: {ada: 0}}").as_bytes(), NOW_MS).unwrap();
+    let found = file.check().unwrap_err();
     let found: Vec<String> = found.0.iter().map(Problem::to_string).collect();
     let part =
         "spec.tenants.vision.users.weights: of ada must be between 1 and 1000000, got 0 (in thousandths)";

@@ -92,7 +92,7 @@ fn what_a_worker_said_while_its_agent_was_cut_off_counts() {
     let mut speculation = next_leader(&state);
     register(&mut speculation);
     // It is cut off from this leader while the time is over, and longer than anybody waits for one that is heard of.
-    let node = NodeId(1);
+    let node = NodeId(0);
     assert!(speculation.state().node(node).is_some());
     speculation.set_silent([node]);
     later(&mut speculation, &mut state, 30_000);
