@@ -492,8 +492,8 @@ class Reader:
             self.capacity(at["capacity"], spec.capacity)
         if "readiness" in at:
             spec.readiness.SetInParent()
-            rule = self.fields(at["readiness"], "spec.readiness", ("timeout",))
-            timeout = self.value(rule, "spec.readiness.timeout", quantity.duration_ms)
+            readiness = self.fields(at["readiness"], "spec.readiness", ("timeout",))
+            timeout = self.value(readiness, "spec.readiness.timeout", quantity.duration_ms)
             if timeout is not None:
                 spec.readiness.timeout.CopyFrom(duration(timeout))
 
