@@ -54,7 +54,7 @@ impl Caller {
         Err(to_status(&refusal.with("principal", self.principal)))
     }
 
-    /// Whether the caller may say what becomes of a job's workers: a user as for every write, an agent for jobs with
+    /// Whether the caller may decide about a job's workers: a user as for every write, an agent for jobs with
     /// a worker on a node that it speaks for. Nobody may of a job that is not in the state.
     pub(crate) fn check_worker_of(&self, view: &State, job: JobId) -> Result<(), Refusal> {
         let Some(row) = view.job(job) else { return Err(no_job(job)) };
@@ -74,7 +74,7 @@ impl Caller {
         self.trace
     }
 
-    /// Who it is.
+    /// The principal that calls, or on whose behalf a replica does.
     pub(crate) fn principal(&self) -> Principal {
         self.principal
     }

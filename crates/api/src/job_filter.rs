@@ -63,6 +63,15 @@ pub(crate) struct Candidate<'a> {
     pub(crate) metadata: Option<&'a Arc<JobMetadata>>,
 }
 
+impl<'a> Candidate<'a> {
+    /// A job as it is in a view; none without its specification.
+    fn of(view: &'a State, id: JobId, row: &'a JobRow) -> Option<Candidate<'a>> {
+        let spec = view.spec(id)?;
+        let (tier, tenant, metadata) = (spec.tier, &spec.tenant, view.metadata(id));
+        Some(Candidate { id, row, spec, tier, tenant, metadata })
+    }
+}
+
 impl JobFilter {
     /// The filter of a request, with the caller in the place of `mine`.
     ///
@@ -226,17 +235,7 @@ impl JobFilter {
     /// that carry something can pass, all those that do are walked through and nothing else is read of the others.
     pub(crate) fn candidates<'a>(&'a self, view: &'a State, after: Option<JobId>) -> (Candidates<'a>, usize) {
         let end = after.unwrap_or(JobId(u64::MAX));
-        let of = move |id: JobId, row| {
-            let spec = view.spec(id)?;
-            Some(Candidate {
-                id,
-                row,
-                spec,
-                tier: spec.tier,
-                tenant: &spec.tenant,
-                metadata: view.metadata(id),
-            })
-        };
+        let of = move |id: JobId, row| Candidate::of(view, id, row);
         if !self.jobs.is_empty() {
             let named = self.jobs.range(..end).rev();
             let jobs = named.map(move |id| (*id, view.job(*id).and_then(|row| of(*id, row))));
@@ -265,15 +264,7 @@ impl JobFilter {
         view: &'a State,
     ) -> Box<dyn Iterator<Item = Option<Candidate<'a>>> + Send + 'a> {
         let of = move |id: JobId| {
-            let (row, spec) = (view.job(id)?, view.spec(id)?);
-            let job = Candidate {
-                id,
-                row,
-                spec,
-                tier: spec.tier,
-                tenant: &spec.tenant,
-                metadata: view.metadata(id),
-            };
+            let job = Candidate::of(view, id, view.job(id)?)?;
             self.shows(view, job).then_some(job)
         };
         match (self.jobs.is_empty(), self.array.map(range_of)) {

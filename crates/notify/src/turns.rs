@@ -10,7 +10,7 @@ const WAITING_MAX: usize = 2_048;
 /// Events of one tenant among them that jobs have asked for, at a receiver that jobs of others may name too.
 const WAITING_OF_TENANT_MAX: usize = 512;
 
-/// What becomes of an event that is to wait.
+/// How an event was taken that has to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Queued {
     /// It waits.

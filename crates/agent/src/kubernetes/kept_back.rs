@@ -16,7 +16,7 @@ const LOWER_WAIT: Duration = Duration::from_secs(300);
 /// Disk is kept back in steps, so that not every small pod that comes changes a node.
 const STORAGE_STEP_BYTES: u64 = 1 << 30;
 
-/// Of one node.
+/// What is kept back of one node.
 #[derive(Clone, Debug)]
 struct NodeReserve {
     amount: Amount,
@@ -24,7 +24,7 @@ struct NodeReserve {
     less_since: Option<Instant>,
 }
 
-/// Of all nodes.
+/// What is kept back of every node that has such pods.
 #[derive(Debug, Default)]
 pub(super) struct KeptBack {
     by_node: BTreeMap<String, NodeReserve>,

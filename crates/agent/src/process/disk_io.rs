@@ -46,16 +46,16 @@ pub struct DiskLimit {
 pub struct GroupIo {
     /// 0 for the usual one.
     pub weight: u16,
-    /// Ceilings.
+    /// The ceilings of disks that have one.
     pub disks: Vec<GroupDisk>,
 }
 
 /// A ceiling of a control group for one disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupDisk {
-    /// Of the device.
+    /// The major number of the disk's device.
     pub major: u64,
-    /// Of the device.
+    /// The minor number of the disk's device.
     pub minor: u64,
     /// Most bytes read in a second; 0 for no ceiling.
     pub read_bytes_max: u64,

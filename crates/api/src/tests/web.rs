@@ -16,7 +16,7 @@ use crate::web::{Timeouts, Web};
 pub(super) struct Pages {
     pub(super) address: SocketAddr,
     pub(super) web: Web,
-    /// What was denied.
+    /// The calls that were recorded as denied.
     recorded: tokio::sync::Mutex<crate::RecordedCalls>,
     task: tokio::task::JoinHandle<()>,
 }

@@ -54,7 +54,7 @@ struct Noted {
     start_found_at: Option<LogTime>,
 }
 
-/// Whether a job that could start then, after it has waited so long, keeps what it needs.
+/// Whether the start of a job is near enough for what it needs to be kept: the longer it has waited, the later the start may be.
 fn is_near(start: LogTime, now: LogTime, waited_ms: u64) -> bool {
     start <= now.plus_ms(NEAR_MS.saturating_add(waited_ms / WAITED_PER_HOUR))
 }

@@ -145,7 +145,7 @@ fn what_a_user_has_used_is_forgotten_once_it_has_decayed_to_nothing() {
 
 #[test]
 fn the_users_that_are_remembered_are_bounded() {
-    // So long that nothing decays to nothing meanwhile.
+    // Long enough that no use decays to zero during the test.
     let mut world = World::with_half_life(1, Some(UserShares::default()), 1_000 * HOUR_MS);
     for n in 0..limits::SHARING_USERS_MAX + 5 {
         let job = world.submit(&format!("tenant/lab/u{n}"));

@@ -141,7 +141,7 @@ impl Pull {
         }
     }
 
-    /// Removes its directory.
+    /// Removes the directory that the pull worked in, with everything that it left there.
     pub(super) async fn end(self) {
         let path = self.directory.clone();
         if let Err(error) = blocking(move || tree::remove(&path)).await {
