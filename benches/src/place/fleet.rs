@@ -11,7 +11,8 @@ use muster_types::demand::THROUGHPUT_MILLI;
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, ArraySpec, ClusterId, DeviceAmount, ExitStatus,
     HolderId, JobDraft, JobId, JobSpec, Leadership, Level, LogTime, Name, NodeDraft, NodeId, Parameters,
-    PriorityTier, ReplicaId, RequestId, Submission, TaskGroup, WorkerRequest, limits,
+    PolicyDraft, PriorityTier, ReplicaId, RequestId, Requester, Submission, TaskGroup, TenantRights,
+    WorkerRequest, limits,
 };
 
 /// Log time at the start: late enough that no retention reaches back before the epoch.
@@ -235,6 +236,15 @@ impl Fleet {
     fn next_request(&mut self) -> RequestId {
         self.requests += 1;
         RequestId(self.requests)
+    }
+
+    /// Gives a tenant every right; the round stays open.
+    pub(super) fn allow(&mut self, tenant: &str) {
+        let mut policy = PolicyDraft::default();
+        policy.tenants.entry(name(tenant)).or_default().rights = TenantRights::ALL;
+        let policy = Box::new(policy.check().expect("rights break no rule of a policy"));
+        let request = self.next_request();
+        self.command(&Command::SetPolicy { request, by: Requester::default(), policy, expected_version: None });
     }
 
     /// Submits jobs in one batch; the round stays open.

@@ -157,6 +157,7 @@ fn gang() -> Run {
 /// A production job where jobs of the lowest tier fill the fleet.
 fn reclaim(ask: Ask, stopped_min: u64) -> Run {
     let mut fleet = kai_fleet();
+    fleet.allow("research");
     filled(&mut fleet, PriorityTier::Free);
     // Longer than policy lets them run at least.
     fleet.pass_ms(600_000);
