@@ -147,4 +147,19 @@ impl Records {
         });
         Ok(taken)
     }
+
+    /// The same without a copy of any of them: tells of each with its position and its time.
+    ///
+    /// # Errors
+    /// As [`Records::take`].
+    pub fn visit(
+        &mut self,
+        round: &ArchivedRound,
+        mut told: impl FnMut(LogIndex, LogTime, &Decision),
+    ) -> Result<(), ArchiveError> {
+        let decoded = round.decode()?;
+        let at = decoded.log_time;
+        self.place.step_decoded(round.raft_index, &decoded, |log_index, decision| told(log_index, at, decision));
+        Ok(())
+    }
 }

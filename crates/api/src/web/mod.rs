@@ -123,6 +123,8 @@ pub(crate) struct Web {
     outputs: Outputs,
     /// Changes that were rendered for a stream lately.
     rendered: events::Rendered,
+    /// Placements that were read from the log lately.
+    folds: timeline::Folds,
     /// What readers have not taken of their answers.
     unwritten: Ledger,
     timeouts: Timeouts,
@@ -140,8 +142,21 @@ impl Web {
     pub(crate) fn new(shared: Shared, timeouts: Timeouts) -> Web {
         let Shared { router, unwritten, drills, objectives, recorder, .. } = shared;
         let (streams, outputs) = (events::places(), output::places());
-        let (rendered, metrics) = (events::Rendered::default(), ReplicaMetrics::default());
-        Web { router, streams, outputs, rendered, unwritten, timeouts, drills, metrics, objectives, recorder }
+        let (rendered, folds) = (events::Rendered::default(), timeline::Folds::default());
+        let metrics = ReplicaMetrics::default();
+        Web {
+            router,
+            streams,
+            outputs,
+            rendered,
+            folds,
+            unwritten,
+            timeouts,
+            drills,
+            metrics,
+            objectives,
+            recorder,
+        }
     }
 
     /// The same with what is counted there.

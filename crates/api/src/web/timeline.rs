@@ -1,15 +1,16 @@
 //! Who held what and when: placements of jobs over a range of time, from the state at its beginning and the records behind it.
 //!
 //! **Invariant:** records, bars and rows of a page are bounded; where a bound is reached the page says up to when it is.
+//! **Invariant:** each record of a range is read once for all who ask for it one after the other.
 //! **Invariant:** of a job only that is shown which every user of the cluster may see: no text of people about how it failed.
 
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use muster_engine::LogFollower;
+use muster_engine::Visited;
 use muster_page::{Bar, EndKind, RowKind, Timeline, TimelineQuery, TimelineRow};
 use muster_state::State as Applied;
-use muster_types::{JobId, LogIndex, LogTime, Name, NodeId, PastPoint, RefusalCode, limits};
+use muster_types::{JobId, LogIndex, LogTime, Name, NodeId, PastPoint, Refusal, RefusalCode, limits};
 use muster_wire::status::{Refused, to_status};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,9 +23,13 @@ use super::{Problem, Reader, Scene, Web};
 use crate::read::{Fresh, present};
 use crate::render;
 
+mod folds;
 mod placements;
 
-use placements::{Held, Placements};
+pub(super) use folds::Folds;
+
+use folds::{Beginning, Fold, RangeReader};
+use placements::Held;
 
 const HOUR_MS: u64 = 3_600_000;
 /// The range that is shown where none is asked for, and the longest one.
@@ -119,7 +124,8 @@ pub(super) fn unix_ms_now() -> u64 {
 }
 
 impl Web {
-    /// Placements of a range: those that there were at its beginning, and what the records behind it change.
+    /// Placements of a range: those that there were at its beginning, and what the records behind it change. What was read of them
+    /// before is not read again.
     async fn placements(&self, reader: Reader, range: &Range) -> Result<Found, Problem> {
         // Time is left to make the page.
         let deadline = Instant::now() + self.timeouts.page * 7 / 8;
@@ -128,16 +134,24 @@ impl Web {
             Some(state) if state.log_time() > range.from => Some(state.log_time()),
             _ => None,
         };
-        let mut placements = Placements::new(HELD_MAX);
-        if let Some(state) = &first {
-            placements.begin(state);
-        }
-        let follower = self.engine().read_log(next).map_err(|refusal| self.no_past(to_status(&refusal)))?;
+        let begin = Beginning { generation: present(self.engine()).generation(), next };
         let turn = self.router.costly(reader.account()).await?;
-        let cut = self.read_range(follower, range, &mut placements, deadline).await?;
+        let read_on = match self.folds.take(begin, range.to) {
+            // Where its place cannot be read any more all is read from the beginning.
+            Some(known) => self.read_range(known, range, deadline).await.ok(),
+            None => None,
+        };
+        let (fold, cut) = match read_on {
+            Some(read) => read,
+            None => {
+                let state = first.as_ref().map(|first| first.state().as_ref());
+                let fold = Fold::new(begin, state, (HELD_MAX, RECORDS_MAX));
+                self.read_range(fold, range, deadline).await?
+            }
+        };
         drop(turn);
-        let end = cut.unwrap_or(range.to);
-        let held = placements.finish(end);
+        let held = fold.held(cut.unwrap_or(range.to));
+        self.folds.put(fold);
         Ok(Found { held, first, known_from, cut })
     }
 
@@ -167,40 +181,35 @@ impl Web {
     /// Reads on to the end of the range; up to when, where it has more than is read for a page.
     async fn read_range(
         &self,
-        mut follower: LogFollower,
+        fold: Fold,
         range: &Range,
-        placements: &mut Placements,
         deadline: Instant,
-    ) -> Result<Option<LogTime>, Problem> {
-        let mut read = 0;
-        let mut reached = range.from;
-        // Of what held devices at the beginning not all may be here.
-        if placements.is_full() {
-            return Ok(Some(reached));
+    ) -> Result<(Fold, Option<LogTime>), Problem> {
+        let refused = |refusal: Refusal| self.no_past(to_status(&refusal));
+        let (next, position) = fold.next();
+        let mut follower = self.engine().read_log(next).map_err(refused)?;
+        if let Some(position) = position {
+            follower.go_back(position.clone());
         }
-        loop {
-            let batch = follower.next().await.map_err(|refusal| self.no_past(to_status(&refusal)))?;
-            if batch.records.is_empty() {
-                return Ok(None);
+        let mut reader = RangeReader { fold, to: range.to, is_cut: false };
+        // Of what held devices at the beginning not all may be here, and what is placed behind the last one is left out.
+        while !reader.fold.is_full() {
+            let (read, visited) = follower.visit(reader).await.map_err(refused)?;
+            reader = read;
+            if visited != Visited::Part {
+                break;
             }
-            for record in &batch.records {
-                if record.log_time > range.to {
-                    return Ok(None);
-                }
-                reached = record.log_time;
-                placements.apply(record.log_time, &record.decision);
-                // What is placed behind this one is left out.
-                if placements.is_full() {
-                    return Ok(Some(reached));
-                }
-            }
-            read += batch.records.len();
-            if read >= RECORDS_MAX || Instant::now() >= deadline {
-                return Ok(Some(reached));
+            if Instant::now() >= deadline {
+                reader.is_cut = true;
+                break;
             }
             // Records that are at hand are not waited for: others on this thread get their turn.
             tokio::task::yield_now().await;
         }
+        let RangeReader { mut fold, is_cut, .. } = reader;
+        fold.set_position(follower.position());
+        let cut = (is_cut || fold.is_full()).then(|| fold.reached().unwrap_or(range.from));
+        Ok((fold, cut))
     }
 }
 
