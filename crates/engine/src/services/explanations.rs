@@ -78,7 +78,13 @@ impl Engine {
     /// [`Engine::explain_job_here`]. It costs about as much as one explanation.
     #[must_use]
     pub fn expected_starts_here(&self, view: &Reading) -> ExpectedStarts {
-        let bounds = (STARTS_JOBS_MAX, STARTS_STEPS_MAX, STARTS_VISITS);
+        self.first_starts_here(view, STARTS_JOBS_MAX)
+    }
+
+    /// The same for no more jobs than this, those that are given their capacity first: it costs as much less.
+    #[must_use]
+    pub fn first_starts_here(&self, view: &Reading, jobs_max: usize) -> ExpectedStarts {
+        let bounds = (jobs_max.min(STARTS_JOBS_MAX), STARTS_STEPS_MAX, STARTS_VISITS);
         muster_decider::expected_starts(view, Engine::now_of(view), &self.kept_at(view), bounds)
     }
 
