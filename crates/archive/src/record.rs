@@ -158,8 +158,9 @@ impl Records {
         mut told: impl FnMut(LogIndex, LogTime, &Decision),
     ) -> Result<(), ArchiveError> {
         let decoded = round.decode()?;
-        let at = decoded.log_time;
-        self.place.step_decoded(round.raft_index, &decoded, |log_index, decision| told(log_index, at, decision));
+        self.place.step_decoded(round.raft_index, &decoded, |log_index, decision| {
+            told(log_index, decoded.log_time, decision);
+        });
         Ok(())
     }
 }

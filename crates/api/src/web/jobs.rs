@@ -258,7 +258,8 @@ pub(super) async fn one(
     let id = id.ok_or_else(no_id)?;
     let explained = web.explained(&asked, id).await;
     let make = move |scene: &Scene| {
-        let shown = detail(scene, id, explained.as_ref()).ok_or_else(|| Problem::from(job_service::no_such_job(id)))?;
+        let shown = detail(scene, id, explained.as_ref());
+        let shown = shown.ok_or_else(|| Problem::from(job_service::no_such_job(id)))?;
         Ok(muster_page::job(&scene.frame(), &shown))
     };
     web.read(asked, job_service::FULL_PAGE_BYTES, make).await
