@@ -9,7 +9,7 @@ use muster_wire::v1;
 use crate::event::{self, Event};
 use crate::filters::{ACTIVE, FINISHED};
 use crate::frame::{Frame, Section, document};
-use crate::starts::ExpectedStart;
+use crate::starts::{EstimateOf, ExpectedStart};
 use crate::text;
 use crate::text::Column::{Number, Text};
 use crate::text::JobCells;

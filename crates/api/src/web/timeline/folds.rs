@@ -144,7 +144,9 @@ mod tests {
         let record = |number: u64| {
             let decision = match number % 3 {
                 0 => Decision::JobFinished { job: JobId(number - 2), outcome: Outcome::Succeeded },
-                2 if number % 2 == 0 => Decision::JobRequeued { job: JobId(number - 1), failed: true },
+                2 if number.is_multiple_of(2) => {
+                    Decision::JobRequeued { job: JobId(number - 1), failed: true }
+                }
                 2 => Decision::GangPlaced { job: JobId(number - 1), workers: [slot(3)].into() },
                 _ => Decision::GangPlaced { job: JobId(number), workers: [slot(1), slot(2)].into() },
             };
