@@ -204,11 +204,18 @@ mod tests {
         Moment { generation: 1, log_index: LogIndex(log_index) }
     }
 
+    /// As if it was so much later.
+    fn age<K: Ord, T>(estimates: &Estimates<K, T>, by: Duration) {
+        for made in estimates.0.slots.lock().made.values_mut() {
+            made.at = made.at.checked_sub(by).expect("the machine has run for longer");
+        }
+    }
+
     fn shown(estimate: Option<Estimate<&'static str>>) -> Option<(&'static str, u64)> {
         estimate.map(|estimate| (*estimate.value, estimate.log_index.0))
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn one_is_made_once_for_a_state_and_serves_a_while() {
         let estimates = Estimates::new(4, 1);
         let get = |log_index, value| {
@@ -219,32 +226,31 @@ mod tests {
         assert_eq!(get(7, "again").await, Some(("first", 7)));
         assert_eq!(get(6, "of a state before").await, Some(("first", 7)));
         assert_eq!(get(8, "next").await, Some(("next", 8)));
-        tokio::time::advance(SERVES_MAX + Duration::from_millis(1)).await;
+        age(&estimates, SERVES_MAX);
         assert_eq!(get(8, "later").await, Some(("later", 8)));
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn those_who_cannot_wait_have_the_last_one_while_the_next_is_made() {
         let estimates = Estimates::new(4, 1);
-        let short = Duration::from_millis(100);
         let never = || pending::<Option<&'static str>>();
         let (made, making) = oneshot::channel();
         let slow = async move { making.await.ok() };
-        assert_eq!(shown(estimates.wait((), at(1), short, slow).await), None, "there is none yet");
-        assert_eq!(shown(estimates.wait((), at(2), short, never()).await), None, "it is being made");
+        assert_eq!(shown(estimates.wait((), at(1), Duration::ZERO, slow).await), None, "there is none yet");
+        assert_eq!(shown(estimates.wait((), at(2), Duration::ZERO, never()).await), None, "it is being made");
         made.send("first").expect("it is waited for");
         assert_eq!(shown(estimates.wait((), at(1), LONG, never()).await), Some(("first", 1)));
-        assert_eq!(shown(estimates.wait((), at(2), short, never()).await), Some(("first", 1)));
+        assert_eq!(shown(estimates.wait((), at(2), Duration::ZERO, never()).await), Some(("first", 1)));
         let first = Estimate { value: Arc::new(()), log_index: LogIndex(1) };
         assert_eq!(as_of(Some(&first), LogIndex(2)), EstimateOf::Earlier(1));
         assert_eq!(as_of(Some(&first), LogIndex(1)), EstimateOf::Page);
         let other = Moment { generation: 2, ..at(1) };
-        assert_eq!(shown(estimates.wait((), other, short, never()).await), None, "of another generation");
-        tokio::time::advance(SHOWN_MAX).await;
-        assert_eq!(shown(estimates.wait((), at(2), short, never()).await), None, "it is too old");
+        assert_eq!(shown(estimates.wait((), other, Duration::ZERO, never()).await), None, "of another generation");
+        age(&estimates, SHOWN_MAX);
+        assert_eq!(shown(estimates.wait((), at(2), Duration::ZERO, never()).await), None, "it is too old");
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn so_many_are_made_at_a_time_and_kept_and_a_panic_takes_no_place() {
         let estimates = Estimates::new(2, 1);
         let panics = async { ready(None::<&'static str>).await.or_else(|| panic!("on purpose")) };
@@ -253,13 +259,11 @@ mod tests {
         for key in 1..=4 {
             let made = estimates.wait(key, at(1), LONG, ready(Some("made"))).await;
             assert_eq!(shown(made), Some(("made", 1)), "{key}");
-            tokio::time::advance(Duration::from_millis(1)).await;
         }
         let kept: Vec<i32> = estimates.0.slots.lock().made.keys().copied().collect();
         assert_eq!(kept, [3, 4]);
-        let short = Duration::from_millis(100);
-        assert_eq!(shown(estimates.wait(5, at(1), short, pending()).await), None);
-        assert_eq!(shown(estimates.wait(6, at(1), short, ready(Some("no place"))).await), None);
+        assert_eq!(shown(estimates.wait(5, at(1), Duration::ZERO, pending()).await), None);
+        assert_eq!(shown(estimates.wait(6, at(1), Duration::ZERO, ready(Some("no place"))).await), None);
         assert_eq!(estimates.0.slots.lock().making.len(), 1);
     }
 }
