@@ -250,7 +250,7 @@ impl Hosts {
         }
         let text = format!("hosts of {count} that stand at the end");
         vec![
-            Figure::new("pages", text, f64::from(stand), "").bar(Bar::AtLeast(f64::from(count))).detail(detail),
+            Figure::new("pages", text, stand.into(), "").bar(Bar::AtLeast(count.into())).detail(detail),
             Figure::new("pages", "sessions of hosts that ended", ended as f64, ""),
         ]
     }

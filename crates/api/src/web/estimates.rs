@@ -245,7 +245,8 @@ mod tests {
         assert_eq!(as_of(Some(&first), LogIndex(2)), EstimateOf::Earlier(1));
         assert_eq!(as_of(Some(&first), LogIndex(1)), EstimateOf::Page);
         let other = Moment { generation: 2, ..at(1) };
-        assert_eq!(shown(estimates.wait((), other, Duration::ZERO, never()).await), None, "of another generation");
+        let of_other = estimates.wait((), other, Duration::ZERO, never()).await;
+        assert_eq!(shown(of_other), None, "of another generation");
         age(&estimates, SHOWN_MAX);
         assert_eq!(shown(estimates.wait((), at(2), Duration::ZERO, never()).await), None, "it is too old");
     }

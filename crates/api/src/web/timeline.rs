@@ -144,7 +144,7 @@ impl Web {
         let (fold, cut) = match read_on {
             Some(read) => read,
             None => {
-                let state = first.as_ref().map(|first| first.state().as_ref());
+                let state = first.as_ref().map(|first| &**first.state());
                 let fold = Fold::new(begin, state, (HELD_MAX, RECORDS_MAX));
                 self.read_range(fold, range, deadline).await?
             }
