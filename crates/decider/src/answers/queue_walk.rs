@@ -113,7 +113,7 @@ impl QueueForecast {
         QueueForecast { at: self.at, now: self.now, kept, walks: Vec::new(), foreseen }
     }
 
-    /// The same for a state: another one where that is a different state.
+    /// Makes it a forecast of this state, at the same time, where it is one of another.
     pub(crate) fn ensure_of(&mut self, state: &State) {
         let kept = Arc::clone(&self.kept);
         if !self.is_of(state, &kept) {
