@@ -249,28 +249,36 @@ fn shown(view: &Applied, query: &TimelineQuery, range: &Range, found: &Found) ->
         if range.job.is_some_and(|job| job != held.job) || held.end < range.from {
             continue;
         }
+        let (node, node_is_kept) = nodes.entry(held.node).or_insert_with(|| names.node(held.node));
+        let job_id = held.job.to_string();
+        let id = match query.by {
+            RowKind::Node => node.as_str(),
+            RowKind::Job => job_id.as_str(),
+        };
+        if !node.starts_with(&query.node) || (!query.page.is_empty() && id <= query.page.as_str()) {
+            continue;
+        }
+        // Of the rows behind those that are shown it is enough that there is one.
+        let is_behind = rows.last_key_value().is_some_and(|(last, _)| id > last.as_str());
+        if is_behind && rows.len() > ROWS_SHOWN {
+            continue;
+        }
         let (name, tenant, job_is_kept) = names.job(held.job);
         if range.tenant.is_some() && tenant != range.tenant {
             continue;
         }
-        let (node, node_is_kept) = nodes.entry(held.node).or_insert_with(|| names.node(held.node)).clone();
-        if !node.starts_with(&query.node) {
-            continue;
+        if !rows.contains_key(id) {
+            let (name, has_page) = match query.by {
+                RowKind::Node => (node.clone(), *node_is_kept),
+                RowKind::Job => (name.clone(), job_is_kept),
+            };
+            let row = TimelineRow { id: id.to_owned(), name, has_page, bars: Vec::new() };
+            rows.insert(id.to_owned(), row);
+            if rows.len() > ROWS_SHOWN + 1 {
+                rows.pop_last();
+            }
         }
-        let job_id = held.job.to_string();
-        let (id, called, has_page) = match query.by {
-            RowKind::Node => (node.clone(), node, node_is_kept),
-            RowKind::Job => (job_id.clone(), name.clone(), job_is_kept),
-        };
-        if !query.page.is_empty() && id <= query.page {
-            continue;
-        }
-        let row = rows.entry(id.clone()).or_insert_with(|| TimelineRow {
-            id,
-            name: called,
-            has_page,
-            bars: Vec::new(),
-        });
+        let Some(row) = rows.get_mut(id) else { continue };
         let tenant = tenant.map(|tenant| tenant.to_string()).unwrap_or_default();
         add(
             row,
@@ -287,15 +295,7 @@ fn shown(view: &Applied, query: &TimelineQuery, range: &Range, found: &Found) ->
             },
         );
     }
-    let mut rows: Vec<TimelineRow> = rows.into_values().collect();
-    let has_more = rows.len() > ROWS_SHOWN;
-    rows.truncate(ROWS_SHOWN);
-    let next = rows.last().filter(|_| has_more).map(|row| row.id.clone()).unwrap_or_default();
-    let bars_max = BARS_SHOWN_MAX / rows.len().max(1);
-    for row in &mut rows {
-        row.bars.sort_by_key(|bar| (bar.start_ms, bar.end_ms));
-        row.bars = joined(std::mem::take(&mut row.bars), bars_max);
-    }
+    let (rows, next) = of_page(rows.into_values().collect());
     Timeline {
         from_ms: range.from.0,
         to_ms: range.to.0,
@@ -305,6 +305,19 @@ fn shown(view: &Applied, query: &TimelineQuery, range: &Range, found: &Found) ->
         cut_ms: found.cut.map(|cut| cut.0),
         known_from_ms: found.known_from.map(|known| known.0),
     }
+}
+
+/// As many rows as a page has, with as many bars, and where the next page goes on.
+fn of_page(mut rows: Vec<TimelineRow>) -> (Vec<TimelineRow>, String) {
+    let has_more = rows.len() > ROWS_SHOWN;
+    rows.truncate(ROWS_SHOWN);
+    let next = rows.last().filter(|_| has_more).map(|row| row.id.clone()).unwrap_or_default();
+    let bars_max = BARS_SHOWN_MAX / rows.len().max(1);
+    for row in &mut rows {
+        row.bars.sort_by_key(|bar| (bar.start_ms, bar.end_ms));
+        row.bars = joined(std::mem::take(&mut row.bars), bars_max);
+    }
+    (rows, next)
 }
 
 /// Adds a bar to its row. Parts of one placement of a job on several nodes are one bar of the job.
@@ -338,6 +351,7 @@ fn joined(bars: Vec<Bar>, bars_max: usize) -> Vec<Bar> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
     fn bars(count: u64) -> Vec<Bar> {
         let bar = |number: u64| Bar {
@@ -361,6 +375,46 @@ mod tests {
             assert_eq!(joined.iter().map(|bar| bar.placements).sum::<u64>(), count);
             let last = joined.last().map(|bar| bar.end_ms);
             assert_eq!(last, count.checked_sub(1).map(|last| last * 10 + 5));
+        }
+    }
+
+    #[test]
+    fn pages_have_every_row_once_in_whatever_order_placements_come() {
+        const COUNT: u64 = 1_200;
+        let held = |number: u64| Held {
+            job: JobId(number),
+            node: NodeId(u32::try_from(number * 7 % 523).expect("it is small")),
+            devices: 1,
+            start: LogTime(number),
+            end: LogTime(number + 5),
+            kind: EndKind::Succeeded,
+        };
+        // Neither by name nor by time.
+        let held: Vec<Held> = (0..COUNT).map(|number| held(number * 601 % COUNT)).collect();
+        let found = Found { held, first: None, known_from: None, cut: None };
+        let end = LogTime(2 * COUNT);
+        let range = Range { from: LogTime(0), to: end, now: end, tenant: None, job: None };
+        let state = Applied::default();
+        for by in RowKind::ALL {
+            let mut query = TimelineQuery { by, ..TimelineQuery::default() };
+            let (mut seen, mut placements): (Vec<String>, u64) = (Vec::new(), 0);
+            loop {
+                let page = shown(&state, &query, &range, &found);
+                assert!(page.rows.len() <= ROWS_SHOWN);
+                seen.extend(page.rows.iter().map(|row| row.id.clone()));
+                placements += page.rows.iter().flat_map(|row| &row.bars).map(|bar| bar.placements).sum::<u64>();
+                if page.next.is_empty() {
+                    break;
+                }
+                query.page = page.next;
+            }
+            let id = |held: &Held| match by {
+                RowKind::Node => held.node.to_string(),
+                RowKind::Job => held.job.to_string(),
+            };
+            let all: BTreeSet<String> = found.held.iter().map(id).collect();
+            assert_eq!(seen, all.into_iter().collect::<Vec<String>>(), "{by:?}");
+            assert_eq!(placements, COUNT, "{by:?}");
         }
     }
 
