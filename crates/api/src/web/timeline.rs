@@ -402,7 +402,8 @@ mod tests {
                 let page = shown(&state, &query, &range, &found);
                 assert!(page.rows.len() <= ROWS_SHOWN);
                 seen.extend(page.rows.iter().map(|row| row.id.clone()));
-                placements += page.rows.iter().flat_map(|row| &row.bars).map(|bar| bar.placements).sum::<u64>();
+                let bars = page.rows.iter().flat_map(|row| &row.bars);
+                placements += bars.map(|bar| bar.placements).sum::<u64>();
                 if page.next.is_empty() {
                     break;
                 }
