@@ -1,20 +1,25 @@
 //! What one replica serves over HTTP while it holds many jobs and hosts: web pages, `/metrics`, pages of the past, and streams of
 //! events with readers that take nothing.
 
+use std::collections::HashMap;
+use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use futures::{SinkExt as _, StreamExt as _};
+use muster_client::Client;
 use muster_wire::agent::node_service_client::NodeServiceClient;
 use muster_wire::agent::session_request::Message as Request;
 use muster_wire::{agent, v1};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Mutex, Semaphore, mpsc};
 use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
 use tonic::transport::Channel;
 
 use super::{Common, agents};
@@ -30,6 +35,11 @@ const SESSIONS_PER_CONNECTION: u32 = 250;
 const REGISTERING_MAX: usize = 256;
 /// Between two heartbeats of a host.
 const HEARTBEAT: Duration = Duration::from_secs(3);
+/// Before a host registers again whose session has ended, at least, and how long it is known who leads.
+const REGISTERS_AGAIN: Duration = Duration::from_secs(1);
+const LEADER_KNOWN: Duration = Duration::from_secs(1);
+/// Until all hosts have a session at the end.
+const STAND_WITHIN: Duration = Duration::from_secs(60);
 /// Devices of a host.
 const DEVICES: u32 = 10;
 /// Jobs in one batch, and batches under way at a time.
@@ -120,46 +130,164 @@ async fn get(address: SocketAddr, path: &str) -> Result<Answer> {
     tokio::time::timeout(PATIENCE, asked).await.with_context(|| format!("{path} was not answered"))?
 }
 
-/// A host of which nothing is known but that it is there.
-async fn host(n: u32, channel: Channel, turns: Arc<Semaphore>, ready: mpsc::Sender<()>) -> Result<()> {
-    let (mut to_leader, stream) = futures::channel::mpsc::channel(4);
-    let turn = turns.acquire().await.context("the semaphore is never closed")?;
-    to_leader.send(agents::registration(n, DEVICES)).await.context("the stream is closed")?;
-    let mut client = NodeServiceClient::new(channel);
-    let mut answers = client.session(stream).await.context("a session was refused")?.into_inner();
-    answers.message().await.context("a session broke")?.context("a session ended")?;
-    drop(turn);
-    let _ = ready.send(()).await;
-    let mut ticks = tokio::time::interval(HEARTBEAT);
-    let mut sequence = 0;
-    loop {
-        tokio::select! {
-            _ = ticks.tick() => {
-                sequence += 1;
-                let beat = Request::Heartbeat(agent::Heartbeat { sequence });
-                to_leader.send(agent::SessionRequest { message: Some(beat) }).await.context("a session ended")?;
+/// The replica that led when that was asked last.
+struct KnownLeader {
+    replica: usize,
+    asked_at: Instant,
+}
+
+/// What the hosts have in common.
+struct Hosts {
+    client: Client,
+    endpoints: Vec<String>,
+    leader: Mutex<KnownLeader>,
+    /// Connections by replica and group of hosts.
+    connections: Mutex<HashMap<(usize, u32), Channel>>,
+    registering: Semaphore,
+    /// Hosts that have a session.
+    stand: AtomicU32,
+    /// Sessions that have ended, and why the first of them did.
+    ended: AtomicU64,
+    first_end: OnceLock<String>,
+}
+
+/// A session that stands, until this is dropped.
+struct Standing<'a>(&'a Hosts);
+
+impl<'a> Standing<'a> {
+    fn of(hosts: &'a Hosts) -> Standing<'a> {
+        hosts.stand.fetch_add(1, Ordering::Relaxed);
+        Standing(hosts)
+    }
+}
+
+impl Drop for Standing<'_> {
+    fn drop(&mut self) {
+        self.0.stand.fetch_sub(1, Ordering::Relaxed);
+        self.0.ended.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Hosts {
+    /// Who leads by now: it may change under load, and a real agent finds it as well.
+    async fn leader(&self) -> Result<usize> {
+        let mut known = self.leader.lock().await;
+        if known.asked_at.elapsed() > LEADER_KNOWN {
+            let status = self.client.get_status(v1::GetStatusRequest::default()).await;
+            let freshness = status.context("asking who leads")?.freshness;
+            if let Some(leader) = freshness.map(|freshness| freshness.leader_id).filter(|id| *id > 0) {
+                known.replica = leader as usize - 1;
             }
-            // Orders are not carried out: jobs stay as they were placed.
-            answer = answers.message() => {
-                answer.context("a session broke")?.context("a session ended")?;
+            known.asked_at = Instant::now();
+        }
+        Ok(known.replica)
+    }
+
+    /// The connection of a host to the leader; others have the same one.
+    async fn connection(&self, n: u32) -> Result<Channel> {
+        let replica = self.leader().await?;
+        let mut connections = self.connections.lock().await;
+        let key = (replica, n / SESSIONS_PER_CONNECTION);
+        if let Some(known) = connections.get(&key) {
+            return Ok(known.clone());
+        }
+        let endpoint = self.endpoints.get(replica).context("a replica that is not known")?;
+        let made = agents::connect(endpoint).await?;
+        connections.insert(key, made.clone());
+        Ok(made)
+    }
+
+    /// One session of a host, until it ends; why it did. Who waits for the host to stand is told once.
+    async fn session(
+        &self,
+        n: u32,
+        registration: agent::SessionRequest,
+        ready: &mut Option<mpsc::Sender<()>>,
+    ) -> Result<Infallible> {
+        let turn = self.registering.acquire().await.context("the semaphore is never closed")?;
+        let channel = self.connection(n).await?;
+        let (mut to_leader, stream) = futures::channel::mpsc::channel(4);
+        to_leader.send(registration).await.context("the stream is closed")?;
+        let mut client = NodeServiceClient::new(channel);
+        let mut answers = client.session(stream).await.context("a session was refused")?.into_inner();
+        answers.message().await.context("a registration was refused")?.context("a session ended")?;
+        drop(turn);
+        let _standing = Standing::of(self);
+        if let Some(ready) = ready.take() {
+            let _ = ready.send(()).await;
+        }
+        // All over the interval, as those of a fleet are.
+        let offset = HEARTBEAT.mul_f64(f64::from(n % 256) / 256.0);
+        let mut ticks = tokio::time::interval_at((Instant::now() + offset).into(), HEARTBEAT);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut sequence = 0;
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {
+                    sequence += 1;
+                    let beat = Request::Heartbeat(agent::Heartbeat { sequence });
+                    let beat = agent::SessionRequest { message: Some(beat) };
+                    to_leader.send(beat).await.context("a session takes nothing any more")?;
+                }
+                // Orders are not carried out: jobs stay as they were placed.
+                answer = answers.message() => {
+                    answer.context("a session broke")?.context("a session ended")?;
+                }
             }
         }
+    }
+
+    /// How many have a session by now, once all have or the time for that is over, and how many sessions have ended.
+    async fn figures(&self, count: u32) -> Vec<Figure> {
+        let begun = Instant::now();
+        while self.stand.load(Ordering::Relaxed) < count && begun.elapsed() < STAND_WITHIN {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let (stand, ended) = (self.stand.load(Ordering::Relaxed), self.ended.load(Ordering::Relaxed));
+        let detail = json!({ "sessions_ended": ended, "first_end": self.first_end.get() });
+        if let Some(first) = self.first_end.get() {
+            println!("{ended} sessions of hosts have ended; the first: {first}");
+        }
+        let text = format!("hosts of {count} that stand at the end");
+        vec![
+            Figure::new("pages", text, stand.into(), "").bar(Bar::AtLeast(count.into())).detail(detail),
+            Figure::new("pages", "sessions of hosts that ended", ended as f64, ""),
+        ]
+    }
+}
+
+/// A host of which nothing is known but that it is there. Like an agent it registers again when its session ends; one that has
+/// never stood is an error.
+async fn host(n: u32, hosts: Arc<Hosts>, ready: mpsc::Sender<()>) -> Result<()> {
+    // The same process all the time, by its holder.
+    let registration = agents::registration(n, DEVICES);
+    let mut ready = Some(ready);
+    loop {
+        let Err(ended) = hosts.session(n, registration.clone(), &mut ready).await;
+        if ready.is_some() {
+            return Err(ended);
+        }
+        hosts.first_end.get_or_init(|| format!("host {n}: {ended:#}"));
+        tokio::time::sleep(REGISTERS_AGAIN.mul_f64(1.0 + f64::from(n % 256) / 256.0)).await;
     }
 }
 
 /// Registers the hosts; they stand as long as the tasks do.
-async fn hosts(cluster: &Cluster, leader: usize, count: u32) -> Result<JoinSet<Result<()>>> {
-    let endpoint = cluster.endpoints()[leader].clone();
-    let turns = Arc::new(Semaphore::new(REGISTERING_MAX));
+async fn hosts(cluster: &Cluster, leader: usize, count: u32) -> Result<(Arc<Hosts>, JoinSet<Result<()>>)> {
+    let hosts = Arc::new(Hosts {
+        client: cluster.client(leader, DEADLINE)?,
+        endpoints: cluster.endpoints(),
+        leader: Mutex::new(KnownLeader { replica: leader, asked_at: Instant::now() }),
+        connections: Mutex::default(),
+        registering: Semaphore::new(REGISTERING_MAX),
+        stand: AtomicU32::new(0),
+        ended: AtomicU64::new(0),
+        first_end: OnceLock::new(),
+    });
     let (ready, mut stand) = mpsc::channel(REGISTERING_MAX);
     let mut sessions = JoinSet::new();
-    let mut channel = None;
     for n in 0..count {
-        if n.is_multiple_of(SESSIONS_PER_CONNECTION) {
-            channel = Some(agents::connect(&endpoint).await?);
-        }
-        let channel = channel.clone().context("the first host has made a connection")?;
-        sessions.spawn(host(n, channel, Arc::clone(&turns), ready.clone()));
+        sessions.spawn(host(n, Arc::clone(&hosts), ready.clone()));
     }
     let all = async {
         for _ in 0..count {
@@ -173,7 +301,7 @@ async fn hosts(cluster: &Cluster, leader: usize, count: u32) -> Result<JoinSet<R
         Ok(())
     };
     tokio::time::timeout(PATIENCE, all).await.context("not all hosts stand")??;
-    Ok(sessions)
+    Ok((hosts, sessions))
 }
 
 /// Submits the jobs; the id of one of them.
@@ -205,7 +333,7 @@ async fn jobs(cluster: &Cluster, leader: usize, count: usize) -> Result<String> 
 }
 
 /// A figure for the first byte and for the whole of a page, asked for several times.
-async fn page(address: SocketAddr, name: &str, path: &str) -> Result<Vec<Figure>> {
+async fn page(address: SocketAddr, (name, path): (&str, &str), ms_max: f64) -> Result<Vec<Figure>> {
     let (mut first, mut whole) = (Latencies::new()?, Latencies::new()?);
     let mut bytes = 0;
     for _ in 0..REQUESTS {
@@ -213,7 +341,7 @@ async fn page(address: SocketAddr, name: &str, path: &str) -> Result<Vec<Figure>
         if answer.code != 200 {
             let figure =
                 Figure::new("pages", format!("{name}, {path}"), f64::from(answer.code), "as its code");
-            return Ok(vec![figure.bar(Bar::AtMost(PAGE_MS_MAX)).undone()]);
+            return Ok(vec![figure.bar(Bar::AtMost(ms_max)).undone()]);
         }
         first.record(answer.first_byte);
         whole.record(answer.whole);
@@ -227,7 +355,7 @@ async fn page(address: SocketAddr, name: &str, path: &str) -> Result<Vec<Figure>
         figure("first byte, p50", &first, 0.5),
         figure("first byte, p99", &first, 0.99),
         figure("whole, p50", &whole, 0.5),
-        figure("whole, p99", &whole, 0.99).bar(Bar::AtMost(PAGE_MS_MAX)).detail(detail),
+        figure("whole, p99", &whole, 0.99).bar(Bar::AtMost(ms_max)).detail(detail),
     ])
 }
 
@@ -249,7 +377,9 @@ async fn pages(address: SocketAddr, job_id: &str, past: u64) -> Result<Vec<Figur
         ("cluster", "/cluster"),
         ("jobs of a moment ago", past.as_str()),
     ] {
-        let found = page(address, name, path).await?;
+        // A state of the past is made for the first who asks for it, which has a separate promise.
+        let ms_max = if path.contains("?at=") { PAST_MS_MAX } else { PAGE_MS_MAX };
+        let found = page(address, (name, path), ms_max).await?;
         for figure in &found {
             println!("{}", figure.line());
         }
@@ -411,7 +541,7 @@ pub(crate) async fn run(args: PagesArgs) -> Result<()> {
     let machine = machine::describe_with_disk(cluster.directory())?;
     println!("{}", machine::sentence(&machine));
     let leader = cluster.wait_for_leader().await?;
-    let mut sessions = hosts(&cluster, leader, args.hosts).await?;
+    let (fleet, sessions) = hosts(&cluster, leader, args.hosts).await?;
     let job_id = jobs(&cluster, leader, args.jobs).await?;
     let from = log_index(&cluster, leader).await?;
     let mut figures = pages(cluster.pages_of(leader), &job_id, from).await?;
@@ -420,9 +550,7 @@ pub(crate) async fn run(args: PagesArgs) -> Result<()> {
     // One record before what the pages have asked for: a replica keeps the states that were asked for lately.
     rest.extend(past(&cluster, leader, (from.saturating_sub(1), args.records)).await?);
     rest.extend(streams(&cluster, leader, args.streams).await?);
-    while sessions.try_join_next().is_some() {}
-    let text = format!("hosts of {} that stand at the end", args.hosts);
-    rest.push(Figure::new("pages", text, sessions.len() as f64, "").bar(Bar::AtLeast(f64::from(args.hosts))));
+    rest.extend(fleet.figures(args.hosts).await);
     for figure in &rest {
         println!("{}", figure.line());
     }

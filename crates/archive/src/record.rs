@@ -147,4 +147,20 @@ impl Records {
         });
         Ok(taken)
     }
+
+    /// The same without a copy of any of them: tells of each with its position and its time.
+    ///
+    /// # Errors
+    /// As [`Records::take`].
+    pub fn visit(
+        &mut self,
+        round: &ArchivedRound,
+        mut told: impl FnMut(LogIndex, LogTime, &Decision),
+    ) -> Result<(), ArchiveError> {
+        let decoded = round.decode()?;
+        self.place.step_decoded(round.raft_index, &decoded, |log_index, decision| {
+            told(log_index, decoded.log_time, decision);
+        });
+        Ok(())
+    }
 }

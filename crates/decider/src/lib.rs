@@ -51,7 +51,7 @@ pub use answers::policy_warnings::{
 pub use answers::queue_front::{FrontRequest, QueueFront, queue_front, queue_front_counted};
 pub use answers::queue_walk::{Position, QueueForecast};
 pub use answers::quota_impact::{DisplacedBorrower, QuotaImpact, quota_impact};
-pub use answers::starts::{ExpectedStarts, JobStart, expected_starts};
+pub use answers::starts::{ExpectedStarts, JobStart, expected_starts, expected_starts_in};
 pub use answers::user_turns::users_of_queue;
 pub use commands::answer::Answer;
 pub use commands::booking::BookingOrder;

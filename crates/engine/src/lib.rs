@@ -43,7 +43,7 @@ pub use engine::{
     DELIVERIES_KEPT, Delivered, Delivery, DeliveryResult, Engine, EngineConfig, InboxDepth,
     LEADERSHIPS_COUNTED_FOR, LocalFacts, ReplicaInfo, submission_kib,
 };
-pub use history::follower::{LogBatch, LogFollower, LogPosition};
+pub use history::follower::{LogBatch, LogFollower, LogPosition, RecordVisitor, Visited};
 pub use history::records::{ArchiveStatus, round as archived_round};
 pub use history::settings::{
     HistorySettings, PeerHistory, Retention, UnopenedArchive, archive_error_text, open_archive, purge_up_to,

@@ -22,6 +22,8 @@ use axum::routing::get;
 use futures::StreamExt;
 use muster_metrics::CONTENT_TYPE;
 use muster_transport::{AcceptLimits, Principal, Role, Security};
+use nix::sys::socket::{setsockopt, sockopt};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -42,6 +44,12 @@ const REQUEST_MAX: Duration = Duration::from_secs(10);
 /// Between two questions of HTTP/2 whether the other end is there, and how long it may take to answer. Of HTTP/1 the server ends
 /// a connection whose next head is not complete after 30 s.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// Bytes of an answer that the kernel takes for a reader who does not read; Linux keeps twice that, for its bookkeeping. Without a
+/// bound it goes up to megabytes for each connection: the stream of a reader that takes nothing would look as if it were read for
+/// minutes, and a few hundred such readers would hold a gigabyte that no account of the process knows of. It is enough for 5 MB/s at
+/// 25 ms from one end to the other and back.
+const SEND_BUFFER_BYTES: usize = 128 << 10;
 
 /// The connections of a listener that only a monitoring system and probes use.
 pub const FEW_CONNECTIONS: AcceptLimits = AcceptLimits {
@@ -133,6 +141,7 @@ pub async fn serve(
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), tonic::transport::Error> {
+    bound_send_buffers(&listener);
     let incoming = security.accept(listener, bounds);
     let incoming = incoming.map(move |taken| taken.map(|taken| Watched::new(taken, timeouts)));
     Server::builder()
@@ -146,6 +155,12 @@ pub async fn serve(
         .add_routes(Routes::from(pages))
         .serve_with_incoming_shutdown(incoming, shutdown)
         .await
+}
+
+/// Bounds what the kernel keeps for the readers of the connections of a listener: each has the buffer of its listener from the
+/// beginning. A kernel that refuses that keeps to its usual bound, and the pages are served all the same.
+fn bound_send_buffers(listener: &impl AsFd) {
+    let _ = setsockopt(listener, sockopt::SndBuf, &SEND_BUFFER_BYTES);
 }
 
 fn text(status: StatusCode, text: String) -> Response {
@@ -195,4 +210,45 @@ async fn livez<M: Monitored>(State(pages): State<Pages<M>>) -> Response {
 
 async fn readyz<M: Monitored>(State(pages): State<Pages<M>>) -> Response {
     probed(&pages.monitored.ready())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::socket::getsockopt;
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::{TcpSocket, TcpStream};
+
+    /// What the kernel makes of that number: twice of it at most, and no more than an administrator allows.
+    const KEPT_MAX: usize = 2 * SEND_BUFFER_BYTES;
+
+    #[tokio::test]
+    async fn what_the_kernel_keeps_for_a_reader_is_bounded() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        bound_send_buffers(&listener);
+        let address = listener.local_addr().expect("it has an address");
+        let (reader, taken) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let (_reader, (taken, _)) = (reader.expect("it connects"), taken.expect("it is taken"));
+        let kept = getsockopt(&taken, sockopt::SndBuf).expect("it can be read");
+        assert!((4_096..=KEPT_MAX).contains(&kept), "{kept} bytes");
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_takes_nothing_is_noticed_after_a_few_hundred_kilobytes() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        bound_send_buffers(&listener);
+        let address = listener.local_addr().expect("it has an address");
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.set_recv_buffer_size(4 << 10).expect("a small buffer");
+        let (reader, taken) = tokio::join!(socket.connect(address), listener.accept());
+        let (_reader, (mut taken, _)) = (reader.expect("it connects"), taken.expect("it is taken"));
+        let piece = vec![0; 16 << 10];
+        let mut written = 0;
+        // The socket stays full once it is: the wait ends without a write then.
+        while let Ok(bytes) = tokio::time::timeout(Duration::from_millis(500), taken.write(&piece)).await {
+            written += bytes.expect("the connection stands");
+            assert!(written <= 4 * KEPT_MAX, "{written} bytes were taken for a reader that takes nothing");
+        }
+        assert!(written > 0);
+    }
 }

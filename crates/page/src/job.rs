@@ -10,6 +10,7 @@ use muster_wire::v1;
 
 use crate::event::{self, Event};
 use crate::frame::{Frame, Section, document_of};
+use crate::starts::EstimateOf;
 use crate::text;
 use crate::text::Column::{Number, Text};
 
@@ -25,6 +26,8 @@ pub struct JobDetail {
     pub job: v1::Job,
     /// Why it waits, or where it is.
     pub explanation: v1::Explanation,
+    /// Which state that is of.
+    pub explained_of: EstimateOf,
     /// How often to save its work; none when it does not say how long that takes.
     pub advice: Option<v1::CheckpointAdvice>,
     /// Its newest changes, newest first, as far as the replica keeps them in memory.
@@ -159,7 +162,8 @@ fn reason(shown: &JobDetail, waits: bool, is_past: bool) -> Markup {
             }
         }
         (details(explained))
-        @if waits && !is_past && !explained.knows_reservations {
+        @if waits { (shown.explained_of.note()) }
+        @if waits && !is_past && !explained.knows_reservations && shown.explained_of != EstimateOf::Unmade {
             p.note { "This replica does not lead: it derives reservations from the state, and says of none that it has slipped." }
         }
     }

@@ -39,7 +39,7 @@ pub use overview::{ErrorBudget, ErrorBudgets, NextJob, Overview, PoolUse, QueueS
 pub use pager::Pager;
 pub use plan::{PlanQuery, PlannedCost, PlannedJob, plan};
 pub use queues::{Queues, TierQueue, queues};
-pub use starts::{ExpectedStart, StartsShown};
+pub use starts::{EstimateOf, ExpectedStart, StartsShown};
 pub use text::brief;
 pub use timeline::{Bar, EndKind, RowKind, Timeline, TimelineQuery, TimelineRow, timeline};
 pub use travel::{TimeTravel, moment_ms};

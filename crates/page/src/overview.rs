@@ -9,7 +9,7 @@ use muster_wire::v1;
 use crate::event::{self, Event};
 use crate::filters::{ACTIVE, FINISHED};
 use crate::frame::{Frame, Section, document};
-use crate::starts::ExpectedStart;
+use crate::starts::{EstimateOf, ExpectedStart};
 use crate::text;
 use crate::text::Column::{Number, Text};
 use crate::text::JobCells;
@@ -74,6 +74,8 @@ pub struct QueueShown {
     pub jobs: Vec<NextJob>,
     /// Whether there are more that were not looked for.
     pub is_cut: bool,
+    /// Which state the reasons are of.
+    pub of: EstimateOf,
 }
 
 /// What was spent of the calls that may fail.
@@ -341,6 +343,7 @@ pub(crate) fn next_table(next: &QueueShown) -> Markup {
     html! {
         @if !next.jobs.is_empty() {
             (text::table("Next in the pending queue", html! { "Jobs that are offered capacity next" }, &columns, rows))
+            (next.of.note())
         } @else if !next.is_cut {
             p { "No job waits for capacity." }
         }
@@ -495,7 +498,7 @@ mod tests {
 
     #[test]
     fn a_front_that_was_not_found_is_no_empty_queue() {
-        let shown = next_table(&QueueShown { jobs: Vec::new(), is_cut: true }).into_string();
+        let shown = next_table(&QueueShown { is_cut: true, ..QueueShown::default() }).into_string();
         assert!(!shown.contains("No job waits") && shown.contains("There are more"), "{shown}");
     }
 }

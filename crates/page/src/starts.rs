@@ -16,6 +16,31 @@ const WIDTH_MIN: u64 = 4;
 /// Bookings that are drawn.
 const BOOKINGS_SHOWN: usize = 50;
 
+/// Which state an estimate on a page is of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EstimateOf {
+    /// That of the page.
+    #[default]
+    Page,
+    /// An earlier one, by the last record of the log that it knows of.
+    Earlier(u64),
+    /// None: it is not made yet.
+    Unmade,
+}
+
+impl EstimateOf {
+    /// What a reader is to know of that; nothing where the estimate is of the state of the page.
+    pub(crate) fn note(self) -> Markup {
+        match self {
+            EstimateOf::Page => html! {},
+            EstimateOf::Earlier(log_index) => html! {
+                p.note { "What is estimated is as of log index " (log_index) "; a newer estimate is being made." }
+            },
+            EstimateOf::Unmade => html! { p.note { "Estimates are being made: load the page again to see them." } },
+        }
+    }
+}
+
 /// When a job is expected to start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExpectedStart {
@@ -61,10 +86,15 @@ pub struct StartsShown {
     pub waiting: u64,
     /// Whether the bound on the work came before the end of the queue.
     pub is_cut: bool,
+    /// Which state they are of.
+    pub of: EstimateOf,
 }
 
 /// The same as a table that can be opened.
 pub(crate) fn all_starts(shown: &StartsShown) -> Markup {
+    if shown.of == EstimateOf::Unmade {
+        return shown.of.note();
+    }
     let columns = [Text("Job"), Text("Expected start (UTC)")];
     let rows = html! {
         @for start in &shown.starts {
@@ -80,6 +110,7 @@ pub(crate) fn all_starts(shown: &StartsShown) -> Markup {
             summary { "Expected starts of " (shown.starts.len()) " waiting jobs" }
             (text::table("Expected starts", caption, &columns, rows))
         }
+        (shown.of.note())
         p.note {
             "Computed for " (shown.computed) " of " (shown.waiting) " jobs that wait, by one forecast in which each gets its "
             "capacity in the order of the queue. "
@@ -218,6 +249,16 @@ mod tests {
             parts(&row_of_start(&far), HOUR_MS, 4 * HOUR_MS),
             [("range", 0, 1_000), ("uncertain", 996, 4), ("expected", 996, 4)]
         );
+    }
+
+    #[test]
+    fn an_estimate_of_an_earlier_state_says_so() {
+        let drawn = |of| all_starts(&StartsShown { waiting: 7, of, ..StartsShown::default() }).into_string();
+        assert!(drawn(EstimateOf::Page).contains("of 7 jobs that wait"));
+        assert!(!drawn(EstimateOf::Page).contains("log index"));
+        assert!(drawn(EstimateOf::Earlier(41)).contains("as of log index 41"));
+        let unmade = drawn(EstimateOf::Unmade);
+        assert!(unmade.contains("being made") && !unmade.contains("Computed for"), "{unmade}");
     }
 
     #[test]

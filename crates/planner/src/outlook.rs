@@ -435,20 +435,29 @@ impl CapacityTimeline {
 
     /// Takes the capacity for a start out of the future, for a gang that has nothing reserved here.
     pub fn reserve(&mut self, owner: JobId, start: &Start, until: Option<LogTime>) {
-        let mut amounts = alloc::vec![None; self.nodes.len()];
+        let mut taken: Vec<(usize, Amount, Amount)> = Vec::with_capacity(start.nodes.len());
         for ((id, _), amount) in start.nodes.iter().zip(&start.amounts) {
             if let Some(place) = self.place(*id) {
-                amounts[place] = Some((*amount, self.idle[place].minus(*amount)));
+                taken.push((place, *amount, self.idle[place].minus(*amount)));
             }
         }
+        taken.sort_unstable_by_key(|(place, ..)| *place);
+        // By place of a node, one more than its number among them: mostly few of many nodes are.
+        let mut numbers = alloc::vec![0u32; self.nodes.len()];
+        for (number, (place, ..)) in taken.iter().enumerate() {
+            numbers[*place] = number as u32 + 1;
+        }
+        let number_of = |node: u32| (numbers[node as usize] as usize).checked_sub(1);
         // What is left of each node at that time.
         for release in self.releases.iter().take_while(|release| release.at <= start.at) {
-            if let Some((_, spare)) = &mut amounts[release.node as usize] {
+            if let Some(number) = number_of(release.node) {
+                let (_, _, spare) = &mut taken[number];
                 *spare = spare.plus(release.amount);
             }
         }
         for other in &mut self.reserved {
-            let Some((amount, spare)) = &mut amounts[other.node as usize] else { continue };
+            let Some(number) = number_of(other.node) else { continue };
+            let (_, amount, spare) = &mut taken[number];
             if other.at <= start.at && other.is_there(start.at) {
                 *spare = spare.minus(other.amount);
             }
@@ -458,11 +467,9 @@ impl CapacityTimeline {
             }
         }
         let (at, from) = (start.at, start.at);
-        for (node, amount) in amounts.into_iter().enumerate() {
-            if let Some((amount, spare)) = amount {
-                let node = node as u32;
-                self.reserved.push(Reserved { owner, at, from, node, amount, spare, until });
-            }
+        for (place, amount, spare) in taken {
+            let node = place as u32;
+            self.reserved.push(Reserved { owner, at, from, node, amount, spare, until });
         }
     }
 

@@ -3,27 +3,30 @@
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use muster_decider::{ExpectedStarts, FrontRequest, queue_front};
+use muster_decider::{Blocker, ExpectedStarts, FrontRequest, queue_front};
+use muster_engine::{Engine, Reading, in_background};
 use muster_page::{
-    ErrorBudgets, ExpectedStart, NextJob, Overview, Pager, PoolUse, QueueShown, Queues, RunningDrill,
-    StartsShown, TierQueue,
+    ErrorBudgets, EstimateOf, ExpectedStart, NextJob, Overview, Pager, PoolUse, QueueShown, Queues,
+    RunningDrill, StartsShown, TierQueue,
 };
+use muster_planner::WaitReason;
 use muster_state::{PoolKey, State as Applied};
 use muster_types::{DeviceSet, JobId, PriorityTier};
 use muster_wire::closed::{ClosedSet, number};
-use muster_wire::time::unix_ms;
+use muster_wire::time::{log_time, unix_ms};
 use muster_wire::v1;
 use std::collections::BTreeMap;
 
+use super::estimates::{Estimate, as_of};
 use super::query::parameters;
 use super::time_travel::PageRequest;
 use super::timeline::unix_ms_now;
 use super::{Problem, Reader, Scene, Web, events};
 use crate::booking_service;
 use crate::cluster_service;
-use crate::explanation;
 use crate::fleet_service::holds as fleet_holds;
 use crate::queue_service;
+use crate::read::present;
 use crate::render::{self, Detail};
 use crate::schedule_service;
 
@@ -50,22 +53,81 @@ const RESERVATIONS_SHOWN: usize = 50;
 const STARTS_SHOWN: usize = 200;
 const STARTS_BYTES: usize = STARTS_SHOWN * 512;
 
+/// Why the first requests of the pending queue wait.
+pub(super) type FrontReasons = BTreeMap<JobId, (WaitReason, String)>;
+
+/// When jobs of the pending queue are expected to start.
+#[derive(Debug, Default)]
+pub(super) struct QueueStarts {
+    /// Those that are given their capacity first.
+    forecast: ExpectedStarts,
+    /// Jobs before the last one of the front that have reservations.
+    reserved: Vec<Blocker>,
+}
+
+fn front_reasons(engine: &Engine, view: &Reading) -> FrontReasons {
+    let front = queue_front(view, view.log_time(), EXPLAINED, STEPS_MAX);
+    let reason = |request: FrontRequest| Some((request.job, engine.explain_briefly_here(view, request.job)?));
+    front.requests.into_iter().filter_map(reason).collect()
+}
+
+/// The last job of the front of the queue that is shown.
+fn last_of_front(view: &Applied) -> Option<JobId> {
+    let front = queue_front(view, view.log_time(), FRONT_SHOWN, STEPS_MAX);
+    front.requests.last().map(|request| request.job)
+}
+
+fn queue_starts(engine: &Engine, view: &Reading) -> QueueStarts {
+    let explained = last_of_front(view).and_then(|last| engine.explain_job_here(view, last));
+    let reserved = explained.map(|explained| explained.blockers).unwrap_or_default();
+    QueueStarts { forecast: engine.first_starts_here(view, STARTS_SHOWN), reserved }
+}
+
+impl Web {
+    /// Why the first of the present queue wait; none where that takes too long.
+    async fn front_reasons(&self, asked: &PageRequest) -> Option<Estimate<FrontReasons>> {
+        if asked.at.is_some() {
+            return None;
+        }
+        let (engine, state) = (self.engine().clone(), present(self.engine()));
+        let make = {
+            let state = state.clone();
+            async move { in_background(move || front_reasons(&engine, &state)).await.ok() }
+        };
+        self.front_reasons.get((), &state, make).await
+    }
+
+    /// When jobs of the present queue are expected to start; none where that takes too long.
+    async fn queue_starts(&self, asked: &PageRequest) -> Option<Estimate<QueueStarts>> {
+        if asked.at.is_some() {
+            return None;
+        }
+        let (engine, state) = (self.engine().clone(), present(self.engine()));
+        let make = {
+            let state = state.clone();
+            async move { in_background(move || queue_starts(&engine, &state)).await.ok() }
+        };
+        self.queue_starts.get((), &state, make).await
+    }
+}
+
 /// The front of the pending queue, with the reasons why its first requests wait.
-fn front(scene: &Scene, count: usize) -> QueueShown {
+fn front(scene: &Scene, count: usize, reasons: Option<&Estimate<FrontReasons>>) -> QueueShown {
     let view = &scene.state;
+    let past = view.is_past().then(|| front_reasons(scene.engine(), view));
+    let known = past.as_ref().or(reasons.map(|reasons| &*reasons.value));
+    let of = if view.is_past() { EstimateOf::Page } else { as_of(reasons, view.log_index()) };
     let front = queue_front(view, view.log_time(), count, STEPS_MAX);
-    let shown = front.requests.into_iter().enumerate().filter_map(|(place, request)| {
-        let why =
-            (place < EXPLAINED).then(|| scene.engine().explain_briefly_here(view, request.job)).flatten();
-        let why = why.map(|(reason, message)| v1::Explanation {
+    let shown = front.requests.into_iter().filter_map(|request| {
+        let why = known.and_then(|known| known.get(&request.job)).map(|(reason, message)| v1::Explanation {
             reason: reason.code().to_owned(),
-            message,
+            message: message.clone(),
             ..Default::default()
         });
         let why = why.map(|why| scene.visibility().explanation(view, request.job, why)).unwrap_or_default();
         next_job(view, request, why)
     });
-    QueueShown { jobs: shown.collect(), is_cut: front.is_cut }
+    QueueShown { jobs: shown.collect(), is_cut: front.is_cut, of }
 }
 
 fn next_job(view: &Applied, request: FrontRequest, why: v1::Explanation) -> Option<NextJob> {
@@ -89,7 +151,9 @@ pub(super) async fn overview(
     request: Request,
 ) -> Result<Response, Problem> {
     let (asked, []) = PageRequest::of(reader, &request, [])?;
-    let make = |scene: &Scene| Ok(muster_page::overview(&scene.frame(), &made_of(scene)));
+    let reasons = web.front_reasons(&asked).await;
+    let make =
+        move |scene: &Scene| Ok(muster_page::overview(&scene.frame(), &made_of(scene, reasons.as_ref())));
     web.read(asked, OVERVIEW_BYTES, make).await
 }
 
@@ -116,7 +180,7 @@ pub(super) async fn page(
     web.answer(reader, CLUSTER_BYTES, make).await
 }
 
-fn made_of(scene: &Scene) -> Overview {
+fn made_of(scene: &Scene, reasons: Option<&Estimate<FrontReasons>>) -> Overview {
     let view = &scene.state;
     let (pools, leaves_pools_out) = pools(view);
     let newest = view.active().rev().filter_map(|id| {
@@ -137,7 +201,7 @@ fn made_of(scene: &Scene) -> Overview {
         gated: queues.iter().filter_map(|name| view.queue(name)).map(|queue| queue.load.held_jobs).sum(),
         gated_or_more: queues.len() == TENANTS_COUNTED_MAX,
         uncreated: view.uncreated_count(),
-        next: front(scene, NEXT_SHOWN),
+        next: front(scene, NEXT_SHOWN, reasons),
         active: newest.take(ACTIVE_SHOWN).collect(),
         events: events::newest_of_all(scene, EVENTS_SHOWN),
     }
@@ -197,6 +261,7 @@ pub(super) async fn queues(
     request: Request,
 ) -> Result<Response, Problem> {
     let (asked, [page]) = PageRequest::of(reader, &request, ["page"])?;
+    let (reasons, estimated) = tokio::join!(web.front_reasons(&asked), web.queue_starts(&asked));
     let make = move |scene: &Scene| {
         let listing = v1::ListTenantsRequest { page_token: page.clone(), ..Default::default() };
         let asked = (&listing, TENANTS_SHOWN);
@@ -205,8 +270,16 @@ pub(super) async fn queues(
         let mut schedules = schedule_service::of_caller(&scene.state, &reader, SCHEDULES_SHOWN + 1);
         let leaves_schedules_out = schedules.len() > SCHEDULES_SHOWN;
         schedules.truncate(SCHEDULES_SHOWN);
-        let mut next = front(scene, FRONT_SHOWN);
-        let all_starts = all_starts(scene, &scene.engine().expected_starts_here(&scene.state));
+        let mut next = front(scene, FRONT_SHOWN, reasons.as_ref());
+        let past = scene.state.is_past().then(|| queue_starts(scene.engine(), &scene.state));
+        let of = if past.is_some() {
+            EstimateOf::Page
+        } else {
+            as_of(estimated.as_ref(), scene.state.log_index())
+        };
+        let nothing = QueueStarts::default();
+        let known = past.as_ref().or(estimated.as_ref().map(|made| &*made.value)).unwrap_or(&nothing);
+        let all_starts = all_starts(scene, &known.forecast, of);
         for job in &mut next.jobs {
             job.start = all_starts.starts.iter().find(|start| start.job_id == job.id).cloned();
         }
@@ -214,7 +287,7 @@ pub(super) async fn queues(
         let shown = Queues {
             tenants: listed.tenants,
             now_ms: if scene.state.is_past() { log_ms } else { log_ms.max(unix_ms_now()) },
-            starts: starts(scene, &next),
+            starts: starts(&known.reserved, &next),
             all_starts,
             next,
             tiers: tiers(&scene.state),
@@ -234,7 +307,7 @@ pub(super) async fn queues(
 }
 
 /// When waiting jobs are expected to start, as far as one forecast came.
-fn all_starts(scene: &Scene, forecast: &ExpectedStarts) -> StartsShown {
+fn all_starts(scene: &Scene, forecast: &ExpectedStarts, of: EstimateOf) -> StartsShown {
     let view = &scene.state;
     let known = forecast.starts.iter().filter_map(|found| Some((found.job, found.start?)));
     let shown = known.clone().take(STARTS_SHOWN).filter_map(|(id, start)| {
@@ -254,23 +327,19 @@ fn all_starts(scene: &Scene, forecast: &ExpectedStarts) -> StartsShown {
         unknown: (computed - known.count()) as u64,
         waiting: view.pending_count() as u64,
         is_cut: forecast.is_cut,
+        of,
     }
 }
 
-/// What is reserved for jobs, by the explanation of the last job of the front, and when the jobs of the front are expected to start.
-fn starts(scene: &Scene, front: &QueueShown) -> Vec<ExpectedStart> {
-    let view = &scene.state;
-    let Some(last) = front.jobs.last() else { return Vec::new() };
-    let Ok(id) = last.id.parse::<JobId>() else { return Vec::new() };
-    let Some(explained) = scene.engine().explain_job_here(view, id) else { return Vec::new() };
-    let explained = scene.visibility().explanation(view, id, explanation::waiting(view, &explained));
-    let reserved = explained.blocking_jobs.iter().take(RESERVATIONS_SHOWN).filter_map(|job| {
-        let start_ms = unix_ms(job.start_time)?;
+/// What is reserved for jobs, and when the jobs of the front are expected to start.
+fn starts(reserved: &[Blocker], front: &QueueShown) -> Vec<ExpectedStart> {
+    let reserved = reserved.iter().take(RESERVATIONS_SHOWN).filter_map(|blocker| {
+        let start_ms = unix_ms(log_time(blocker.starts_at))?;
         Some(ExpectedStart {
-            job_id: job.job_id.clone(),
-            name: job.name.clone(),
+            job_id: blocker.job.to_string(),
+            name: blocker.name.to_string(),
             is_reserved: true,
-            has_slipped: job.has_slipped,
+            has_slipped: blocker.has_slipped,
             earliest_ms: start_ms,
             latest_ms: Some(start_ms),
             run_ms: None,

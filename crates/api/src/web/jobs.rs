@@ -5,8 +5,9 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
+use muster_decider::JobExplanation;
 use muster_engine::Change;
-use muster_page::{Group, GroupBy, Groups, JobDetail, JobQuery};
+use muster_page::{EstimateOf, Group, GroupBy, Groups, JobDetail, JobQuery};
 use muster_state::{GangClass, Phase, State as Applied};
 use muster_types::metadata::{LABEL_KEY_RULE, is_label_key};
 use muster_types::{ArrayId, JobId, Name, PriorityTier};
@@ -14,12 +15,14 @@ use muster_wire::closed::{ClosedSet, number, of_word, phase_word, words};
 use muster_wire::v1;
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::estimates::{Estimate, as_of};
 use super::time_travel::PageRequest;
 use super::{Problem, Reader, Scene, Web, events, output};
 use crate::arrays;
 use crate::explanation;
 use crate::job_filter::{Candidate, JobFilter};
 use crate::job_service;
+use crate::read::present;
 use crate::render::{self, Detail};
 
 /// Rows of a page.
@@ -32,6 +35,10 @@ const GROUPS_SHOWN_MAX: usize = 200;
 const REASONS_ASKED_MAX: usize = 64;
 /// Changes of a job that its page shows.
 const CHANGES_SHOWN: usize = 30;
+
+/// Jobs whose explanations are kept for those who ask again, and that are explained at a time.
+pub(super) const EXPLANATIONS_KEPT: usize = 64;
+pub(super) const EXPLANATIONS_MADE: usize = 2;
 
 /// Parameters of the list.
 const PARAMETERS: [&str; 12] = [
@@ -95,6 +102,11 @@ pub(super) async fn list(
 ) -> Result<Response, Problem> {
     let (asked, values) = PageRequest::of(reader, &request, PARAMETERS)?;
     let (query, filter) = filter_of(values)?;
+    let open = query.open.parse::<JobId>().ok();
+    let explained = match open {
+        Some(id) => web.explained(&asked, id).await,
+        None => None,
+    };
     let caller = reader.caller();
     let is_narrowed = filter != v1::JobFilter::default();
     let parsed = |filter| {
@@ -109,7 +121,7 @@ pub(super) async fn list(
         let listed = job_service::list(scene.engine(), view, &query.page, filter, shown)?;
         let by = query.group.map(|by| (by, query.label.as_str()));
         let groups = by.map(|by| groups(scene, &counted, by, is_narrowed));
-        let open = query.open.parse::<JobId>().ok().and_then(|id| detail(scene, id));
+        let open = open.and_then(|id| detail(scene, id, explained.as_ref()));
         let page = (listed.jobs.as_slice(), listed.next_page_token.as_str());
         Ok(muster_page::jobs(&scene.frame(), &query, page, groups.as_ref(), open.as_ref()))
     };
@@ -244,21 +256,45 @@ pub(super) async fn one(
     let id: Option<JobId> = id.ok().and_then(|Path(text)| text.parse().ok());
     let no_id = || Problem::new(StatusCode::NOT_FOUND, "Not found", "The address names no job.");
     let id = id.ok_or_else(no_id)?;
+    let explained = web.explained(&asked, id).await;
     let make = move |scene: &Scene| {
-        let shown = detail(scene, id).ok_or_else(|| Problem::from(job_service::no_such_job(id)))?;
+        let shown = detail(scene, id, explained.as_ref());
+        let shown = shown.ok_or_else(|| Problem::from(job_service::no_such_job(id)))?;
         Ok(muster_page::job(&scene.frame(), &shown))
     };
     web.read(asked, job_service::FULL_PAGE_BYTES, make).await
 }
 
+/// Why a job waits, as it was explained lately; nothing of one that did not wait.
+type Explained = Estimate<Option<JobExplanation>>;
+
+impl Web {
+    /// Why a job of the present waits, where a page asks for it; none where that takes too long. Only for one that waits the
+    /// whole fleet is looked at.
+    async fn explained(&self, asked: &PageRequest, job: JobId) -> Option<Explained> {
+        let (engine, state) = (self.engine().clone(), present(self.engine()));
+        let waits = state.job(job).is_some_and(|row| row.phase == Phase::Pending);
+        if asked.at.is_some() || !waits {
+            return None;
+        }
+        let make = {
+            let state = state.clone();
+            async move { engine.explain_job(&state, job).await.ok() }
+        };
+        self.explanations.get(job, &state, make).await
+    }
+}
+
 /// What the page of a job shows: also of a member of an array that has no row among the jobs, as the calls do.
-fn detail(scene: &Scene, id: JobId) -> Option<JobDetail> {
+fn detail(scene: &Scene, id: JobId, explained: Option<&Explained>) -> Option<JobDetail> {
     let (view, visibility) = (&scene.state, scene.visibility());
     let shown = (Detail::Full, visibility);
     let row = view.job(id).zip(view.spec(id));
-    let (job, explanation) = match row {
-        Some((row, spec)) => (render::job(view, id, row, spec, shown), why(scene, id, &row.phase)),
-        None => (arrays::member(view, id, shown)?, arrays::member_explained(view, id)?),
+    let (job, (explanation, explained_of)) = match row {
+        Some((row, spec)) => {
+            (render::job(view, id, row, spec, shown), why(scene, id, &row.phase, explained))
+        }
+        None => (arrays::member(view, id, shown)?, (arrays::member_explained(view, id)?, EstimateOf::Page)),
     };
     let is_of_job = |change: &Change| matches!(change, Change::Job { id: of, .. } if *of == id);
     let array = view.array_of(id).and_then(|(array, _)| {
@@ -267,6 +303,7 @@ fn detail(scene: &Scene, id: JobId) -> Option<JobDetail> {
     Some(JobDetail {
         job,
         explanation: visibility.explanation(view, id, explanation),
+        explained_of,
         advice: row.and_then(|_| explanation::checkpoint_advice(view, id, view.log_time())),
         array,
         changes: events::newest(scene, CHANGES_SHOWN, is_of_job),
@@ -277,14 +314,35 @@ fn detail(scene: &Scene, id: JobId) -> Option<JobDetail> {
     })
 }
 
-/// Why a job waits, or where it is.
-fn why(scene: &Scene, id: JobId, phase: &Phase) -> v1::Explanation {
+/// Why a job waits, or where it is, and which state that is of. While the explanation of one that waits is being made, its reason
+/// alone is looked for.
+fn why(
+    scene: &Scene,
+    id: JobId,
+    phase: &Phase,
+    explained: Option<&Explained>,
+) -> (v1::Explanation, EstimateOf) {
     let view = &scene.state;
-    // Only for one that waits the whole fleet is looked at.
-    let explained = (*phase == Phase::Pending).then(|| scene.engine().explain_job_here(view, id)).flatten();
-    match (explained, view.job(id)) {
-        (Some(explained), _) => explanation::waiting(view, &explained),
-        (None, Some(row)) => explanation::placed(view, id, row),
-        (None, None) => v1::Explanation::default(),
+    let Some(row) = view.job(id) else { return Default::default() };
+    let placed = || (explanation::placed(view, id, row), EstimateOf::Page);
+    if *phase != Phase::Pending {
+        return placed();
     }
+    if view.is_past() {
+        let explained = scene.engine().explain_job_here(view, id);
+        return explained.map_or_else(placed, |known| (explanation::waiting(view, &known), EstimateOf::Page));
+    }
+    let made = explained.and_then(|estimate| Some((estimate, (*estimate.value).as_ref()?)));
+    if let Some((estimate, known)) = made {
+        return (explanation::waiting(view, known), as_of(Some(estimate), view.log_index()));
+    }
+    let Some((reason, message)) = scene.engine().explain_briefly_here(view, id) else { return placed() };
+    let brief = v1::Explanation {
+        reason: reason.code().to_owned(),
+        message,
+        policy_version: view.policy().version.0,
+        estimate: Some(render::estimate(&row.estimate)),
+        ..Default::default()
+    };
+    (brief, EstimateOf::Unmade)
 }

@@ -8,6 +8,7 @@
 
 mod cluster;
 mod denied;
+mod estimates;
 mod events;
 mod jobs;
 mod nodes;
@@ -25,13 +26,14 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header}
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use muster_decider::JobExplanation;
 use muster_engine::{Engine, Reading};
 use muster_metrics::ReplicaMetrics;
 use muster_monitoring::{ConnectionTimeouts, Peer};
 use muster_page::assets::{ASSETS, Asset};
 use muster_page::{Frame, JobQuery, TimeTravel};
 use muster_transport::{Principal, Security};
-use muster_types::{ClusterId, Refusal, RefusalCode};
+use muster_types::{ClusterId, JobId, Refusal, RefusalCode};
 use muster_wire::status::{Refused, to_status};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -53,6 +55,8 @@ use crate::unwritten::{AnswerMemory, Ledger, Metered};
 use crate::visibility::Visibility;
 
 pub(crate) use denied::note_denied;
+
+use estimates::Estimates;
 
 /// Bytes of a path with its query. A selector of labels has 4,096 characters at most, which may be encoded.
 const ADDRESS_BYTES_MAX: usize = 16 << 10;
@@ -123,6 +127,12 @@ pub(crate) struct Web {
     outputs: Outputs,
     /// Changes that were rendered for a stream lately.
     rendered: events::Rendered,
+    /// Placements that were read from the log lately.
+    folds: timeline::Folds,
+    /// Estimates that were made lately.
+    front_reasons: Estimates<(), cluster::FrontReasons>,
+    queue_starts: Estimates<(), cluster::QueueStarts>,
+    explanations: Estimates<JobId, Option<JobExplanation>>,
     /// What readers have not taken of their answers.
     unwritten: Ledger,
     timeouts: Timeouts,
@@ -140,8 +150,24 @@ impl Web {
     pub(crate) fn new(shared: Shared, timeouts: Timeouts) -> Web {
         let Shared { router, unwritten, drills, objectives, recorder, .. } = shared;
         let (streams, outputs) = (events::places(), output::places());
-        let (rendered, metrics) = (events::Rendered::default(), ReplicaMetrics::default());
-        Web { router, streams, outputs, rendered, unwritten, timeouts, drills, metrics, objectives, recorder }
+        let (rendered, folds) = (events::Rendered::default(), timeline::Folds::default());
+        let metrics = ReplicaMetrics::default();
+        Web {
+            router,
+            streams,
+            outputs,
+            rendered,
+            folds,
+            front_reasons: Estimates::new(1, 1),
+            queue_starts: Estimates::new(1, 1),
+            explanations: Estimates::new(jobs::EXPLANATIONS_KEPT, jobs::EXPLANATIONS_MADE),
+            unwritten,
+            timeouts,
+            drills,
+            metrics,
+            objectives,
+            recorder,
+        }
     }
 
     /// The same with what is counted there.

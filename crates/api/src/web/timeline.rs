@@ -1,15 +1,16 @@
 //! Who held what and when: placements of jobs over a range of time, from the state at its beginning and the records behind it.
 //!
 //! **Invariant:** records, bars and rows of a page are bounded; where a bound is reached the page says up to when it is.
+//! **Invariant:** each record of a range is read once for all who ask for it one after the other.
 //! **Invariant:** of a job only that is shown which every user of the cluster may see: no text of people about how it failed.
 
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use muster_engine::LogFollower;
+use muster_engine::Visited;
 use muster_page::{Bar, EndKind, RowKind, Timeline, TimelineQuery, TimelineRow};
 use muster_state::State as Applied;
-use muster_types::{JobId, LogIndex, LogTime, Name, NodeId, PastPoint, RefusalCode, limits};
+use muster_types::{JobId, LogIndex, LogTime, Name, NodeId, PastPoint, Refusal, RefusalCode, limits};
 use muster_wire::status::{Refused, to_status};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,9 +23,13 @@ use super::{Problem, Reader, Scene, Web};
 use crate::read::{Fresh, present};
 use crate::render;
 
+mod folds;
 mod placements;
 
-use placements::{Held, Placements};
+pub(super) use folds::Folds;
+
+use folds::{Beginning, Fold, RangeReader};
+use placements::Held;
 
 const HOUR_MS: u64 = 3_600_000;
 /// The range that is shown where none is asked for, and the longest one.
@@ -119,7 +124,8 @@ pub(super) fn unix_ms_now() -> u64 {
 }
 
 impl Web {
-    /// Placements of a range: those that there were at its beginning, and what the records behind it change.
+    /// Placements of a range: those that there were at its beginning, and what the records behind it change. What was read of them
+    /// before is not read again.
     async fn placements(&self, reader: Reader, range: &Range) -> Result<Found, Problem> {
         // Time is left to make the page.
         let deadline = Instant::now() + self.timeouts.page * 7 / 8;
@@ -128,16 +134,24 @@ impl Web {
             Some(state) if state.log_time() > range.from => Some(state.log_time()),
             _ => None,
         };
-        let mut placements = Placements::new(HELD_MAX);
-        if let Some(state) = &first {
-            placements.begin(state);
-        }
-        let follower = self.engine().read_log(next).map_err(|refusal| self.no_past(to_status(&refusal)))?;
+        let begin = Beginning { generation: present(self.engine()).generation(), next };
         let turn = self.router.costly(reader.account()).await?;
-        let cut = self.read_range(follower, range, &mut placements, deadline).await?;
+        let read_on = match self.folds.take(begin, range.to) {
+            // Where its place cannot be read any more all is read from the beginning.
+            Some(known) => self.read_range(known, range, deadline).await.ok(),
+            None => None,
+        };
+        let (fold, cut) = match read_on {
+            Some(read) => read,
+            None => {
+                let state = first.as_ref().map(|first| &**first.state());
+                let fold = Fold::new(begin, state, (HELD_MAX, RECORDS_MAX));
+                self.read_range(fold, range, deadline).await?
+            }
+        };
         drop(turn);
-        let end = cut.unwrap_or(range.to);
-        let held = placements.finish(end);
+        let held = fold.held(cut.unwrap_or(range.to));
+        self.folds.put(fold);
         Ok(Found { held, first, known_from, cut })
     }
 
@@ -167,40 +181,35 @@ impl Web {
     /// Reads on to the end of the range; up to when, where it has more than is read for a page.
     async fn read_range(
         &self,
-        mut follower: LogFollower,
+        fold: Fold,
         range: &Range,
-        placements: &mut Placements,
         deadline: Instant,
-    ) -> Result<Option<LogTime>, Problem> {
-        let mut read = 0;
-        let mut reached = range.from;
-        // Of what held devices at the beginning not all may be here.
-        if placements.is_full() {
-            return Ok(Some(reached));
+    ) -> Result<(Fold, Option<LogTime>), Problem> {
+        let refused = |refusal: Refusal| self.no_past(to_status(&refusal));
+        let (next, position) = fold.next();
+        let mut follower = self.engine().read_log(next).map_err(refused)?;
+        if let Some(position) = position {
+            follower.go_back(position.clone());
         }
-        loop {
-            let batch = follower.next().await.map_err(|refusal| self.no_past(to_status(&refusal)))?;
-            if batch.records.is_empty() {
-                return Ok(None);
+        let mut reader = RangeReader { fold, to: range.to, is_cut: false };
+        // Of what held devices at the beginning not all may be here, and what is placed behind the last one is left out.
+        while !reader.fold.is_full() {
+            let (read, visited) = follower.visit(reader).await.map_err(refused)?;
+            reader = read;
+            if visited != Visited::Part {
+                break;
             }
-            for record in &batch.records {
-                if record.log_time > range.to {
-                    return Ok(None);
-                }
-                reached = record.log_time;
-                placements.apply(record.log_time, &record.decision);
-                // What is placed behind this one is left out.
-                if placements.is_full() {
-                    return Ok(Some(reached));
-                }
-            }
-            read += batch.records.len();
-            if read >= RECORDS_MAX || Instant::now() >= deadline {
-                return Ok(Some(reached));
+            if Instant::now() >= deadline {
+                reader.is_cut = true;
+                break;
             }
             // Records that are at hand are not waited for: others on this thread get their turn.
             tokio::task::yield_now().await;
         }
+        let RangeReader { mut fold, is_cut, .. } = reader;
+        fold.set_position(follower.position());
+        let cut = (is_cut || fold.is_full()).then(|| fold.reached().unwrap_or(range.from));
+        Ok((fold, cut))
     }
 }
 
@@ -240,28 +249,36 @@ fn shown(view: &Applied, query: &TimelineQuery, range: &Range, found: &Found) ->
         if range.job.is_some_and(|job| job != held.job) || held.end < range.from {
             continue;
         }
+        let (node, node_is_kept) = nodes.entry(held.node).or_insert_with(|| names.node(held.node));
+        let job_id = held.job.to_string();
+        let id = match query.by {
+            RowKind::Node => node.as_str(),
+            RowKind::Job => job_id.as_str(),
+        };
+        if !node.starts_with(&query.node) || (!query.page.is_empty() && id <= query.page.as_str()) {
+            continue;
+        }
+        // Of the rows behind those that are shown it is enough that there is one.
+        let is_behind = rows.last_key_value().is_some_and(|(last, _)| id > last.as_str());
+        if is_behind && rows.len() > ROWS_SHOWN {
+            continue;
+        }
         let (name, tenant, job_is_kept) = names.job(held.job);
         if range.tenant.is_some() && tenant != range.tenant {
             continue;
         }
-        let (node, node_is_kept) = nodes.entry(held.node).or_insert_with(|| names.node(held.node)).clone();
-        if !node.starts_with(&query.node) {
-            continue;
+        if !rows.contains_key(id) {
+            let (name, has_page) = match query.by {
+                RowKind::Node => (node.clone(), *node_is_kept),
+                RowKind::Job => (name.clone(), job_is_kept),
+            };
+            let row = TimelineRow { id: id.to_owned(), name, has_page, bars: Vec::new() };
+            rows.insert(id.to_owned(), row);
+            if rows.len() > ROWS_SHOWN + 1 {
+                rows.pop_last();
+            }
         }
-        let job_id = held.job.to_string();
-        let (id, called, has_page) = match query.by {
-            RowKind::Node => (node.clone(), node, node_is_kept),
-            RowKind::Job => (job_id.clone(), name.clone(), job_is_kept),
-        };
-        if !query.page.is_empty() && id <= query.page {
-            continue;
-        }
-        let row = rows.entry(id.clone()).or_insert_with(|| TimelineRow {
-            id,
-            name: called,
-            has_page,
-            bars: Vec::new(),
-        });
+        let Some(row) = rows.get_mut(id) else { continue };
         let tenant = tenant.map(|tenant| tenant.to_string()).unwrap_or_default();
         add(
             row,
@@ -278,15 +295,7 @@ fn shown(view: &Applied, query: &TimelineQuery, range: &Range, found: &Found) ->
             },
         );
     }
-    let mut rows: Vec<TimelineRow> = rows.into_values().collect();
-    let has_more = rows.len() > ROWS_SHOWN;
-    rows.truncate(ROWS_SHOWN);
-    let next = rows.last().filter(|_| has_more).map(|row| row.id.clone()).unwrap_or_default();
-    let bars_max = BARS_SHOWN_MAX / rows.len().max(1);
-    for row in &mut rows {
-        row.bars.sort_by_key(|bar| (bar.start_ms, bar.end_ms));
-        row.bars = joined(std::mem::take(&mut row.bars), bars_max);
-    }
+    let (rows, next) = of_page(rows.into_values().collect());
     Timeline {
         from_ms: range.from.0,
         to_ms: range.to.0,
@@ -296,6 +305,19 @@ fn shown(view: &Applied, query: &TimelineQuery, range: &Range, found: &Found) ->
         cut_ms: found.cut.map(|cut| cut.0),
         known_from_ms: found.known_from.map(|known| known.0),
     }
+}
+
+/// As many rows as a page has, with as many bars, and where the next page goes on.
+fn of_page(mut rows: Vec<TimelineRow>) -> (Vec<TimelineRow>, String) {
+    let has_more = rows.len() > ROWS_SHOWN;
+    rows.truncate(ROWS_SHOWN);
+    let next = rows.last().filter(|_| has_more).map(|row| row.id.clone()).unwrap_or_default();
+    let bars_max = BARS_SHOWN_MAX / rows.len().max(1);
+    for row in &mut rows {
+        row.bars.sort_by_key(|bar| (bar.start_ms, bar.end_ms));
+        row.bars = joined(std::mem::take(&mut row.bars), bars_max);
+    }
+    (rows, next)
 }
 
 /// Adds a bar to its row. Parts of one placement of a job on several nodes are one bar of the job.
@@ -329,6 +351,7 @@ fn joined(bars: Vec<Bar>, bars_max: usize) -> Vec<Bar> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
     fn bars(count: u64) -> Vec<Bar> {
         let bar = |number: u64| Bar {
@@ -352,6 +375,47 @@ mod tests {
             assert_eq!(joined.iter().map(|bar| bar.placements).sum::<u64>(), count);
             let last = joined.last().map(|bar| bar.end_ms);
             assert_eq!(last, count.checked_sub(1).map(|last| last * 10 + 5));
+        }
+    }
+
+    #[test]
+    fn pages_have_every_row_once_in_whatever_order_placements_come() {
+        const COUNT: u64 = 1_200;
+        let held = |number: u64| Held {
+            job: JobId(number),
+            node: NodeId(u32::try_from(number * 7 % 523).expect("it is small")),
+            devices: 1,
+            start: LogTime(number),
+            end: LogTime(number + 5),
+            kind: EndKind::Succeeded,
+        };
+        // Neither by name nor by time.
+        let held: Vec<Held> = (0..COUNT).map(|number| held(number * 601 % COUNT)).collect();
+        let found = Found { held, first: None, known_from: None, cut: None };
+        let end = LogTime(2 * COUNT);
+        let range = Range { from: LogTime(0), to: end, now: end, tenant: None, job: None };
+        let state = Applied::default();
+        for by in RowKind::ALL {
+            let mut query = TimelineQuery { by, ..TimelineQuery::default() };
+            let (mut seen, mut placements): (Vec<String>, u64) = (Vec::new(), 0);
+            loop {
+                let page = shown(&state, &query, &range, &found);
+                assert!(page.rows.len() <= ROWS_SHOWN);
+                seen.extend(page.rows.iter().map(|row| row.id.clone()));
+                let bars = page.rows.iter().flat_map(|row| &row.bars);
+                placements += bars.map(|bar| bar.placements).sum::<u64>();
+                if page.next.is_empty() {
+                    break;
+                }
+                query.page = page.next;
+            }
+            let id = |held: &Held| match by {
+                RowKind::Node => held.node.to_string(),
+                RowKind::Job => held.job.to_string(),
+            };
+            let all: BTreeSet<String> = found.held.iter().map(id).collect();
+            assert_eq!(seen, all.into_iter().collect::<Vec<String>>(), "{by:?}");
+            assert_eq!(placements, COUNT, "{by:?}");
         }
     }
 

@@ -127,10 +127,7 @@ pub fn explain_job(
 /// of another state is made again.
 #[must_use]
 pub fn explain_job_in(state: &State, job: JobId, forecast: &mut QueueForecast) -> Option<JobExplanation> {
-    let kept = Arc::clone(forecast.kept());
-    if !forecast.is_of(state, &kept) {
-        *forecast = QueueForecast::new(state, forecast.now(), kept);
-    }
+    forecast.ensure_of(state);
     let row = state.job(job)?;
     let spec = state.spec(job)?;
     if row.phase != Phase::Pending {

@@ -106,6 +106,21 @@ impl QueueForecast {
         self.at == state.log_index() && Arc::ptr_eq(&self.kept, kept)
     }
 
+    /// A separate one of the same state and time that has what was foreseen so far, and no walk.
+    #[must_use]
+    pub fn without_walks(&self) -> QueueForecast {
+        let (kept, foreseen) = (Arc::clone(&self.kept), self.foreseen.clone());
+        QueueForecast { at: self.at, now: self.now, kept, walks: Vec::new(), foreseen }
+    }
+
+    /// Makes it a forecast of this state, at the same time, where it is one of another.
+    pub(crate) fn ensure_of(&mut self, state: &State) {
+        let kept = Arc::clone(&self.kept);
+        if !self.is_of(state, &kept) {
+            *self = QueueForecast::new(state, self.now, kept);
+        }
+    }
+
     pub(crate) fn kept(&self) -> &Arc<KeptReservations> {
         &self.kept
     }
@@ -142,13 +157,13 @@ impl QueueForecast {
         start
     }
 
-    fn foreseen(&self, pace: Pace) -> Arc<Foreseen> {
+    pub(crate) fn foreseen(&self, pace: Pace) -> Arc<Foreseen> {
         let known = self.foreseen.iter().find(|(of, _)| *of == pace);
         known.map(|(_, foreseen)| Arc::clone(foreseen)).unwrap_or_default()
     }
 
     /// Keeps what was made of the state for those who ask next.
-    fn learn(&mut self, pace: Pace, made: &Future) {
+    pub(crate) fn learn(&mut self, pace: Pace, made: &Future) {
         match self.foreseen.iter_mut().find(|(of, _)| *of == pace) {
             Some((_, known)) if known.lacks(made) => Arc::make_mut(known).add(made),
             Some(_) => {}

@@ -1,6 +1,7 @@
 //! When each waiting job is expected to start: one forecast for the whole queue, as far as a bound on the work lets it come.
 
 use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_planner::Budget;
 use muster_policy::{Candidate, Line, blocked_by};
@@ -9,6 +10,7 @@ use muster_types::policy::NonPreemptible;
 use muster_types::{JobId, JobSpec, LogTime};
 
 use crate::answers::explain::StartEstimate;
+use crate::answers::queue_walk::QueueForecast;
 use crate::future::{Future, KeptReservations, LicenceKeepers, Pace};
 use crate::rules::counted::{Counted, are_there, needed};
 use crate::rules::planned::planned_spec;
@@ -42,10 +44,22 @@ pub fn expected_starts(
     state: &State,
     now: LogTime,
     kept: &KeptReservations,
+    bounds: (usize, u64, u64),
+) -> ExpectedStarts {
+    expected_starts_in(state, &mut QueueForecast::new(state, now, Arc::new(kept.clone())), bounds)
+}
+
+/// The same at the time of a forecast of that state, which has what explanations of it have in common: what runs is looked at once
+/// for all of them. A forecast of another state is made again.
+#[must_use]
+pub fn expected_starts_in(
+    state: &State,
+    forecast: &mut QueueForecast,
     (jobs_max, steps_max, visits): (usize, u64, u64),
 ) -> ExpectedStarts {
-    let (order, is_cut) = order(state, now, jobs_max, steps_max);
-    let walk = |pace| walk(state, now, kept, pace, &order, visits);
+    forecast.ensure_of(state);
+    let (order, is_cut) = order(state, forecast.now(), jobs_max, steps_max);
+    let mut walk = |pace| walk(state, forecast, pace, &order, visits);
     let expected = walk(Pace::Expected);
     let (early, late) = (walk(Pace::Early), walk(Pace::Late));
     let estimate = |(index, q50): (usize, LogTime)| {
@@ -99,13 +113,14 @@ fn order(state: &State, now: LogTime, jobs_max: usize, steps_max: u64) -> (Vec<(
 /// When each of these jobs has its capacity if what runs ends at a pace; fewer of them where the budget is spent.
 fn walk(
     state: &State,
-    now: LogTime,
-    kept: &KeptReservations,
+    forecast: &mut QueueForecast,
     pace: Pace,
     order: &[(JobId, bool)],
     visits: u64,
 ) -> Vec<Option<LogTime>> {
-    let mut future = Future::resume_at(now, kept.clone(), pace);
+    let (now, kept) = (forecast.now(), Arc::clone(forecast.kept()));
+    let mut future = Future::resume_at(now, KeptReservations::clone(&kept), pace);
+    future.set_foreseen(&forecast.foreseen(pace));
     let mut budget = Budget::new(visits);
     future.take_up(state, &mut budget);
     let mut taken = TakenByOthers { keepers: kept.licence_keepers(), counts: BTreeMap::new() };
@@ -118,6 +133,7 @@ fn walk(
         }
         starts.push(start);
     }
+    forecast.learn(pace, &future);
     starts
 }
 

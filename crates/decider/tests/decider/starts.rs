@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use muster_decider::{
     Answer, Command, ExpectedStarts, QueueForecast, Speculation, expected_starts, explain_job,
-    explain_job_in, handle, schedule,
+    expected_starts_in, explain_job_in, handle, schedule,
 };
 use muster_planner::Budget;
 use muster_state::State;
@@ -191,6 +191,23 @@ fn a_job_is_explained_alike_alone_and_after_any_others_of_the_same_state() {
     let mut backwards = QueueForecast::new(&state, now, Arc::new(kept.clone()));
     for at in (0..jobs.len()).rev().step_by(90) {
         assert_eq!(explain_job_in(&state, jobs[at], &mut backwards), alone(jobs[at]), "job {at}");
+    }
+}
+
+#[test]
+fn starts_are_expected_alike_alone_and_with_what_explanations_have_foreseen() {
+    let (speculation, state, jobs) = crowded();
+    let (now, kept) = (state.log_time(), speculation.kept_reservations());
+    for bounds in [(200, 10_000, 1_000_000), (40, 10_000, 20_000), (0, 10, 10)] {
+        let alone = expected_starts(&state, now, kept, bounds);
+        let mut forecast = QueueForecast::new(&state, now, Arc::new(kept.clone()));
+        assert!(explain_job_in(&state, jobs[319], &mut forecast).is_some());
+        let explained = explain_job_in(&state, jobs[250], &mut forecast);
+        let mut separate = forecast.without_walks();
+        assert_eq!(expected_starts_in(&state, &mut separate, bounds), alone, "{bounds:?}");
+        // Nor does an explanation depend on them.
+        assert_eq!(expected_starts_in(&state, &mut forecast, bounds), alone, "{bounds:?}");
+        assert_eq!(explain_job_in(&state, jobs[250], &mut forecast), explained, "{bounds:?}");
     }
 }
 

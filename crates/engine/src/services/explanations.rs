@@ -30,6 +30,11 @@ const FORECAST_SERVES_MS: u64 = 1_000;
 
 type SharedForecast = Mutex<Option<QueueForecast>>;
 
+/// Whether a forecast serves those who ask for a state at a time.
+fn serves(known: &QueueForecast, view: &State, kept: &Arc<KeptReservations>, now: LogTime) -> bool {
+    known.is_of(view, kept) && known.now() <= now && now.since_ms(known.now()) <= FORECAST_SERVES_MS
+}
+
 /// Why a pending job waits. Those who ask for the same state one shortly after the other share what they have in common, and wait
 /// for one another.
 fn explained(
@@ -42,9 +47,7 @@ fn explained(
     let Some(shared) = shared else { return muster_decider::explain_job(view, now, job, &kept) };
     let mut slot = shared.lock();
     // Out of its place for the time being: after a panic in the middle of it nobody uses it again.
-    let known = slot.take().filter(|known| {
-        known.is_of(view, &kept) && known.now() <= now && now.since_ms(known.now()) <= FORECAST_SERVES_MS
-    });
+    let known = slot.take().filter(|known| serves(known, view, &kept, now));
     let mut forecast = known.unwrap_or_else(|| QueueForecast::new(view, now, kept));
     let explained = muster_decider::explain_job_in(view, job, &mut forecast);
     *slot = Some(forecast);
@@ -78,8 +81,21 @@ impl Engine {
     /// [`Engine::explain_job_here`]. It costs about as much as one explanation.
     #[must_use]
     pub fn expected_starts_here(&self, view: &Reading) -> ExpectedStarts {
-        let bounds = (STARTS_JOBS_MAX, STARTS_STEPS_MAX, STARTS_VISITS);
-        muster_decider::expected_starts(view, Engine::now_of(view), &self.kept_at(view), bounds)
+        self.first_starts_here(view, STARTS_JOBS_MAX)
+    }
+
+    /// The same for no more jobs than this, those that are given their capacity first: it costs as much less.
+    #[must_use]
+    pub fn first_starts_here(&self, view: &Reading, jobs_max: usize) -> ExpectedStarts {
+        let bounds = (jobs_max.min(STARTS_JOBS_MAX), STARTS_STEPS_MAX, STARTS_VISITS);
+        let (now, kept) = (Engine::now_of(view), self.kept_at(view));
+        // What explanations of the state have made is used where nobody makes more of it: they are not to wait for this.
+        let known = self.shared_forecast(view).and_then(|shared| {
+            let slot = shared.try_lock()?;
+            slot.as_ref().filter(|known| serves(known, view, &kept, now)).map(QueueForecast::without_walks)
+        });
+        let mut forecast = known.unwrap_or_else(|| QueueForecast::new(view, now, kept));
+        muster_decider::expected_starts_in(view, &mut forecast, bounds)
     }
 
     /// The reason and its sentence alone, on the thread of the caller, as [`Engine::explain_job_here`].

@@ -4,12 +4,14 @@ use bytes::Bytes;
 use muster_archive::{Archive, ObjectStore, Record};
 use muster_consensus::{Consensus, ConsensusConfig, ReplicaNode, SnapshotPolicy, Timing};
 use muster_decider::{Answer, BootstrapConfig, Command};
+use muster_journal::Decision;
 use muster_store::{MemoryDisk, ReplicaStore, SnapshotStore, StoreOptions};
 use muster_types::{
     ClusterId, HolderId, LogIndex, LogTime, Parameters, PastPoint, ReadFrom, RefusalCode, ReplicaId,
     RequestId,
 };
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -18,7 +20,8 @@ use std::time::Duration;
 use crate::sample::{host, job, name};
 use crate::services::watching::follow;
 use crate::{
-    Engine, EngineConfig, HistorySettings, LogFollower, ReplicaInfo, WatchPosition, open_archive, replicated,
+    Engine, EngineConfig, HistorySettings, LogFollower, RecordVisitor, ReplicaInfo, Visited, WatchPosition,
+    open_archive, replicated,
 };
 
 const CLUSTER: ClusterId = ClusterId(0xe7);
@@ -243,6 +246,62 @@ async fn a_follower_of_the_log_sees_every_record_once() {
     let newest = running.engine.view().log_index();
     let refused = running.engine.read_log(LogIndex(newest.0 + 1_000)).err().expect("it is not there yet");
     assert_eq!(refused.code, RefusalCode::LogIndexNotReached);
+    running.stop().await;
+}
+
+/// Notes the records that it is told of, so many at a time.
+struct Notes {
+    seen: Vec<(LogIndex, LogTime, Decision)>,
+    left: usize,
+}
+
+impl RecordVisitor for Notes {
+    fn visit(&mut self, log_index: LogIndex, log_time: LogTime, decision: &Decision) -> ControlFlow<()> {
+        if self.left == 0 {
+            return ControlFlow::Break(());
+        }
+        self.left -= 1;
+        self.seen.push((log_index, log_time, decision.clone()));
+        ControlFlow::Continue(())
+    }
+}
+
+/// What a visitor is told that stops behind every `each` records and goes on from there with another follower.
+async fn visited(engine: &Engine, to: LogIndex, each: usize) -> Vec<(LogIndex, LogTime, Decision)> {
+    let mut follower = engine.read_log(LogIndex(1)).expect("it is kept");
+    let mut notes = Notes { seen: Vec::new(), left: each };
+    loop {
+        let (told, visited) = guarded("records", follower.visit(notes)).await.expect("they are kept");
+        notes = told;
+        match visited {
+            Visited::Part => {}
+            Visited::All if notes.seen.last().is_some_and(|(index, ..)| *index >= to) => break,
+            Visited::All => guarded("more records", follower.more()).await.expect("the replica stands"),
+            Visited::Stopped => {
+                notes.left = each;
+                let position = follower.position();
+                follower = engine.read_log(position.log_index()).expect("it is kept");
+                follower.go_back(position);
+            }
+        }
+    }
+    notes.seen.retain(|(index, ..)| *index <= to);
+    notes.seen
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_visitor_is_told_what_a_reader_gets() {
+    let replica = Replica::new();
+    let running = replica.start(8, Some(replica.open())).await;
+    let mut seen = BTreeMap::new();
+    running.work(1..70, &mut seen).await;
+    let records = running.records().await;
+    let last = records.last().expect("there are records").log_index;
+    let read = records.into_iter().map(|record| (record.log_index, record.log_time, record.decision));
+    let read: Vec<(LogIndex, LogTime, Decision)> = read.collect();
+    for each in [1, 2, 7, 1_000] {
+        assert_eq!(visited(&running.engine, last, each).await, read, "{each} at a time");
+    }
     running.stop().await;
 }
 

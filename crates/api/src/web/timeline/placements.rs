@@ -20,10 +20,25 @@ pub(super) struct Held {
 /// A placement that goes on.
 struct Open {
     start: LogTime,
-    /// Devices by node.
-    nodes: BTreeMap<NodeId, u64>,
+    /// Devices by node, in the order of the nodes.
+    nodes: Box<[(NodeId, u64)]>,
     /// Why it is being stopped, once that is decided.
     cause: Option<EndKind>,
+}
+
+impl Open {
+    /// Its parts if it ends so.
+    fn parts(&self, job: JobId, end: LogTime, kind: EndKind) -> impl Iterator<Item = Held> + '_ {
+        let start = self.start;
+        self.nodes.iter().map(move |(node, devices)| Held {
+            job,
+            node: *node,
+            devices: *devices,
+            start,
+            end,
+            kind,
+        })
+    }
 }
 
 /// All placements so far.
@@ -44,6 +59,11 @@ impl Placements {
     /// Whether there are as many as may be kept; what comes behind them is left out.
     pub(super) fn is_full(&self) -> bool {
         self.count >= self.count_max
+    }
+
+    /// Parts of placements that it keeps.
+    pub(super) fn count(&self) -> usize {
+        self.count
     }
 
     /// Takes over what holds devices in a state.
@@ -70,7 +90,7 @@ impl Placements {
             *nodes.entry(slot.node).or_default() += u64::from(slot.devices.count());
         }
         self.count += nodes.len();
-        self.open.insert(job, Open { start, nodes, cause: None });
+        self.open.insert(job, Open { start, nodes: nodes.into_iter().collect(), cause: None });
     }
 
     /// The first cause counts: what follows from it is no other one.
@@ -82,13 +102,12 @@ impl Placements {
 
     /// Ends a placement, by the cause for which it was stopped or else by `kind`.
     fn close(&mut self, job: JobId, end: LogTime, kind: EndKind) {
-        let Some(Open { start, nodes, cause }) = self.open.remove(&job) else { return };
+        let Some(open) = self.open.remove(&job) else { return };
         let kind = match kind {
             EndKind::Succeeded | EndKind::Cancelled | EndKind::Holds => kind,
-            kind => cause.unwrap_or(kind),
+            kind => open.cause.unwrap_or(kind),
         };
-        let parts = nodes.into_iter();
-        self.over.extend(parts.map(|(node, devices)| Held { job, node, devices, start, end, kind }));
+        self.over.extend(open.parts(job, end, kind));
     }
 
     /// What a record changes.
@@ -121,13 +140,9 @@ impl Placements {
 
     /// All of them that began by `end`; what goes on is drawn up to then. A state that is later than a range, because nothing
     /// earlier is kept, has some that began behind it.
-    pub(super) fn finish(mut self, end: LogTime) -> Vec<Held> {
-        let open: Vec<JobId> = self.open.keys().copied().collect();
-        for job in open {
-            self.close(job, end, EndKind::Holds);
-        }
-        self.over.retain(|held| held.start <= end);
-        self.over
+    pub(super) fn up_to(&self, end: LogTime) -> Vec<Held> {
+        let open = self.open.iter().flat_map(|(job, open)| open.parts(*job, end, EndKind::Holds));
+        self.over.iter().cloned().chain(open).filter(|held| held.start <= end).collect()
     }
 }
 
@@ -180,7 +195,7 @@ mod tests {
         for (at, decision) in records {
             placements.apply(LogTime(*at), decision);
         }
-        let held = placements.finish(LogTime(1_000)).into_iter();
+        let held = placements.up_to(LogTime(1_000)).into_iter();
         held.map(|held| (held.node.0, held.start.0, held.end.0, held.kind)).collect()
     }
 
@@ -218,6 +233,6 @@ mod tests {
             placements.apply(LogTime(number), &Decision::GangPlaced { job: JobId(number), workers });
         }
         assert!(placements.is_full());
-        assert_eq!(placements.finish(LogTime(1_000)).len(), 4);
+        assert_eq!(placements.up_to(LogTime(1_000)).len(), 4);
     }
 }
