@@ -349,7 +349,7 @@ pub(crate) async fn cancel_one(
     let (by, acts_for) = (requester(&caller), caller.acts_for()?);
     let order = ControlOrder { request, by, acts_for, control: Control::Cancel, selection };
     let answer = engine.execute(Command::Control(Box::new(order))).await?;
-    let message = arrays::job_after_change(router, &engine.reading(), job, caller).await;
+    let message = arrays::job_after_change(&engine.view(), job, caller.visibility());
     Ok(v1::CancelJobResponse { job: message, freshness: written(engine, answer.at()) })
 }
 
@@ -464,7 +464,7 @@ pub(crate) async fn update(
             return Ok(v1::UpdateJobResponse { job: shown, freshness, array: None });
         }
         let answer = engine.execute(Command::Modify(Box::new(order.clone()))).await?;
-        let shown = arrays::job_after_change(router, &engine.reading(), job, caller).await;
+        let shown = arrays::job_after_change(&engine.view(), job, caller.visibility());
         Ok(v1::UpdateJobResponse { job: shown, freshness: written(engine, answer.at()), array: None })
     };
     let onward = |channel: Onward| {
