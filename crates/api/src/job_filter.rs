@@ -4,7 +4,8 @@ use muster_state::{ArrayRow, JobRow, Phase, Placement, State};
 use muster_types::metadata::ANONYMOUS;
 use muster_types::token::user_of;
 use muster_types::{
-    ArrayId, JobId, JobMetadata, JobSpec, LabelSelector, LogTime, Name, PriorityTier, Violation, limits,
+    ArrayId, JobId, JobMetadata, JobSpec, LabelSelector, LogTime, MetadataBits, Name, PriorityTier,
+    Violation, limits,
 };
 use muster_wire::closed::given_from_proto;
 use muster_wire::convert::{array_id, job_id};
@@ -246,11 +247,11 @@ impl JobFilter {
             None => JobId(0)..end,
         };
         if self.metadata.needs_metadata() && self.array.is_none() {
-            let carrying = view.all_metadata().range(range).rev();
+            let carrying = view.carriers(range, self.metadata.needed).rev();
             let mut passes = self.metadata.passes_in_order();
             let jobs = carrying.map(move |(id, carried)| {
-                let row = passes(carried).then(|| view.job(*id)).flatten();
-                (*id, row.and_then(|row| of(*id, row)))
+                let row = carried.is_some_and(&mut passes).then(|| view.job(id)).flatten();
+                (id, row.and_then(|row| of(id, row)))
             });
             return (Box::new(jobs), METADATA_LOOKED_AT_MAX);
         }
@@ -385,9 +386,9 @@ impl JobFilter {
         if self.metadata.needs_metadata() && self.array.is_none() {
             // Only jobs that carry something can pass, and nothing is read of those that carry something else.
             let mut passes = self.metadata.passes_in_order();
-            let jobs = view.all_metadata().range(range).filter_map(move |(id, carried)| {
-                let row = passes(carried).then(|| view.job(*id)).flatten()?;
-                Candidate::of(view, *id, row)
+            let jobs = view.carriers(range, self.metadata.needed).filter_map(move |(id, carried)| {
+                let row = carried.is_some_and(&mut passes).then(|| view.job(id)).flatten()?;
+                Candidate::of(view, id, row)
             });
             return Box::new(jobs.filter(move |job| !is_over(job.row) && self.shows(view, *job)));
         }
@@ -460,6 +461,8 @@ struct MetadataFilter {
     selector: LabelSelector,
     /// The creator that a job must have; empty when every creator is selected.
     creator: String,
+    /// Bits that every job has which carries what is selected.
+    needed: MetadataBits,
 }
 
 impl MetadataFilter {
@@ -478,7 +481,9 @@ impl MetadataFilter {
         if !violations.is_empty() {
             return Err(violations);
         }
-        Ok(MetadataFilter { selector, creator: creator.to_owned() })
+        let by = if creator.is_empty() { MetadataBits::default() } else { MetadataBits::of_creator(creator) };
+        let needed = selector.needed_bits().and(by);
+        Ok(MetadataFilter { selector, creator: creator.to_owned(), needed })
     }
 
     /// Whether it passes every job.

@@ -8,7 +8,7 @@ use muster_journal::{FORMAT_MIN, WorkerSlot};
 use muster_types::policy::NotificationProgress;
 use muster_types::{
     ArrayId, Booking, HoldTarget, JobContract, JobId, JobMetadata, JobSpec, Leadership, LogIndex, LogTime,
-    Name, NodeId, Parameters, PriorityTier, RequestId, ScheduleKey, Token, TokenId,
+    MetadataBits, Name, NodeId, Parameters, PriorityTier, RequestId, ScheduleKey, Token, TokenId,
 };
 use serde::{Deserialize, Serialize};
 
