@@ -510,8 +510,8 @@ impl MetadataFilter {
             && self.selector.matches(&metadata.labels)
     }
 
-    /// The same of what jobs carry, asked job by job in the order of their ids. Jobs that were submitted together share what they
-    /// carry, so that the answer for one is mostly that for the job before.
+    /// The same of what jobs carry, asked job by job along their ids. Jobs that were submitted together share what they carry, so
+    /// that the answer for one is mostly that for the job before.
     fn passes_in_order<'a>(&'a self) -> impl FnMut(&'a Arc<JobMetadata>) -> bool + 'a {
         let mut before: Option<(&'a Arc<JobMetadata>, bool)> = None;
         move |carried: &'a Arc<JobMetadata>| match before {
