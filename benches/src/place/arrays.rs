@@ -1,11 +1,17 @@
 //! What an array that waits costs: bytes of state, and a pass over the pending queue.
+//!
+//! The state of an array that waits has two parts. Members near their turn are jobs, with rows like others: as many as the window
+//! has, whatever the size of the array. All others are ranges of numbers in the one row of the array. A bar is on the others,
+//! because their number grows with the array; the part that does not grow is a figure next to it, and so is the sum.
+
+use muster_types::limits;
 
 use super::fleet::{Fleet, Layout, Mix};
 use super::{Bar, Figure, growth};
 
 /// Members of the array: as many as one may have.
 const MEMBERS: u32 = 100_000;
-/// Bytes of state for a thousand members that wait.
+/// Bytes of state for a thousand members that wait and are no jobs yet.
 const BYTES_MAX: f64 = 1_024.0;
 /// A pass with the array against one without.
 const RATIO_MAX: f64 = 3.0;
@@ -24,20 +30,32 @@ fn snapshot_bytes(size: Option<u32>) -> f64 {
 /// Measures a pass over a waiting array, and the bytes that its waiting members take.
 pub(super) fn waiting() -> Vec<Figure> {
     let bench = "array";
-    let (none, tenth, whole) =
-        (snapshot_bytes(None), snapshot_bytes(Some(MEMBERS / 10)), snapshot_bytes(Some(MEMBERS)));
-    let thousands = f64::from(MEMBERS) / 1_000.0;
+    let window = limits::ARRAY_WINDOW;
+    let (none, jobs, whole) =
+        (snapshot_bytes(None), snapshot_bytes(Some(window)), snapshot_bytes(Some(MEMBERS)));
+    let thousands = |members: u32| f64::from(members) / 1_000.0;
     let (without, with) = growth::with_array(MEMBERS);
     let us = |times: &super::Times| times.median().as_secs_f64() * 1e6;
     vec![
         Figure::new(
             bench,
-            "state for 1,000 of 100,000 members that wait",
-            (whole - none) / thousands,
+            "state for 1,000 members that wait and are no jobs yet, of an array of 100,000",
+            (whole - jobs) / thousands(MEMBERS - window),
             "bytes",
         )
         .bar(Bar::AtMost(BYTES_MAX)),
-        Figure::new(bench, "the same beyond the first 10,000", (whole - tenth) / (thousands * 0.9), "bytes"),
+        Figure::new(
+            bench,
+            format!("state of the {window} members that are jobs, of an array of any size"),
+            (jobs - none) / 1_024.0,
+            "KiB",
+        ),
+        Figure::new(
+            bench,
+            "all state of an array of 100,000 that waits, by 1,000 members",
+            (whole - none) / thousands(MEMBERS),
+            "bytes",
+        ),
         Figure::new(bench, "a round on a full fleet, nobody else waiting", us(&without), "us")
             .detail(without.json()),
         Figure::new(bench, "the same, an array of 100,000 waiting", us(&with), "us").detail(with.json()),

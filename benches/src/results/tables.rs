@@ -278,7 +278,7 @@ pub(super) const TABLES: &[Table] = &[
         scenario: "controls",
         title: "Arrays, and what people ask of jobs",
         rows: &[],
-        note: "Real processes and real flushes, but for the state and the rounds of an array that waits: those are of one thread. The answer to an array has the id of every member. Selectors go over single jobs, each with its own row.",
+        note: "Real processes and real flushes, but for the state and the rounds of an array that waits: those are of one thread. The answer to an array has the id of every member. Selectors go over single jobs, each with its own row and with labels that no other has.",
     },
     Table {
         scenario: "pages",

@@ -182,15 +182,24 @@ fn compared(loops: &[LoopLatencies]) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Submits the jobs that selectors go over: each batch has one of the teams as its label.
+/// Batches of the jobs that selectors go over, with the size of each.
+fn batches(jobs: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..jobs.div_ceil(BATCH)).map(move |n| (n, BATCH.min(jobs - n * BATCH)))
+}
+
+/// Submits the jobs that selectors go over: each batch has one of the teams as its label, and each job a label that no other has,
+/// so that no two carry the same.
 async fn preload(client: &Client, jobs: usize) -> Result<()> {
-    let sizes = (0..jobs.div_ceil(BATCH)).map(|n| (n, BATCH.min(jobs - n * BATCH)));
-    let mut done = futures::stream::iter(sizes)
+    let mut done = futures::stream::iter(batches(jobs))
         .map(|(n, size)| async move {
-            let mut labelled = job();
-            labelled.labels = [("team".to_owned(), format!("t{}", n % TEAMS))].into();
-            let request = v1::SubmitJobsRequest { jobs: vec![labelled; size], ..Default::default() };
-            client.submit_jobs(request).await
+            let labelled = |place: usize| {
+                let labels =
+                    [("team", format!("t{}", n % TEAMS)), ("run", format!("r{}", n * BATCH + place))];
+                let labels = labels.map(|(key, value)| (key.to_owned(), value)).into();
+                v1::Job { labels, ..job() }
+            };
+            let jobs = (0..size).map(labelled).collect();
+            client.submit_jobs(v1::SubmitJobsRequest { jobs, ..Default::default() }).await
         })
         .buffer_unordered(BATCHES_AT_ONCE);
     while let Some(answer) = done.next().await {
@@ -199,26 +208,38 @@ async fn preload(client: &Client, jobs: usize) -> Result<()> {
     Ok(())
 }
 
+/// The first jobs that a list shows. A page that ends before it has found any is gone on with, as a client does.
+async fn first_listed(client: &Client, filter: Option<v1::JobFilter>) -> Result<usize, CallError> {
+    let mut request = v1::ListJobsRequest { filter, ..Default::default() };
+    loop {
+        let page = client.list_jobs(request.clone()).await?;
+        if !page.jobs.is_empty() || page.next_page_token.is_empty() {
+            return Ok(page.jobs.len());
+        }
+        request.page_token = page.next_page_token;
+    }
+}
+
 /// Lists and previews by label, of jobs that are there and of none.
 async fn selectors(client: &Client, jobs: usize) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
-    let teams = jobs.div_ceil(BATCH).min(TEAMS);
-    let team = format!("a team of {teams}");
-    for (what, selector, is_there) in [(team.as_str(), "team=t0", true), ("no job", "team=nobody", false)] {
+    let size: usize = batches(jobs).filter(|(n, _)| n % TEAMS == 0).map(|(_, size)| size).sum();
+    let team = format!("a team with {size} jobs");
+    for (what, selector, expected) in [(team.as_str(), "team=t0", size), ("no job", "team=nobody", 0)] {
         let (mut list, mut preview) = (Latencies::new()?, Latencies::new()?);
         for _ in 0..TIMES {
             let filter = Some(with_label(selector));
-            let request = v1::ListJobsRequest { filter: filter.clone(), ..Default::default() };
-            let found = timed(&mut list, client.list_jobs(request)).await?;
-            ensure!(found.jobs.is_empty() != is_there, "{selector} lists {} jobs", found.jobs.len());
+            let found = timed(&mut list, first_listed(client, filter.clone())).await?;
+            ensure!((found == 0) == (expected == 0), "{selector} lists {found} jobs");
             let filtered = Some(v1::JobSelector { filter, ..Default::default() });
             let request =
                 v1::CancelJobsRequest { selector: filtered, validate_only: true, ..Default::default() };
             let found = timed(&mut preview, client.cancel_jobs(request)).await?;
-            ensure!((found.job_count == 0) != is_there, "{selector} would cancel {} jobs", found.job_count);
+            let would = u64::from(found.job_count) + found.remaining_count;
+            ensure!(would == expected as u64, "{selector} would cancel {would} jobs, not {expected}");
         }
-        for (call, latency) in [("list", &list), ("preview of a cancellation", &preview)] {
-            let text = format!("{call}, {what}, {jobs} jobs, p99");
+        for (call, latency) in [("first page of a list", &list), ("preview of a cancellation", &preview)] {
+            let text = format!("{call}, {what}, of {jobs} jobs, p99 of {TIMES}");
             let figure = Figure::new("selectors", text, latency.ms(0.99), "ms");
             figures.push(figure.bar(Bar::AtMost(SELECTOR_MS_MAX)).detail(latency.json()));
         }
@@ -230,7 +251,10 @@ async fn selectors(client: &Client, jobs: usize) -> Result<Vec<Figure>> {
 async fn digest_of(cluster: &Cluster, replica: usize) -> Result<(u64, String)> {
     let answer = cluster.client_of(replica)?.get_status(v1::GetStatusRequest::default()).await;
     let status = answer.context("asking a replica")?;
-    Ok((status.freshness.map_or(0, |freshness| freshness.log_index), status.state_digest))
+    let freshness = status.freshness.context("an answer says how current it is")?;
+    let own = replica as u64 + 1;
+    ensure!(freshness.replica_id == own, "replica {} answered for replica {own}", freshness.replica_id);
+    Ok((freshness.log_index, status.state_digest))
 }
 
 /// Kills a follower, starts it again, and compares its digest with the leader's once both are at one place of the log.
@@ -276,7 +300,9 @@ pub(crate) async fn run(args: ControlsArgs) -> Result<()> {
     }
     let mut report = place::report(machine, &figures);
     report["scenario"] = json!("controls");
-    report["rows"] = json!("jobs that selectors go over are single jobs, each with its own row and label");
+    report["rows"] = json!(
+        "jobs that selectors go over are single jobs, each with its own row, and with labels that no other has"
+    );
     args.common.output.write("controls", &report)
 }
 

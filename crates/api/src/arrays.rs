@@ -117,20 +117,14 @@ pub(crate) async fn job_explained(
     Ok(Some(message))
 }
 
-/// The same after a change of the job that is durable already: what cannot be explained now is shown without an
-/// explanation, because a refusal would say that nothing had been changed.
-pub(crate) async fn job_after_change(
-    router: &Router,
-    view: &Reading,
-    id: JobId,
-    caller: Caller,
-) -> Option<v1::Job> {
-    let shown = (Detail::Full, caller.visibility());
-    let plain = || match view.job(id).zip(view.spec(id)) {
+/// A job after a change of it, as a list shows it: why it waits is looked for by those who ask. That search takes longer than the
+/// change itself, and takes a turn from those who wait for one.
+pub(crate) fn job_after_change(view: &State, id: JobId, visibility: Visibility) -> Option<v1::Job> {
+    let shown = (Detail::Full, visibility);
+    match view.job(id).zip(view.spec(id)) {
         Some((row, spec)) => Some(render::job(view, id, row, spec, shown)),
         None => member(view, id, shown),
-    };
-    job_explained(router, view, id, caller).await.unwrap_or_else(|_| plain())
+    }
 }
 
 /// Why such a member waits, or how it ended.

@@ -10,7 +10,7 @@ use muster_decider::{
     check_array_control, check_control, check_throttle,
 };
 use muster_journal::hash;
-use muster_state::{Phase, State};
+use muster_state::State;
 use muster_types::{
     ArrayId, Control, FieldChange, JobId, LogIndex, Name, Refusal, RefusalCode, RequestId, Requester,
     Violation, limits,
@@ -25,7 +25,7 @@ use tonic::{Request, Response, Status};
 
 use crate::arrays;
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Router};
-use crate::job_filter::{Candidate, JobFilter};
+use crate::job_filter::JobFilter;
 use crate::original::Onward;
 use crate::read::{freshness, invalid, written};
 use crate::render::Detail;
@@ -162,9 +162,7 @@ impl Selector {
         let mut selected = Selected::default();
         let mut has_more = (false, false);
         let mut may: BTreeMap<&Name, bool> = BTreeMap::new();
-        let is_behind = |job: &Candidate<'_>| self.after.is_none_or(|after| job.id > after);
-        let is_over = |job: &Candidate<'_>| matches!(job.row.phase, Phase::Finished(_));
-        for job in self.filter.every(view).filter(|job| is_behind(job) && !is_over(job)) {
+        for job in self.filter.unfinished(view, self.after) {
             let tenant = &job.spec.tenant;
             let may = *may.entry(tenant).or_insert_with(|| caller.check_tenant(view, tenant).is_ok());
             if !may {
@@ -249,6 +247,25 @@ pub(crate) async fn control<M: ControlRequest>(
     router.write(caller, local, onward).await.map(Response::new)
 }
 
+/// The jobs that a selector finds now, in a turn of the account.
+async fn look_for(
+    router: &Router,
+    caller: Caller,
+    selector: Arc<Selector>,
+    control: Control,
+) -> Result<Selected, Refusal> {
+    let turn = router.costly(caller.account()).await?;
+    let view = router.engine().view();
+    // A walk over all jobs takes longer than a thread that answers others should be away. The turn ends with the walk, and not
+    // with the caller's patience: else a caller that leaves at once could have any number of them.
+    let find = muster_engine::in_background(move || {
+        let found = selector.find(&view, &caller, control);
+        drop(turn);
+        found
+    });
+    find.await.map_err(|_| Refusal::new(RefusalCode::Internal, "looking for the jobs has failed"))?
+}
+
 async fn control_here(
     router: &Router,
     caller: Caller,
@@ -258,20 +275,11 @@ async fn control_here(
     let engine = router.engine();
     let acts_for = caller.acts_for()?;
     let (asked, is_found) = (selector.asked, !selector.is_named);
-    let turn = match is_found {
-        true => Some(router.costly(caller.account()).await?),
-        false => None,
+    let selected = match is_found {
+        true => look_for(router, caller, selector, control).await?,
+        // They are few, and none is looked for.
+        false => selector.find(&engine.view(), &caller, control)?,
     };
-    let view = engine.view();
-    // A walk over all jobs takes longer than a thread that answers others should be away. The turn ends with the walk, and not
-    // with the caller's patience: else a caller that leaves at once could have any number of them.
-    let find = muster_engine::in_background(move || {
-        let found = selector.find(&view, &caller, control);
-        drop(turn);
-        found
-    });
-    let selected =
-        find.await.map_err(|_| Refusal::new(RefusalCode::Internal, "looking for the jobs has failed"))??;
     let last = selected.last();
     let Selected { jobs, arrays, remaining, passed_over } = selected;
     if validate_only {
@@ -341,7 +349,7 @@ pub(crate) async fn cancel_one(
     let (by, acts_for) = (requester(&caller), caller.acts_for()?);
     let order = ControlOrder { request, by, acts_for, control: Control::Cancel, selection };
     let answer = engine.execute(Command::Control(Box::new(order))).await?;
-    let message = arrays::job_after_change(router, &engine.reading(), job, caller).await;
+    let message = arrays::job_after_change(&engine.view(), job, caller.visibility());
     Ok(v1::CancelJobResponse { job: message, freshness: written(engine, answer.at()) })
 }
 
@@ -456,7 +464,7 @@ pub(crate) async fn update(
             return Ok(v1::UpdateJobResponse { job: shown, freshness, array: None });
         }
         let answer = engine.execute(Command::Modify(Box::new(order.clone()))).await?;
-        let shown = arrays::job_after_change(router, &engine.reading(), job, caller).await;
+        let shown = arrays::job_after_change(&engine.view(), job, caller.visibility());
         Ok(v1::UpdateJobResponse { job: shown, freshness: written(engine, answer.at()), array: None })
     };
     let onward = |channel: Onward| {

@@ -271,6 +271,11 @@ async fn a_job_gets_another_place_size_and_tenant_within_the_rights_of_the_calle
     // To go later is open to everybody, to go earlier is a right.
     let nice = |nice| of(v1::JobSpec { nice, ..Default::default() });
     let changed = update(&mut ada, 1, (&job, ""), nice(10), &["spec.nice"]).await.expect("it goes later");
+    // The answer has the reason of a list: nothing is looked for before it is sent.
+    let list = guarded("a list", ada.list_jobs(v1::ListJobsRequest::default())).await.expect("a page");
+    let listed = list.into_inner().jobs.into_iter().find(|listed| listed.id == job).expect("it is listed");
+    let reason = |job: &v1::Job| (job.status().reason.clone(), job.status().message.clone());
+    assert_eq!(reason(&changed), reason(&listed));
     assert_eq!(changed.spec.expect("it is shown").nice, 10);
     assert_eq!(
         code(update(&mut ada, 2, (&job, ""), nice(-1), &["spec.nice"]).await),

@@ -1,10 +1,11 @@
 //! Which jobs a list or a watch is of.
 
-use muster_state::{ArrayRow, JobRow, Placement, State};
+use muster_state::{ArrayRow, JobRow, Phase, Placement, State};
 use muster_types::metadata::ANONYMOUS;
 use muster_types::token::user_of;
 use muster_types::{
-    ArrayId, JobId, JobMetadata, JobSpec, LabelSelector, LogTime, Name, PriorityTier, Violation, limits,
+    ArrayId, JobId, JobMetadata, JobSpec, LabelSelector, LogTime, MetadataBits, Name, PriorityTier,
+    Violation, limits,
 };
 use muster_wire::closed::given_from_proto;
 use muster_wire::convert::{array_id, job_id};
@@ -12,7 +13,7 @@ use muster_wire::time::timestamp_from_proto;
 use muster_wire::token::filter_digest;
 use muster_wire::v1;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::{Deref, Range};
+use std::ops::{Bound, Deref, Range};
 use std::sync::Arc;
 use tonic::Status;
 
@@ -246,11 +247,11 @@ impl JobFilter {
             None => JobId(0)..end,
         };
         if self.metadata.needs_metadata() && self.array.is_none() {
-            let carrying = view.all_metadata().range(range).rev();
-            let passing = |carried| self.metadata.passes(Some(carried));
+            let carrying = view.carriers(range, self.metadata.needed).rev();
+            let mut passes = self.metadata.passes_in_order();
             let jobs = carrying.map(move |(id, carried)| {
-                let row = passing(carried).then(|| view.job(*id)).flatten();
-                (*id, row.and_then(|row| of(*id, row)))
+                let row = carried.is_some_and(&mut passes).then(|| view.job(id)).flatten();
+                (id, row.and_then(|row| of(id, row)))
             });
             return (Box::new(jobs), METADATA_LOOKED_AT_MAX);
         }
@@ -362,25 +363,45 @@ impl JobFilter {
         &self.phases
     }
 
-    /// Every job that a list shows, oldest first, however many.
-    pub(crate) fn every<'a>(&'a self, view: &'a State) -> Box<dyn Iterator<Item = Candidate<'a>> + 'a> {
-        if !self.metadata.needs_metadata() || self.array.is_some() {
-            return Box::new(self.present(view).flatten());
+    /// Every job that a list shows and that is not over, oldest first, however many: those behind `after`.
+    pub(crate) fn unfinished<'a>(
+        &'a self,
+        view: &'a State,
+        after: Option<JobId>,
+    ) -> Box<dyn Iterator<Item = Candidate<'a>> + 'a> {
+        let is_over = |row: &JobRow| matches!(row.phase, Phase::Finished(_));
+        let begin = after.map_or(Bound::Unbounded, Bound::Excluded);
+        if !self.jobs.is_empty() {
+            let named = self.jobs.iter().filter(move |id| after.is_none_or(|after| **id > after));
+            let jobs = named.filter_map(move |id| Candidate::of(view, *id, view.job(*id)?));
+            return Box::new(jobs.filter(move |job| !is_over(job.row) && self.shows(view, *job)));
         }
-        // Only jobs that carry something can pass, and they are far fewer.
-        let carrying = view.all_metadata().iter().filter_map(move |(id, carried)| {
-            let (row, spec) = (view.job(*id)?, view.spec(*id)?);
-            let job = Candidate {
-                id: *id,
-                row,
-                spec,
-                tier: spec.tier,
-                tenant: &spec.tenant,
-                metadata: Some(carried),
-            };
-            self.shows(view, job).then_some(job)
+        let range = match self.array.map(range_of) {
+            Some(Range { start, end }) => {
+                let is_within = after.is_some_and(|after| after >= start);
+                (if is_within { begin } else { Bound::Included(start) }, Bound::Excluded(end))
+            }
+            None => (begin, Bound::Unbounded),
+        };
+        if self.metadata.needs_metadata() && self.array.is_none() {
+            // Only jobs that carry something can pass, and nothing is read of those that carry something else.
+            let mut passes = self.metadata.passes_in_order();
+            let jobs = view.carriers(range, self.metadata.needed).filter_map(move |(id, carried)| {
+                let row = carried.is_some_and(&mut passes).then(|| view.job(id)).flatten()?;
+                Candidate::of(view, id, row)
+            });
+            return Box::new(jobs.filter(move |job| !is_over(job.row) && self.shows(view, *job)));
+        }
+        // Three tables in one order: none of them is searched.
+        let mut carrying = view.all_metadata().range(range).peekable();
+        let jobs = view.jobs_with_specs(range).filter(move |(_, row, _)| !is_over(row));
+        let jobs = jobs.map(move |(id, row, spec)| {
+            while carrying.next_if(|(carrier, _)| **carrier < id).is_some() {}
+            let metadata =
+                carrying.peek().filter(|(carrier, _)| **carrier == id).map(|(_, carried)| *carried);
+            Candidate { id, row, spec, tier: spec.tier, tenant: &spec.tenant, metadata }
         });
-        Box::new(carrying)
+        Box::new(jobs.filter(move |job| self.shows(view, *job)))
     }
 
     /// Whether every job behind this one, which are older, was submitted too early.
@@ -440,6 +461,8 @@ struct MetadataFilter {
     selector: LabelSelector,
     /// The creator that a job must have; empty when every creator is selected.
     creator: String,
+    /// Bits that every job has which carries what is selected.
+    needed: MetadataBits,
 }
 
 impl MetadataFilter {
@@ -458,7 +481,9 @@ impl MetadataFilter {
         if !violations.is_empty() {
             return Err(violations);
         }
-        Ok(MetadataFilter { selector, creator: creator.to_owned() })
+        let by = if creator.is_empty() { MetadataBits::default() } else { MetadataBits::of_creator(creator) };
+        let needed = selector.needed_bits().and(by);
+        Ok(MetadataFilter { selector, creator: creator.to_owned(), needed })
     }
 
     /// Whether it passes every job.
@@ -485,6 +510,20 @@ impl MetadataFilter {
             && self.selector.matches(&metadata.labels)
     }
 
+    /// The same of what jobs carry, asked job by job along their ids. Jobs that were submitted together share what they carry, so
+    /// that the answer for one is mostly that for the job before.
+    fn passes_in_order<'a>(&'a self) -> impl FnMut(&'a Arc<JobMetadata>) -> bool + 'a {
+        let mut before: Option<(&'a Arc<JobMetadata>, bool)> = None;
+        move |carried: &'a Arc<JobMetadata>| match before {
+            Some((same, passes)) if Arc::ptr_eq(same, carried) => passes,
+            _ => {
+                let passes = self.passes(Some(carried));
+                before = Some((carried, passes));
+                passes
+            }
+        }
+    }
+
     /// What it adds to the filter that a token belongs to.
     fn parts(&self) -> Vec<String> {
         if self.is_empty() {
@@ -497,6 +536,13 @@ impl MetadataFilter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::access_tests::host;
+    use muster_decider::{Answer, BootstrapConfig, Command, ControlOrder, JobSelection, Speculation, handle};
+    use muster_transport::Principal;
+    use muster_types::{
+        ArraySpec, ClusterId, Control, HolderId, JobDraft, Leadership, Parameters, ReplicaId, RequestId,
+        Requester, Submission, TaskGroup, WorkerRequest,
+    };
     use std::time::Instant;
 
     fn metadata(labels: &[(&str, &str)], creator: &str) -> Option<Arc<JobMetadata>> {
@@ -528,6 +574,108 @@ mod tests {
             assert_eq!(passes(selector, creator, ada()), of_ada, "{selector} {creator}");
         }
         assert!(MetadataFilter::new("", &"x".repeat(161)).is_err());
+    }
+
+    /// Jobs without labels and with different ones, several of a submission, and members of arrays; every third is over.
+    fn state_of_jobs() -> (State, Vec<JobId>) {
+        let name = |text: &str| Name::new(text).expect("a name");
+        let request = WorkerRequest {
+            accelerators: None,
+            cpu_milli: 1,
+            memory_bytes: 1 << 20,
+            exclusive: false,
+            scratch_bytes: 0,
+        };
+        let group = TaskGroup::new(name("main"), 1, vec!["train".to_owned()], request);
+        let spec = JobDraft::new(name("train"), name("vision"), vec![group]).check().expect("a job");
+        let founding = BootstrapConfig::new(ClusterId(1), Parameters::DEFAULT);
+        let leadership = Leadership { term: 1, replica: ReplicaId(1) };
+        let now = LogTime(1_800_000_000_000);
+        let mut speculation = Speculation::begin(State::default(), leadership, now, founding);
+        let holder = HolderId(1);
+        let register = Command::Register { spec: host("h1"), holder, other_session_is_over: true };
+        handle(&mut speculation, &register).expect("a host comes");
+        let carried = [
+            metadata(&[("team", "a")], "tenant/vision/ada"),
+            None,
+            metadata(&[("team", "b")], ""),
+            metadata(&[("team", "a"), ("stage", "train")], "tenant/vision/bob"),
+        ];
+        let mut ids = Vec::new();
+        for (number, metadata) in (1..=12).zip(carried.into_iter().cycle()) {
+            let array = (number % 5 == 0).then(|| ArraySpec::of_size(6));
+            let count = if array.is_some() { 1 } else { 3 };
+            let job = Submission { metadata, array, ..Submission::from(spec.clone()) };
+            let submit = Command::submit(RequestId(number), vec![job; count].into());
+            match handle(&mut speculation, &submit).expect("they are taken") {
+                Answer::Submitted { jobs, .. } => ids.extend(jobs),
+                other => panic!("a submission is answered as one, not {other:?}"),
+            }
+        }
+        let over: Vec<JobId> = ids.iter().copied().step_by(3).collect();
+        let order = ControlOrder {
+            request: RequestId(100),
+            by: Requester { name: String::new(), is_operator: true, address: None },
+            acts_for: None,
+            control: Control::Cancel,
+            selection: JobSelection::named(over),
+        };
+        handle(&mut speculation, &Command::Control(Box::new(order))).expect("they end");
+        (speculation.state().clone(), ids)
+    }
+
+    #[test]
+    fn the_walk_of_a_selector_finds_what_a_look_at_every_job_finds() {
+        let (state, ids) = state_of_jobs();
+        // In a state from a snapshot no two jobs share what they carry.
+        let restored = State::restore(state.snapshot()).expect("its own snapshot");
+        let labelled =
+            |selector: &str| v1::JobFilter { label_selector: selector.to_owned(), ..Default::default() };
+        let (array, _) = state.arrays().iter().next().expect("there are arrays");
+        let of_array = v1::JobFilter { array_id: array.to_string(), ..Default::default() };
+        let creator = "tenant/vision/ada".to_owned();
+        let messages = [
+            v1::JobFilter::default(),
+            labelled("team"),
+            labelled("team=a"),
+            labelled("team in (a,b),!stage"),
+            labelled("!team"),
+            labelled("team!=a"),
+            v1::JobFilter { creator, ..Default::default() },
+            v1::JobFilter { tenant: "vision".to_owned(), ..labelled("stage") },
+            v1::JobFilter { job_ids: ids.iter().map(ToString::to_string).collect(), ..Default::default() },
+            of_array,
+            labelled("team=nobody"),
+        ];
+        let caller = Caller::reading(Principal::Plaintext, tokio::time::Instant::now());
+        for message in messages {
+            let filter = JobFilter::new("filter", Some(message.clone()), &caller).expect("a filter");
+            for view in [&state, &restored] {
+                let plain = |after: Option<JobId>| {
+                    let jobs = view.jobs().iter().filter_map(|(id, row)| Candidate::of(view, *id, row));
+                    let jobs = jobs.filter(|job| {
+                        let is_over = matches!(job.row.phase, Phase::Finished(_));
+                        !is_over && after.is_none_or(|after| job.id > after) && filter.shows(view, *job)
+                    });
+                    jobs.map(|job| (job.id, job.metadata.cloned())).collect::<Vec<_>>()
+                };
+                assert_eq!(plain(None).is_empty(), message.label_selector == "team=nobody", "{message:?}");
+                let starts = ids.iter().copied().chain([JobId(0), JobId(u64::MAX)]).map(Some).chain([None]);
+                for after in starts {
+                    let walked = filter.unfinished(view, after);
+                    let walked: Vec<_> = walked.map(|job| (job.id, job.metadata.cloned())).collect();
+                    assert_eq!(walked, plain(after), "{message:?} behind {after:?}");
+                }
+                let listed = filter.candidates(view, None).0.filter_map(|(_, job)| job);
+                let mut listed: Vec<JobId> =
+                    listed.filter(|job| filter.shows(view, *job)).map(|job| job.id).collect();
+                listed.reverse();
+                let shown = view.jobs().iter().filter_map(|(id, row)| Candidate::of(view, *id, row));
+                let shown: Vec<JobId> =
+                    shown.filter(|job| filter.shows(view, *job)).map(|job| job.id).collect();
+                assert_eq!(listed, shown, "{message:?}");
+            }
+        }
     }
 
     /// `cargo test --release -p muster-api selectors -- --ignored --nocapture`: how long a selector takes that walks through

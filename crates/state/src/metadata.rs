@@ -4,17 +4,34 @@ use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use muster_types::{JobId, JobMetadata, Name, limits};
+use core::ops::RangeBounds;
+use muster_journal::hash;
+use muster_types::{JobId, JobMetadata, MetadataBits, Name, limits};
 
 use crate::effect::Effect;
 use crate::guard_error::{GuardError, require};
 use crate::index::{Described, JobIndexKeys};
 use crate::rows::Phase;
 use crate::state::State;
-use crate::table::Table;
+use crate::table::{Derived, Table};
 use crate::verify::BrokenInvariant;
 
 type Run = (JobId, u32, Arc<JobMetadata>);
+
+/// The bits lie next to each other in the table, and the texts do not: a walk that looks for a label reads few of them.
+impl Derived<JobId, Arc<JobMetadata>> for MetadataBits {
+    fn of(metadata: &Arc<JobMetadata>) -> MetadataBits {
+        MetadataBits::carried_by(metadata)
+    }
+
+    fn refresh(&mut self, metadata: &Arc<JobMetadata>) {
+        *self = MetadataBits::carried_by(metadata);
+    }
+
+    fn hash(&self, id: &JobId, metadata: &Arc<JobMetadata>) -> u64 {
+        hash(&(id, metadata))
+    }
+}
 
 impl State {
     /// The labels, annotations and creator of a job; `None` when it has none of them.
@@ -25,8 +42,19 @@ impl State {
 
     /// The rows of all jobs that have labels, annotations or a creator.
     #[must_use]
-    pub fn all_metadata(&self) -> &Table<JobId, Arc<JobMetadata>> {
+    pub fn all_metadata(&self) -> &Table<JobId, Arc<JobMetadata>, MetadataBits> {
         &self.metadata
+    }
+
+    /// Jobs of a range that have labels, annotations or a creator, in order of submission: with them where they have all of these
+    /// bits, and without where they cannot be what is looked for.
+    pub fn carriers(
+        &self,
+        range: impl RangeBounds<JobId>,
+        needed: MetadataBits,
+    ) -> impl DoubleEndedIterator<Item = (JobId, Option<&Arc<JobMetadata>>)> {
+        let rows = self.metadata.range_with_facts(range);
+        rows.map(move |(id, metadata, bits)| (*id, bits.has_all(needed).then_some(metadata)))
     }
 
     /// Said once of a job, before anything becomes of it.

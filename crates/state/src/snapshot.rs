@@ -13,8 +13,8 @@ use muster_journal::frame::{FrameError, FrameReader, encode_frame};
 use muster_journal::{FORMAT_MAX, FORMAT_MIN, WorkerSlot, canonical, from_canonical};
 use muster_types::policy::NotificationProgress;
 use muster_types::{
-    ArrayId, Booking, HoldTarget, JobContract, JobId, JobMetadata, JobSpec, LogTime, Name, NodeId, RequestId,
-    ScheduleKey, Token, TokenId,
+    ArrayId, Booking, HoldTarget, JobContract, JobId, JobMetadata, JobSpec, LogTime, MetadataBits, Name,
+    NodeId, RequestId, ScheduleKey, Token, TokenId,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

@@ -3,12 +3,12 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
-use core::ops::{Bound, RangeInclusive};
+use core::ops::{Bound, RangeBounds, RangeInclusive};
 use muster_journal::{FORMAT_MIN, WorkerSlot};
 use muster_types::policy::NotificationProgress;
 use muster_types::{
     ArrayId, Booking, HoldTarget, JobContract, JobId, JobMetadata, JobSpec, Leadership, LogIndex, LogTime,
-    Name, NodeId, Parameters, PriorityTier, RequestId, ScheduleKey, Token, TokenId,
+    MetadataBits, Name, NodeId, Parameters, PriorityTier, RequestId, ScheduleKey, Token, TokenId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -179,7 +179,7 @@ impl State {
     /// Jobs of a range with what was submitted, in order of submission.
     pub fn jobs_with_specs(
         &self,
-        range: RangeInclusive<JobId>,
+        range: impl RangeBounds<JobId> + Clone,
     ) -> impl Iterator<Item = (JobId, &JobRow, &Arc<JobSpec>)> {
         // Every job has a spec, so that the two tables have the same keys.
         let rows = self.jobs.range(range.clone()).zip(self.specs.range(range));

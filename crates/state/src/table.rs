@@ -123,6 +123,14 @@ impl<K: Ord, V, F> Table<K, V, F> {
         self.rows.range(range).map(|(key, row)| (key, &row.value))
     }
 
+    /// Rows of a range, in key order, each with what is derived from it.
+    pub(crate) fn range_with_facts<R: RangeBounds<K>>(
+        &self,
+        range: R,
+    ) -> impl DoubleEndedIterator<Item = (&K, &V, &F)> {
+        self.rows.range(range).map(|(key, row)| (key, &row.value, &row.facts))
+    }
+
     /// The greatest key.
     #[must_use]
     pub fn last_key(&self) -> Option<&K> {

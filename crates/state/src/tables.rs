@@ -38,7 +38,7 @@ macro_rules! tables {
             /// Admitted nodes and revoked certificates.
             doors: DoorKey => DoorRow, (); 18, "row of admission";
             /// Labels, annotations and creators of jobs; jobs without any are not here.
-            metadata: JobId => Arc<JobMetadata>, (); 19, "metadata of a job";
+            metadata: JobId => Arc<JobMetadata>, MetadataBits; 19, "metadata of a job";
             /// What people have asked of jobs.
             controls: JobId => ControlRow, (); 20, "row of controls";
             /// Arrays.

@@ -8,6 +8,7 @@ use core::fmt;
 
 use crate::limits;
 use crate::metadata::{LABEL_KEY_RULE, LABEL_VALUE_RULE, is_label_key, is_label_value};
+use crate::metadata_bits::MetadataBits;
 
 /// Characters of what was found that an error shows.
 const FOUND_CHARACTERS: usize = 24;
@@ -91,6 +92,20 @@ impl LabelSelector {
     #[must_use]
     pub fn needs_labels(&self) -> bool {
         self.terms.iter().any(|term| matches!(term, Term::In(..) | Term::Exists(_)))
+    }
+
+    /// Bits that every job has which it selects.
+    #[must_use]
+    pub fn needed_bits(&self) -> MetadataBits {
+        self.terms.iter().fold(MetadataBits::default(), |bits, term| match term {
+            Term::In(key, values) => {
+                let bits = bits.and(MetadataBits::of_key(key));
+                let only = values.first().filter(|_| values.len() == 1);
+                only.map_or(bits, |value| bits.and(MetadataBits::of_label(key, value)))
+            }
+            Term::Exists(key) => bits.and(MetadataBits::of_key(key)),
+            Term::NotIn(..) | Term::Absent(_) => bits,
+        })
     }
 
     /// Whether a job with these labels is selected.
