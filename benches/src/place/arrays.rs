@@ -1,8 +1,8 @@
 //! What an array that waits costs: bytes of state, and a pass over the pending queue.
 //!
 //! The state of an array that waits has two parts. Members near their turn are jobs, with rows like others: as many as the window
-//! has, whatever the size of the array. All others are ranges of numbers in the one row of the array. A bar is on the others,
-//! because their number grows with the array; the part that does not grow is a figure next to it, and so is the sum.
+//! has, whatever the size of the array. All others are ranges of numbers in the one row of the array. The bar is on the sum; each part
+//! is a figure next to it.
 
 use muster_types::limits;
 
@@ -11,7 +11,7 @@ use super::{Bar, Figure, growth};
 
 /// Members of the array: as many as one may have.
 const MEMBERS: u32 = 100_000;
-/// Bytes of state for a thousand members that wait and are no jobs yet.
+/// Bytes of state for a thousand members that wait, all in all.
 const BYTES_MAX: f64 = 1_024.0;
 /// A pass with the array against one without.
 const RATIO_MAX: f64 = 3.0;
@@ -42,8 +42,7 @@ pub(super) fn waiting() -> Vec<Figure> {
             "state for 1,000 members that wait and are no jobs yet, of an array of 100,000",
             (whole - jobs) / thousands(MEMBERS - window),
             "bytes",
-        )
-        .bar(Bar::AtMost(BYTES_MAX)),
+        ),
         Figure::new(
             bench,
             format!("state of the {window} members that are jobs, of an array of any size"),
@@ -55,7 +54,8 @@ pub(super) fn waiting() -> Vec<Figure> {
             "all state of an array of 100,000 that waits, by 1,000 members",
             (whole - none) / thousands(MEMBERS),
             "bytes",
-        ),
+        )
+        .bar(Bar::AtMost(BYTES_MAX)),
         Figure::new(bench, "a round on a full fleet, nobody else waiting", us(&without), "us")
             .detail(without.json()),
         Figure::new(bench, "the same, an array of 100,000 waiting", us(&with), "us").detail(with.json()),

@@ -8,11 +8,11 @@ use muster_journal::{Decision, RankUpdate, Round};
 use muster_planner::Budget;
 use muster_state::State;
 use muster_types::demand::THROUGHPUT_MILLI;
+use muster_types::policy::{PolicyDraft, TenantRights};
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, ArraySpec, ClusterId, DeviceAmount, ExitStatus,
     HolderId, JobDraft, JobId, JobSpec, Leadership, Level, LogTime, Name, NodeDraft, NodeId, Parameters,
-    PolicyDraft, PriorityTier, ReplicaId, RequestId, Requester, Submission, TaskGroup, TenantRights,
-    WorkerRequest, limits,
+    PriorityTier, ReplicaId, RequestId, Requester, Submission, TaskGroup, WorkerRequest, limits,
 };
 
 /// Log time at the start: late enough that no retention reaches back before the epoch.
@@ -244,7 +244,12 @@ impl Fleet {
         policy.tenants.entry(name(tenant)).or_default().rights = TenantRights::ALL;
         let policy = Box::new(policy.check().expect("rights break no rule of a policy"));
         let request = self.next_request();
-        self.command(&Command::SetPolicy { request, by: Requester::default(), policy, expected_version: None });
+        self.command(&Command::SetPolicy {
+            request,
+            by: Requester::default(),
+            policy,
+            expected_version: None,
+        });
     }
 
     /// Submits jobs in one batch; the round stays open.

@@ -19,7 +19,7 @@ use crate::rules::share::rows_left;
 use crate::speculation::Speculation;
 
 /// Members that are made jobs without a pause: a record of a few bytes makes many rows, at every replica.
-const CREATED_AT_ONCE: u32 = 4 * limits::ARRAY_WINDOW;
+const CREATED_AT_ONCE: u32 = 16 * limits::ARRAY_WINDOW;
 
 /// Pushes whatever the present state of an array calls for, and leaves it to be filled where it may have more members.
 pub(super) fn settle_array(speculation: &mut Speculation, array: ArrayId) {
