@@ -107,13 +107,20 @@ impl Amount {
 
     /// How many such workers it holds.
     fn workers(self, request: &WorkerRequest) -> u32 {
+        let (cpu_milli, memory_bytes) =
+            (signed(request.cpu_milli).max(1), signed(request.memory_bytes).max(1));
+        // Nothing is divided where not one fits: that is so of most hosts of a full fleet.
+        if self.cpu_milli < cpu_milli || self.memory_bytes < memory_bytes {
+            return 0;
+        }
         let by_device = match request.accelerators.as_ref().map(|a| a.amount) {
             None => i64::MAX,
+            Some(_) if self.devices < 1 => return 0,
             Some(DeviceAmount::Whole(count)) => self.devices / i64::from(count.max(1)),
             Some(DeviceAmount::Share(milli)) => self.devices.saturating_mul(i64::from(1_000 / milli.max(1))),
         };
-        let by_cpu = self.cpu_milli / signed(request.cpu_milli).max(1);
-        let by_memory = self.memory_bytes / signed(request.memory_bytes).max(1);
+        let by_cpu = self.cpu_milli / cpu_milli;
+        let by_memory = self.memory_bytes / memory_bytes;
         // Most ask for none, and then it does not matter what is left.
         let by_scratch = self.scratch_bytes.checked_div(signed(request.scratch_bytes)).unwrap_or(i64::MAX);
         u32::try_from(by_device.min(by_cpu).min(by_memory).min(by_scratch).max(0)).unwrap_or(u32::MAX)
