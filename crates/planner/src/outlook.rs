@@ -215,7 +215,10 @@ pub struct CapacityTimeline {
     rack_count: usize,
     block_count: usize,
     idle: Arc<Vec<Amount>>,
+    /// By time; what comes back to one node at one time is one of them.
     releases: Arc<Vec<Release>>,
+    /// How many there are when each worker is one: what a walk over them is paid for.
+    release_count: usize,
     reserved: Vec<Reserved>,
     has_taints: bool,
     /// Registered hosts by type and rack, in whatever state.
@@ -242,6 +245,7 @@ impl CapacityTimeline {
             block_count: 0,
             idle: Arc::default(),
             releases: Arc::default(),
+            release_count: 0,
             reserved: Vec::new(),
             has_taints: false,
             rack_hosts: Arc::default(),
@@ -295,6 +299,8 @@ impl CapacityTimeline {
         ends.sort_unstable();
         // Thousandths of partly held devices, as they come back.
         let mut partly: BTreeMap<(u32, u16), u16> = BTreeMap::new();
+        // By node, the place of its last release.
+        let mut last: Vec<usize> = alloc::vec![usize::MAX; self.nodes.len()];
         for (at, job) in ends {
             let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
             let Some(placement) = &row.placement else { continue };
@@ -326,22 +332,43 @@ impl CapacityTimeline {
                     *free += milli;
                     amount.devices = i64::from(*free >= 1_000);
                 }
-                Arc::make_mut(&mut self.releases).push(Release { at, node, amount });
+                self.add_release(Release { at, node, amount }, &mut last);
             }
             for slot in state.spares(job) {
-                self.add_spare(state, at, spec, slot);
+                self.add_spare(state, at, spec, (slot, &mut last));
+            }
+        }
+    }
+
+    /// Something comes back, not before anything else that was added. Many gangs that began together are expected to end together:
+    /// what comes back to one node then is added up, so that every question looks at it once.
+    fn add_release(&mut self, release: Release, last: &mut [usize]) {
+        self.release_count += 1;
+        let releases = Arc::make_mut(&mut self.releases);
+        let of_node = &mut last[release.node as usize];
+        match releases.get_mut(*of_node).filter(|known| known.at == release.at) {
+            Some(known) => known.amount = known.amount.plus(release.amount),
+            None => {
+                *of_node = releases.len();
+                releases.push(release);
             }
         }
     }
 
     /// A spare of a gang comes back with the gang: it holds what a worker of the first group does.
-    fn add_spare(&mut self, state: &State, at: LogTime, spec: &JobSpec, slot: &WorkerSlot) {
+    fn add_spare(
+        &mut self,
+        state: &State,
+        at: LogTime,
+        spec: &JobSpec,
+        (slot, last): (&WorkerSlot, &mut [usize]),
+    ) {
         let (Some(node), Some(group)) = (self.place(slot.node), spec.groups.first()) else { return };
         let promised = state.node(slot.node).map_or_else(Default::default, |row| row.promised.devices);
         let row = state.node(slot.node).expect("an indexed node has a row");
         let mut amount = Amount::of_workers_on(&row.spec, &group.request, 1);
         amount.devices = i64::from(slot.devices.difference(promised).count());
-        Arc::make_mut(&mut self.releases).push(Release { at, node: node as u32, amount });
+        self.add_release(Release { at, node: node as u32, amount }, last);
     }
 
     /// The same future with nothing reserved in it.
@@ -353,7 +380,7 @@ impl CapacityTimeline {
     /// What making it has cost, in visits.
     #[must_use]
     pub fn visits(&self) -> u64 {
-        (self.nodes.len() + self.releases.len()) as u64
+        (self.nodes.len() + self.release_count) as u64
     }
 
     /// What it costs to walk over its nodes and releases once, in visits: [`CapacityTimeline::earliest`]
@@ -383,6 +410,7 @@ impl CapacityTimeline {
             Arc::make_mut(&mut self.idle)[place] = idle;
             let behind = self.releases.partition_point(|release| release.at <= end);
             Arc::make_mut(&mut self.releases).insert(behind, Release { at: end, node: place as u32, amount });
+            self.release_count += 1;
         }
         true
     }

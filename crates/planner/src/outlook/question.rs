@@ -222,9 +222,8 @@ impl<'a> Question<'a> {
         loop {
             // Everything that has happened by then.
             while let Some(release) = releases.next_if(|release| release.at <= at) {
-                capacity.comes_back(release.node as usize, release.amount);
+                capacity.changes(release.node as usize, |node| node.idle = node.idle.plus(release.amount));
             }
-            capacity.settle();
             while let Some((_, event)) = events.next_if(|(time, _)| *time <= at) {
                 self.happens(&mut capacity, *event, at);
             }
@@ -474,8 +473,8 @@ impl<'a> Question<'a> {
             }
         }
         let plain_first = self.kinds[group].is_none();
-        // A rest that one node holds goes to the best of them, in whatever order they are: most gangs that are asked about are small,
-        // and clusters are not.
+        // A rest that one node holds goes to the best of them, in whatever order they are: most gangs that are asked about are
+        // small, and clusters are not.
         let mut is_sorted = false;
         let widest = nodes.iter().map(|(_, _, _, workers)| *workers).max().unwrap_or(0);
         let mut at = 0;
@@ -574,8 +573,6 @@ struct NodeCapacity {
     closed: u32,
     /// Workers of the first group that it holds.
     workers: u32,
-    /// Whether something has come back since these were counted.
-    is_unsettled: bool,
 }
 
 /// The capacity for a gang at one time: by node, by part (a rack or block that has a separate limit), and by
@@ -597,8 +594,6 @@ struct FreeCapacity<'a> {
     part_most: u32,
     /// Domains that have enough at the moment.
     enough: Vec<usize>,
-    /// Nodes of which something has come back, and which are to be counted again.
-    unsettled: Vec<usize>,
 }
 
 impl<'a> FreeCapacity<'a> {
@@ -620,13 +615,7 @@ impl<'a> FreeCapacity<'a> {
             Some(Level::Host) => outlook.nodes.len(),
         };
         let primary = question.kinds.iter().position(Option::is_some).unwrap_or(0);
-        let empty = NodeCapacity {
-            idle: Amount::default(),
-            most: Amount::ALL,
-            closed: 0,
-            workers: 0,
-            is_unsettled: false,
-        };
+        let empty = NodeCapacity { idle: Amount::default(), most: Amount::ALL, closed: 0, workers: 0 };
         // All workers of a host where the whole gang is on one, and where a segment may have workers of several groups.
         let is_split = rule.required != Some(Level::Host) && question.spec.groups.len() == 1;
         let mut capacity = FreeCapacity {
@@ -642,7 +631,6 @@ impl<'a> FreeCapacity<'a> {
             part_unit: part_level.map_or(1, |level| rule.unit_in(level)),
             part_most: rule.spread.map_or(u32::MAX, |spread| spread.workers_max),
             enough: Vec::new(),
-            unsettled: Vec::new(),
         };
         for place in 0..capacity.nodes.len() {
             capacity.changes(place, |_| {});
@@ -715,26 +703,6 @@ impl<'a> FreeCapacity<'a> {
 
     fn part_limit(&self, part: usize) -> u32 {
         self.parts.get(part).map_or(u32::MAX, |workers| self.of_part(*workers))
-    }
-
-    /// Something comes back to a node. What it holds is counted once for all that comes back at one time, by
-    /// [`FreeCapacity::settle`]: many gangs that began together are expected to end together.
-    fn comes_back(&mut self, place: usize, amount: Amount) {
-        let node = &mut self.nodes[place];
-        node.idle = node.idle.plus(amount);
-        if !node.is_unsettled {
-            node.is_unsettled = true;
-            self.unsettled.push(place);
-        }
-    }
-
-    /// Counts the nodes again to which something has come back. Before that nothing else may change.
-    fn settle(&mut self) {
-        let mut unsettled = core::mem::take(&mut self.unsettled);
-        for place in unsettled.drain(..) {
-            self.changes(place, |node| node.is_unsettled = false);
-        }
-        self.unsettled = unsettled;
     }
 
     /// Changes a node, and what its part and its domain have.
