@@ -441,7 +441,9 @@ impl State {
     }
 
     fn fold_registered(&mut self, spec: &NodeSpec, holder: HolderId) -> Vec<Effect> {
-        let spec = Arc::new(spec.clone());
+        let mut spec = spec.clone();
+        self.indexes.share_names(&mut spec);
+        let spec = Arc::new(spec);
         let all = Free::all_of(&spec);
         let id = match self.node_named(&spec.name) {
             Some(id) => {

@@ -774,6 +774,16 @@ impl Indexes {
         rack.in_use -= u32::from(row.is_in_use());
     }
 
+    /// Gives the description of a node the names that its neighbours have in memory: see `NodeSpec::share_names`.
+    pub(crate) fn share_names(&self, spec: &mut NodeSpec) {
+        let Some((key, pool)) = self.pools.range(..=PoolKey::of(spec)).next_back() else { return };
+        let rack = pool.racks.range(..=RackKey::of(spec)).next_back().map(|(rack, _)| rack);
+        let of_rack = rack.into_iter().flat_map(|rack| [&rack.block, &rack.rack]);
+        let known: Vec<&Name> =
+            [&key.region, &key.cluster].into_iter().chain(&key.kind).chain(of_rack).collect();
+        spec.share_names(|name| known.iter().find(|known| **known == name).copied().cloned());
+    }
+
     /// Counts the size of a node that has become placeable.
     pub(crate) fn add_placeable(&mut self, spec: &NodeSpec) {
         let key = PoolKey::of(spec);
