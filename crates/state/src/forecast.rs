@@ -47,8 +47,7 @@ impl Forecast {
             self.0.change_charge(&spec, Some((region, charge)), None);
         }
         // Nobody goes to where it was, and nobody keeps away from there.
-        let key = (spec.tenant.clone(), job);
-        self.0.indexes.active_by_tenant.remove(&key);
+        self.0.indexes.leave_active_of(&spec.tenant, job);
         if !is_promised {
             self.0.indexes.set_apart(job, &spec, false);
         }

@@ -317,6 +317,20 @@ fn toggle<K: Ord + Clone>(set: &mut Set<K>, member: K, is_member: bool) {
     }
 }
 
+/// The same in the set of a tenant. Its name is looked up once, and not compared in each of many members.
+fn toggle_of(sets: &mut Map<Name, Set<JobId>>, tenant: &Name, member: JobId, is_member: bool) {
+    match sets.get_mut(tenant) {
+        Some(set) => {
+            toggle(set, member, is_member);
+            if set.is_empty() {
+                sets.remove(tenant);
+            }
+        }
+        None if is_member => sets.insert(tenant.clone(), Set::of(member)),
+        None => {}
+    }
+}
+
 /// All derived indexes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Indexes {
@@ -359,15 +373,15 @@ pub(crate) struct Indexes {
     pub(crate) promises_by_node: Set<(NodeId, JobId)>,
     /// Jobs that hold or may hold devices.
     pub(crate) active: Set<JobId>,
-    /// The same, by tenant.
-    pub(crate) active_by_tenant: Set<(Name, JobId)>,
+    /// The same, by tenant; a tenant without any is not there.
+    pub(crate) active_by_tenant: Map<Name, Set<JobId>>,
     /// Those of them, and of jobs with a promise, that keep other jobs away from where they are or will be, by tenant and
     /// what they keep away; what nobody keeps away is not there.
     pub(crate) apart: Map<Name, Map<ApartKind, Set<JobId>>>,
     /// What jobs hold of counted resources.
     pub(crate) licences: LicenceUse,
-    /// Jobs that are charged for devices, by tenant.
-    pub(crate) charged: Set<(Name, JobId)>,
+    /// Jobs that are charged for devices, by tenant; a tenant without any is not there.
+    pub(crate) charged: Map<Name, Set<JobId>>,
     /// Gangs that are being stopped.
     pub(crate) stopping: Set<JobId>,
     /// Running gangs that policy may stop, lowest tier first.
@@ -505,11 +519,11 @@ impl Indexes {
             after.held.inspect(|time| self.hold_back(id, spec, *time));
         }
         if before.charged != after.charged {
-            toggle(&mut self.charged, (spec.tenant.clone(), id), after.charged);
+            toggle_of(&mut self.charged, &spec.tenant, id, after.charged);
         }
         if before.active != after.active {
             toggle(&mut self.active, id, after.active);
-            toggle(&mut self.active_by_tenant, (spec.tenant.clone(), id), after.active);
+            toggle_of(&mut self.active_by_tenant, &spec.tenant, id, after.active);
         }
         if before.apart != after.apart {
             self.set_apart(id, spec, after.apart);
@@ -544,6 +558,11 @@ impl Indexes {
             before.finished.inspect(|at| _ = self.finished.remove(&(*at, id)));
             after.finished.inspect(|at| self.finished.insert((*at, id)));
         }
+    }
+
+    /// A job that holds devices counts as one that holds none.
+    pub(crate) fn leave_active_of(&mut self, tenant: &Name, id: JobId) {
+        toggle_of(&mut self.active_by_tenant, tenant, id, false);
     }
 
     fn shift_promise(&mut self, id: JobId, before: &JobIndexKeys, after: &JobIndexKeys) {
