@@ -6,6 +6,7 @@ mod arrays;
 mod booked;
 mod licences;
 mod loads;
+mod offers;
 mod pending_reasons;
 mod user_lanes;
 
@@ -37,6 +38,7 @@ use licences::LicenceUse;
 pub(crate) use licences::holds_licences;
 pub(crate) use loads::{ClusterPlace, UserKey};
 pub use loads::{QueueLoad, UserLoad, Work};
+pub(crate) use offers::Offered;
 use pending_reasons::{PendingCounts, PendingReason};
 pub use user_lanes::UserLane;
 use user_lanes::UserLineKey;
@@ -747,50 +749,6 @@ impl Indexes {
         if let Some(at) = row.health.maintenance_at {
             self.maintenance.remove(&(at, id));
         }
-    }
-
-    /// Puts what a node offers into its pool.
-    pub(crate) fn add_free(&mut self, id: NodeId, row: &NodeRow) {
-        if !row.is_placeable() {
-            return;
-        }
-        let offer = row.offer();
-        let idle = offer.devices.count();
-        let pool = self.pools.get_mut(&PoolKey::of(&row.spec)).expect("a registered node's pool exists");
-        pool.by_free.insert((offer.key(), id));
-        pool.idle_devices += u64::from(idle);
-        pool.free_milli += offer.device_milli();
-        if let Some(position) = row.spec.pod.as_ref().filter(|_| idle == row.spec.device_count()) {
-            pool.idle_hosts.insert(position.clone(), id);
-        }
-        let rack = pool.racks.get_mut(&RackKey::of(&row.spec)).expect("a registered node's rack exists");
-        rack.by_idle.insert((idle, id));
-        rack.idle_devices += u64::from(idle);
-        rack.in_use += u32::from(row.is_in_use());
-    }
-
-    /// Takes what a node offers out of its pool; the exact inverse of `add_free`.
-    pub(crate) fn remove_free(&mut self, id: NodeId, row: &NodeRow) {
-        if !row.is_placeable() {
-            return;
-        }
-        let offer = row.offer();
-        let idle = offer.devices.count();
-        let pool = self.pools.get_mut(&PoolKey::of(&row.spec)).expect("a registered node's pool exists");
-        let was_there = pool.by_free.remove(&(offer.key(), id));
-        assert!(was_there, "the free index knows every placeable node under what it offers");
-        pool.idle_devices -= u64::from(idle);
-        pool.free_milli -= offer.device_milli();
-        if let Some(position) = row.spec.pod.as_ref().filter(|_| idle == row.spec.device_count()) {
-            // Another host may have registered at its place, before this one was known to be gone.
-            if pool.idle_hosts.get(position) == Some(&id) {
-                pool.idle_hosts.remove(position);
-            }
-        }
-        let rack = pool.racks.get_mut(&RackKey::of(&row.spec)).expect("a registered node's rack exists");
-        rack.by_idle.remove(&(idle, id));
-        rack.idle_devices -= u64::from(idle);
-        rack.in_use -= u32::from(row.is_in_use());
     }
 
     /// Gives the description of a node the names that its neighbours have in memory: see `NodeSpec::share_names`.
