@@ -261,14 +261,10 @@ impl State {
         });
         let after = after.expect("it was there just now");
         self.indexes.shift(id, &spec, &before.0, &after.0);
-        if before.1.as_ref().map(Charged::get) != after.1.as_ref().map(Charged::get) {
-            let owned = |charged: &Charged| {
-                let (region, charge) = charged.get();
-                (region.clone(), charge.clone())
-            };
-            self.change_charge(&spec, before.1.as_ref().map(owned), after.1.as_ref().map(owned));
-            let [charged_before, charged_after] =
-                [&before.1, &after.1].map(|charged| charged.as_ref().map(Charged::get));
+        let [charged_before, charged_after] =
+            [&before.1, &after.1].map(|charged| charged.as_ref().map(Charged::get));
+        if charged_before != charged_after {
+            self.change_charge(&spec, charged_before, charged_after);
             let [before_charge, after_charge] =
                 [charged_before, charged_after].map(|charged| charged.map(|(_, charge)| charge));
             self.count_budget(id, &spec.spec.tenant, before_charge, after_charge);
