@@ -40,4 +40,12 @@ impl Future {
     pub(crate) fn set_foreseen(&mut self, foreseen: &Arc<Foreseen>) {
         self.foreseen = Arc::clone(foreseen);
     }
+
+    /// What was foreseen is out of date.
+    pub(super) fn forget_foreseen(&mut self) {
+        // A pass has none, and places many gangs.
+        if !self.foreseen.outlooks.is_empty() || self.foreseen.ends.is_some() {
+            self.foreseen = Arc::default();
+        }
+    }
 }

@@ -9,6 +9,7 @@
 //! as long, additional nodes are kept as well, as strict order would keep them: it starts on whichever are free first,
 //! and one long run does not hold it up.
 
+mod clusters;
 mod foreseen;
 mod lent;
 mod licence_keepers;
@@ -34,6 +35,7 @@ use crate::rules::images::HeldImages;
 use crate::rules::planned::planned_spec;
 use crate::rules::terms::with_terms;
 use crate::rules::windows::is_owner;
+use clusters::places;
 use lent::Lent;
 use quota::{KeptQuota, has_quota_now, is_promised_beside};
 
@@ -495,6 +497,9 @@ impl Future {
 
     /// Those whose reservations keep nothing from a gang.
     fn who_gives_way(&self, state: &State, job: JobId, spec: &JobSpec, row: &JobRow) -> BTreeSet<JobId> {
+        if self.reservations.is_empty() {
+            return BTreeSet::new();
+        }
         let overdue = self.overdue_since(state, job, spec, row);
         // By tenant that has reserved what it would borrow.
         let borrowers = self.reservations.iter().filter_map(|other| other.quota.as_ref());
@@ -582,7 +587,7 @@ impl Future {
     pub(crate) fn changed(&mut self, region: &Name, cluster: &Name) {
         let place = (region.clone(), cluster.clone());
         self.ends = None;
-        self.foreseen = Arc::default();
+        self.forget_foreseen();
         self.outlooks.remove(&place);
         // Taken up again, they are reserved in what is expected then.
         for reservation in core::mem::take(&mut self.reservations) {
@@ -598,7 +603,7 @@ impl Future {
     pub(crate) fn placed(&mut self, state: &State, job: JobId) {
         self.lent.forget(job);
         self.own.take_if(|own| own.job == job);
-        self.foreseen = Arc::default();
+        self.forget_foreseen();
         let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { return };
         let (Some(placement), Some(end)) = (&row.placement, expected_end(row, spec, self.now)) else {
             return;
@@ -978,22 +983,4 @@ fn at_pace(row: &JobRow, expected: LogTime, now: LogTime, pace: Pace) -> LogTime
         Pace::Late => left * high.max(median) / median,
     };
     now.plus_ms(u64::try_from(left).unwrap_or(u64::MAX))
-}
-
-/// Clusters that a job may use.
-fn places(state: &State, spec: &JobSpec) -> Vec<ClusterKey> {
-    let mut found: Vec<ClusterKey> = Vec::new();
-    for (key, _) in state.pools() {
-        let allowed = spec.regions.is_empty() || spec.regions.contains(&key.region);
-        let wanted = spec.groups.iter().any(|group| match (&group.request.accelerators, &key.kind) {
-            (Some(request), Some(kind)) => request.accepts(kind),
-            (Some(_), None) => false,
-            (None, _) => true,
-        });
-        let is_new = found.last().is_none_or(|last| last.0 != key.region || last.1 != key.cluster);
-        if allowed && wanted && is_new {
-            found.push((key.region.clone(), key.cluster.clone()));
-        }
-    }
-    found
 }
