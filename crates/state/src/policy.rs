@@ -7,7 +7,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use muster_journal::{RearrangeCause, RequestKey, StopCause};
 use muster_types::job::TaskGroup;
-use muster_types::policy::{JobLimits, NonPreemptible, OnLimit, Policy, Rights, TenantLimits};
+use muster_types::policy::{JobLimits, NonPreemptible, OnLimit, Policy, Rights};
 use muster_types::token::user_of;
 use muster_types::{CapacityRules, JobId, JobSpec, LogIndex, LogTime, Name, PriorityTier, PurchaseSet};
 
@@ -259,7 +259,7 @@ impl State {
         specs: impl IntoIterator<Item = (&'a JobSpec, u64)>,
     ) -> Option<ExceededLimit> {
         let policy = &self.policy.policy;
-        if policy.tenants.values().all(|tenant| tenant.limits == TenantLimits::default()) {
+        if !policy.has_limits() {
             return None;
         }
         let mut new: BTreeMap<&Name, u64> = BTreeMap::new();
