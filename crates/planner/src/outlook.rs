@@ -470,20 +470,26 @@ impl CapacityTimeline {
 
     /// Takes the capacity for a start out of the future, for a gang that has nothing reserved here.
     pub fn reserve(&mut self, owner: JobId, start: &Start, until: Option<LogTime>) {
-        let mut amounts = alloc::vec![None; self.nodes.len()];
+        // By place, with what it takes and what is left of the node.
+        let mut taken: Vec<(u32, Amount, Amount)> = Vec::with_capacity(start.nodes.len());
         for ((id, _), amount) in start.nodes.iter().zip(&start.amounts) {
             if let Some(place) = self.place(*id) {
-                amounts[place] = Some((*amount, self.idle[place].minus(*amount)));
+                taken.push((place as u32, *amount, self.idle[place].minus(*amount)));
             }
+        }
+        taken.sort_unstable_by_key(|(node, ..)| *node);
+        let mut taken_at = alloc::vec![usize::MAX; self.nodes.len()];
+        for (number, (node, ..)) in taken.iter().enumerate() {
+            taken_at[*node as usize] = number;
         }
         // What is left of each node at that time.
         for release in self.releases.iter().take_while(|release| release.at <= start.at) {
-            if let Some((_, spare)) = &mut amounts[release.node as usize] {
+            if let Some((_, _, spare)) = taken.get_mut(taken_at[release.node as usize]) {
                 *spare = spare.plus(release.amount);
             }
         }
         for other in &mut self.reserved {
-            let Some((amount, spare)) = &mut amounts[other.node as usize] else { continue };
+            let Some((_, amount, spare)) = taken.get_mut(taken_at[other.node as usize]) else { continue };
             if other.at <= start.at && other.is_there(start.at) {
                 *spare = spare.minus(other.amount);
             }
@@ -493,11 +499,8 @@ impl CapacityTimeline {
             }
         }
         let (at, from) = (start.at, start.at);
-        for (node, amount) in amounts.into_iter().enumerate() {
-            if let Some((amount, spare)) = amount {
-                let node = node as u32;
-                self.reserved.push(Reserved { owner, at, from, node, amount, spare, until });
-            }
+        for (node, amount, spare) in taken {
+            self.reserved.push(Reserved { owner, at, from, node, amount, spare, until });
         }
     }
 
