@@ -288,6 +288,9 @@ fn creator(job: &Submission) -> &str {
 
 /// A tenant has no more jobs than the policy lets it have, and neither has any of its users.
 pub(super) fn check_limits(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+    if !state.policy().policy.has_limits() {
+        return Ok(());
+    }
     // Most submissions are of one user, so that there is one run.
     let runs = specs.chunk_by(|a, b| a.spec.tenant == b.spec.tenant && creator(a) == creator(b));
     let counted = runs.filter_map(|run| {
@@ -572,9 +575,11 @@ pub(super) fn submit_as(
     check_held(speculation.state(), key, by, submitted)?;
     // Nothing is counted or pushed before all that can be refused was looked at.
     with_ids(speculation.state(), submitted)?;
-    let users = submitted.iter().map(|job| (&job.spec.tenant, creator(job))).collect();
-    let tiers = submitted.iter().map(|job| (&job.spec.tenant, job.spec.tier)).collect();
-    speculation.count_submission(&users, &tiers)?;
+    if !speculation.state().policy().policy.tenants.is_empty() {
+        let users = submitted.iter().map(|job| (&job.spec.tenant, creator(job))).collect();
+        let tiers = submitted.iter().map(|job| (&job.spec.tenant, job.spec.tier)).collect();
+        speculation.count_submission(&users, &tiers)?;
+    }
     pruning.carry_out(speculation);
     // The ids are those of the next record.
     let submitted = &*with_ids(speculation.state(), submitted)?;
