@@ -10,6 +10,7 @@
 //! without the evenness; workers of several groups are tried together only where each group alone fits. A
 //! start that is too early by that is found to be so when the time comes.
 
+mod held;
 mod question;
 
 use alloc::collections::BTreeMap;
@@ -21,6 +22,7 @@ use muster_types::{DeviceAmount, JobId, JobSpec, LogTime, Name, NodeId, NodeSpec
 
 use crate::Budget;
 use crate::terms::{Hold, Holds, Terms};
+use held::HeldByGangs;
 use question::Question;
 
 /// Array entries that are looked at for one visit of the budget: they lie side by side, and a visit to a
@@ -219,6 +221,8 @@ pub struct CapacityTimeline {
     releases: Arc<Vec<Release>>,
     /// How many there are when each worker is one: what a walk over them is paid for.
     release_count: usize,
+    /// What they are made of.
+    held: Arc<HeldByGangs>,
     reserved: Vec<Reserved>,
     has_taints: bool,
     /// Registered hosts by type and rack, in whatever state.
@@ -246,6 +250,7 @@ impl CapacityTimeline {
             idle: Arc::default(),
             releases: Arc::default(),
             release_count: 0,
+            held: Arc::default(),
             reserved: Vec::new(),
             has_taints: false,
             rack_hosts: Arc::default(),
@@ -285,90 +290,13 @@ impl CapacityTimeline {
     fn add_node(&mut self, id: NodeId, row: &NodeRow, kind: Option<u16>, rack: u32, block: u32) {
         self.has_taints |= !row.spec.taints.is_empty();
         Arc::make_mut(&mut self.nodes).push(Node { id, spec: row.spec.clone(), kind, rack, block });
+        let usable = row.usable();
         Arc::make_mut(&mut self.idle).push(Amount {
             devices: i64::from(row.offer().devices.count()),
-            cpu_milli: signed(row.usable().cpu_milli) - signed(row.promised.cpu_milli),
-            memory_bytes: signed(row.usable().memory_bytes) - signed(row.promised.memory_bytes),
-            scratch_bytes: signed(row.usable().scratch_bytes) - signed(row.promised.scratch_bytes),
+            cpu_milli: signed(usable.cpu_milli) - signed(row.promised.cpu_milli),
+            memory_bytes: signed(usable.memory_bytes) - signed(row.promised.memory_bytes),
+            scratch_bytes: signed(usable.scratch_bytes) - signed(row.promised.scratch_bytes),
         });
-    }
-
-    fn add_releases(&mut self, state: &State, releases: impl IntoIterator<Item = (LogTime, JobId)>) {
-        let mut ends: Vec<(LogTime, JobId)> =
-            releases.into_iter().map(|(at, job)| (at.max(self.now), job)).collect();
-        ends.sort_unstable();
-        // Thousandths of partly held devices, as they come back.
-        let mut partly: BTreeMap<(u32, u16), u16> = BTreeMap::new();
-        // By node, the place of its last release.
-        let mut last: Vec<usize> = alloc::vec![usize::MAX; self.nodes.len()];
-        for (at, job) in ends {
-            let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
-            let Some(placement) = &row.placement else { continue };
-            for (rank, (slot, rank_state)) in placement.slots.iter().zip(&placement.ranks).enumerate() {
-                if rank_state.is_over() {
-                    continue;
-                }
-                let Some(node) = self.place(slot.node) else { continue };
-                let node = node as u32;
-                let Some((group, _)) = spec.group_of(rank as u32, placement.slots.len()) else {
-                    continue;
-                };
-                let row = state.node(slot.node).expect("an indexed node has a row");
-                let mut amount = Amount::of_workers_on(&row.spec, &group.request, 1);
-                // Devices that are promised to others come back to them.
-                let mut devices = slot.devices.difference(row.promised.devices);
-                for share in &row.promised.shares {
-                    devices.0 &= !(1 << share.device);
-                }
-                amount.devices = i64::from(devices.count());
-                if let Some(DeviceAmount::Share(milli)) =
-                    group.request.accelerators.as_ref().map(|a| a.amount)
-                    && let Some(device) = devices.iter().next()
-                {
-                    let free_now = || row.free.shares.iter().find(|share| share.device == device);
-                    let free = partly
-                        .entry((node, device))
-                        .or_insert_with(|| free_now().map_or(0, |share| share.milli));
-                    *free += milli;
-                    amount.devices = i64::from(*free >= 1_000);
-                }
-                self.add_release(Release { at, node, amount }, &mut last);
-            }
-            for slot in state.spares(job) {
-                self.add_spare(state, at, spec, (slot, &mut last));
-            }
-        }
-    }
-
-    /// Something comes back, not before anything else that was added. Many gangs that began together are expected to end together:
-    /// what comes back to one node then is added up, so that every question looks at it once.
-    fn add_release(&mut self, release: Release, last: &mut [usize]) {
-        self.release_count += 1;
-        let releases = Arc::make_mut(&mut self.releases);
-        let of_node = &mut last[release.node as usize];
-        match releases.get_mut(*of_node).filter(|known| known.at == release.at) {
-            Some(known) => known.amount = known.amount.plus(release.amount),
-            None => {
-                *of_node = releases.len();
-                releases.push(release);
-            }
-        }
-    }
-
-    /// A spare of a gang comes back with the gang: it holds what a worker of the first group does.
-    fn add_spare(
-        &mut self,
-        state: &State,
-        at: LogTime,
-        spec: &JobSpec,
-        (slot, last): (&WorkerSlot, &mut [usize]),
-    ) {
-        let (Some(node), Some(group)) = (self.place(slot.node), spec.groups.first()) else { return };
-        let promised = state.node(slot.node).map_or_else(Default::default, |row| row.promised.devices);
-        let row = state.node(slot.node).expect("an indexed node has a row");
-        let mut amount = Amount::of_workers_on(&row.spec, &group.request, 1);
-        amount.devices = i64::from(slot.devices.difference(promised).count());
-        self.add_release(Release { at, node: node as u32, amount }, last);
     }
 
     /// The same future with nothing reserved in it.

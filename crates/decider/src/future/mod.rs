@@ -13,6 +13,7 @@ mod clusters;
 mod foreseen;
 mod lent;
 mod licence_keepers;
+mod outlooks;
 mod quota;
 
 pub(crate) use foreseen::Foreseen;
@@ -25,10 +26,10 @@ use alloc::vec::Vec;
 use muster_planner::{Budget, CapacityTimeline, Hold, Holds, Plan, Start, Terms};
 use muster_policy::{expected_end, headroom, overdue_since};
 use muster_state::quota::QuotaUsage;
-use muster_state::{Forecast, GangClass, JobRow, Phase, State, fit};
+use muster_state::{Forecast, GangClass, JobRow, State, fit};
 use muster_types::{AcceleratorRequest, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, PriorityTier};
 
-use crate::rules::affinity::{self, STOPPED_LATE_MS};
+use crate::rules::affinity;
 use crate::rules::bookings::{closures, covers, is_open_to};
 use crate::rules::counted::lacks;
 use crate::rules::images::HeldImages;
@@ -37,6 +38,7 @@ use crate::rules::terms::with_terms;
 use crate::rules::windows::is_owner;
 use clusters::places;
 use lent::Lent;
+use outlooks::{RunEnd, scaled};
 use quota::{KeptQuota, has_quota_now, is_promised_beside};
 
 /// A cluster, by its region and name.
@@ -177,6 +179,8 @@ pub(crate) struct Future {
     holds: Option<Holds>,
     /// Made when first asked for, and kept in step with what is placed.
     outlooks: BTreeMap<ClusterKey, CapacityTimeline>,
+    /// What these were made of.
+    runs: BTreeMap<ClusterKey, Arc<Vec<RunEnd>>>,
     /// Everything that holds devices by the time it is expected to end, for quota; made when first asked for.
     ends: Option<Arc<Vec<(LogTime, JobId)>>>,
     /// The state without what is stopping, and where in the log it was made.
@@ -211,6 +215,7 @@ impl Future {
             owed: Vec::new(),
             holds: Some(Holds::new()),
             outlooks: BTreeMap::new(),
+            runs: BTreeMap::new(),
             ends: None,
             stopped: None,
             coming: Vec::new(),
@@ -608,7 +613,7 @@ impl Future {
         let (Some(placement), Some(end)) = (&row.placement, expected_end(row, spec, self.now)) else {
             return;
         };
-        let end = at_pace(row, end, self.now, self.pace);
+        let end = scaled(end, (row.estimate.run_ms, row.estimate.run_high_ms), self.now, self.pace);
         let place = (placement.region.clone(), placement.cluster.clone());
         if let Some(outlook) = self.outlooks.get_mut(&place) {
             let mut workers = placement.slots.clone();
@@ -903,24 +908,6 @@ impl Future {
         });
         best
     }
-
-    fn outlook(&mut self, state: &State, place: &ClusterKey, budget: &mut Budget) -> &CapacityTimeline {
-        let (now, pace, reservations) = (self.now, self.pace, &self.reservations);
-        let foreseen = self.foreseen.outlooks.get(place);
-        self.outlooks.entry(place.clone()).or_insert_with(|| {
-            let new = || CapacityTimeline::new(state, &place.0, &place.1, releases(state, place, now, pace));
-            let mut outlook = foreseen.cloned().unwrap_or_else(new);
-            budget.take(outlook.visits());
-            for reservation in reservations.iter().filter(|r| r.place == *place) {
-                budget.take(outlook.walk_visits());
-                outlook.reserve(reservation.job, &reservation.start, reservation.until);
-                if reservation.is_closed() {
-                    outlook.close(reservation.job);
-                }
-            }
-            outlook
-        })
-    }
 }
 
 /// Whether a gang may not start whatever is free, because its tenant or its user has as many jobs placed as it may, or has used up
@@ -951,36 +938,4 @@ fn opens_at(
         .iter()
         .try_fold(LogTime(0), |latest, row| others.opens_at(&row.spec, &openings).map(|at| latest.max(at)));
     (opens, others.looked_at + more)
-}
-
-/// Gangs in a cluster with the times they are expected to end.
-fn releases(state: &State, place: &ClusterKey, now: LogTime, pace: Pace) -> Vec<(LogTime, JobId)> {
-    let mut found = Vec::new();
-    for (_, job) in state.ends(&place.0, &place.1) {
-        let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
-        // What is being stopped runs no longer than its grace. Nearly nothing is, and everything that runs is looked at here.
-        if matches!(row.phase, Phase::Stopping(_))
-            && let Some(end) = state.stopped_by(job)
-        {
-            found.push((end.max(now.plus_ms(STOPPED_LATE_MS)), job));
-        } else if let Some(end) = expected_end(row, spec, now) {
-            found.push((at_pace(row, end, now, pace), job));
-        }
-    }
-    found.sort_unstable();
-    found
-}
-
-/// The end of a gang at a pace: the time that is left to run is scaled by what the estimate says of the
-/// spread of run times, which is about the same on both sides of the median in proportion.
-fn at_pace(row: &JobRow, expected: LogTime, now: LogTime, pace: Pace) -> LogTime {
-    let left = u128::from(expected.since_ms(now));
-    let (median, high) =
-        (u128::from(row.estimate.run_ms.max(1)), u128::from(row.estimate.run_high_ms.max(1)));
-    let left = match pace {
-        Pace::Expected => left,
-        Pace::Early => left * median / high.max(median),
-        Pace::Late => left * high.max(median) / median,
-    };
-    now.plus_ms(u64::try_from(left).unwrap_or(u64::MAX))
 }
