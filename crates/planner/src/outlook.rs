@@ -67,12 +67,12 @@ impl Amount {
 
     /// How many such workers it holds where it is what a host has.
     fn workers_on(self, host: &NodeSpec, request: &WorkerRequest) -> u32 {
+        if !request.exclusive {
+            return self.workers(request);
+        }
         let is_whole =
             self.cpu_milli >= signed(host.cpu_milli) && self.memory_bytes >= signed(host.memory_bytes);
-        match request.exclusive {
-            true => u32::from(is_whole && self.workers(request) > 0),
-            false => self.workers(request),
-        }
+        u32::from(is_whole && self.workers(request) > 0)
     }
 
     fn plus(self, other: Amount) -> Amount {

@@ -417,8 +417,10 @@ impl Future {
         }
         // A class is a hash over the whole request, so it is made where everything else agrees.
         let is_behind = |other: &&Reservation| {
-            let is_like = other.is_kept && other.tier == spec.tier && !self.had_turn.contains(&other.job);
-            let theirs = state.spec(other.job).filter(|theirs| is_like && theirs.tenant == spec.tenant);
+            if !other.is_kept || other.tier != spec.tier || self.had_turn.contains(&other.job) {
+                return false;
+            }
+            let theirs = state.spec(other.job).filter(|theirs| theirs.tenant == spec.tenant);
             theirs.is_some_and(|theirs| GangClass::of(theirs) == GangClass::of(spec))
         };
         let Some(other) = self.reservations.iter().find(is_behind).map(|other| other.job) else { return };
