@@ -518,6 +518,12 @@ impl<'a, 'b> Attempt<'a, 'b> {
     pub(crate) fn finish(&mut self) -> (Vec<WorkerSlot>, [usize; 3]) {
         let mut picks = core::mem::take(&mut self.picks);
         let (spec, state) = (self.spec, self.state);
+        if let [pick] = picks.as_slice() {
+            // There is nothing to put in order.
+            let incarnation = self.row(pick.node).incarnation;
+            let slot = WorkerSlot { node: pick.node, incarnation, devices: pick.devices };
+            return (Vec::from([slot]), [1, 1, self.touched.len()]);
+        }
         let place = |pick: &Pick| {
             let row = state.node(pick.node).expect("an indexed node has a row");
             (&row.spec.block, &row.spec.rack, pick.node, pick.devices.0.trailing_zeros())

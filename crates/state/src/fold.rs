@@ -745,6 +745,14 @@ impl State {
     /// The job changed, and so did the orders of every node it still has workers on.
     pub(crate) fn gang_effects(&self, job: JobId) -> Vec<Effect> {
         let placement = self.placement_of(job);
+        if let ([slot], [state]) = (placement.slots.as_slice(), placement.ranks.as_slice()) {
+            let orders = Effect::OrdersChanged(slot.node);
+            return if state.is_over() {
+                vec![Effect::JobChanged(job)]
+            } else {
+                vec![Effect::JobChanged(job), orders]
+            };
+        }
         let mut nodes: Vec<NodeId> = placement
             .slots
             .iter()
