@@ -36,7 +36,9 @@ impl EstimateOf {
             EstimateOf::Earlier(log_index) => html! {
                 p.note { "What is estimated is as of log index " (log_index) "; a newer estimate is being made." }
             },
-            EstimateOf::Unmade => html! { p.note { "Estimates are being made: load the page again to see them." } },
+            EstimateOf::Unmade => {
+                html! { p.note { "Estimates are being made: load the page again to see them." } }
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Takes the workers of a gang from the nodes of one site.
 
+use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::ops::Bound;
@@ -57,7 +58,8 @@ pub(crate) struct Attempt<'a, 'b> {
     end: LogTime,
     /// Windows of the cluster that are closed to it before its end, and nodes that bookings and other jobs close to it now.
     closed: ClosedPlaces<'a>,
-    touched: BTreeMap<NodeId, PlannedNode>,
+    /// In boxes: most plans touch one node, and a node of the map has room for many.
+    touched: BTreeMap<NodeId, Box<PlannedNode>>,
     /// Hosts that nobody used before the plan took from them, by type and rack; counted where racks have spare hosts.
     opened: BTreeMap<RackOfKind<'a>, u32>,
     picks: Vec<Pick>,
@@ -223,12 +225,16 @@ impl<'a, 'b> Attempt<'a, 'b> {
         let mut best: Option<(u32, NodeId)> = None;
         let mut keys = 0;
         let mut from = Bound::Included((FreeKey::first_with(idle), NodeId(0)));
-        while let Some((key, _)) = pool.by_free.range((from, Bound::Unbounded)).next() {
+        loop {
+            let mut nodes = pool.by_free.range((from, Bound::Unbounded));
+            let Some((key, first)) = nodes.next() else { break };
             self.budget.spend()?;
             if key.workers(request) >= workers {
                 let harm = score::fragmentation(key, request, workers);
+                let alike = nodes.take_while(|(other, _)| other == key).map(|(_, node)| *node);
+                let alike = core::iter::once(*first).chain(alike);
                 if best.is_none_or(|(least, _)| harm < least)
-                    && let Some(node) = self.first_open(group, workers, pool, key)?
+                    && let Some(node) = self.first_of(group, workers, alike)?
                 {
                     best = Some((harm, node));
                     if harm == 0 || first_is_best {
@@ -253,10 +259,20 @@ impl<'a, 'b> Attempt<'a, 'b> {
         pool: &'a Pool,
         key: &FreeKey,
     ) -> Result<Option<NodeId>, Spent> {
-        for (_, node) in pool.by_free.range((key.clone(), NodeId(0))..=(key.clone(), NodeId(u32::MAX))) {
+        let alike = pool.by_free.range((key.clone(), NodeId(0))..=(key.clone(), NodeId(u32::MAX)));
+        self.first_of(group, workers, alike.map(|(_, node)| *node))
+    }
+
+    fn first_of(
+        &mut self,
+        group: usize,
+        workers: u32,
+        alike: impl Iterator<Item = NodeId>,
+    ) -> Result<Option<NodeId>, Spent> {
+        for node in alike {
             self.budget.spend()?;
-            if self.capacity(group, *node) >= workers {
-                return Ok(Some(*node));
+            if self.capacity(group, node) >= workers {
+                return Ok(Some(node));
             }
         }
         Ok(None)
@@ -454,12 +470,15 @@ impl<'a, 'b> Attempt<'a, 'b> {
         let request = &self.spec.groups[group].request;
         let row = self.row(node);
         let (holds, end) = (self.terms.holds, self.end);
-        let touched = self.touched.entry(node).or_insert_with(|| PlannedNode {
-            free: row.offer().into_owned(),
-            spare: holds.spare(node, end),
-            shared: DeviceSet::EMPTY,
-            workers: 0,
-        });
+        let untouched = || {
+            Box::new(PlannedNode {
+                free: row.offer().into_owned(),
+                spare: holds.spare(node, end),
+                shared: DeviceSet::EMPTY,
+                workers: 0,
+            })
+        };
+        let touched: &mut PlannedNode = self.touched.entry(node).or_insert_with(untouched);
         let is_share =
             matches!(request.accelerators.as_ref().map(|a| a.amount), Some(DeviceAmount::Share(_)));
         for taken in 0..most {
@@ -499,6 +518,12 @@ impl<'a, 'b> Attempt<'a, 'b> {
     pub(crate) fn finish(&mut self) -> (Vec<WorkerSlot>, [usize; 3]) {
         let mut picks = core::mem::take(&mut self.picks);
         let (spec, state) = (self.spec, self.state);
+        if let [pick] = picks.as_slice() {
+            // There is nothing to put in order.
+            let incarnation = self.row(pick.node).incarnation;
+            let slot = WorkerSlot { node: pick.node, incarnation, devices: pick.devices };
+            return (Vec::from([slot]), [1, 1, self.touched.len()]);
+        }
         let place = |pick: &Pick| {
             let row = state.node(pick.node).expect("an indexed node has a row");
             (&row.spec.block, &row.spec.rack, pick.node, pick.devices.0.trailing_zeros())

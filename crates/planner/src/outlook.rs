@@ -10,6 +10,7 @@
 //! without the evenness; workers of several groups are tried together only where each group alone fits. A
 //! start that is too early by that is found to be so when the time comes.
 
+mod held;
 mod question;
 
 use alloc::collections::BTreeMap;
@@ -21,6 +22,7 @@ use muster_types::{DeviceAmount, JobId, JobSpec, LogTime, Name, NodeId, NodeSpec
 
 use crate::Budget;
 use crate::terms::{Hold, Holds, Terms};
+use held::HeldByGangs;
 use question::Question;
 
 /// Array entries that are looked at for one visit of the budget: they lie side by side, and a visit to a
@@ -65,12 +67,12 @@ impl Amount {
 
     /// How many such workers it holds where it is what a host has.
     fn workers_on(self, host: &NodeSpec, request: &WorkerRequest) -> u32 {
+        if !request.exclusive {
+            return self.workers(request);
+        }
         let is_whole =
             self.cpu_milli >= signed(host.cpu_milli) && self.memory_bytes >= signed(host.memory_bytes);
-        match request.exclusive {
-            true => u32::from(is_whole && self.workers(request) > 0),
-            false => self.workers(request),
-        }
+        u32::from(is_whole && self.workers(request) > 0)
     }
 
     fn plus(self, other: Amount) -> Amount {
@@ -107,13 +109,20 @@ impl Amount {
 
     /// How many such workers it holds.
     fn workers(self, request: &WorkerRequest) -> u32 {
+        let (cpu_milli, memory_bytes) =
+            (signed(request.cpu_milli).max(1), signed(request.memory_bytes).max(1));
+        // Nothing is divided where not one fits: that is so of most hosts of a full fleet.
+        if self.cpu_milli < cpu_milli || self.memory_bytes < memory_bytes {
+            return 0;
+        }
         let by_device = match request.accelerators.as_ref().map(|a| a.amount) {
             None => i64::MAX,
+            Some(_) if self.devices < 1 => return 0,
             Some(DeviceAmount::Whole(count)) => self.devices / i64::from(count.max(1)),
             Some(DeviceAmount::Share(milli)) => self.devices.saturating_mul(i64::from(1_000 / milli.max(1))),
         };
-        let by_cpu = self.cpu_milli / signed(request.cpu_milli).max(1);
-        let by_memory = self.memory_bytes / signed(request.memory_bytes).max(1);
+        let by_cpu = self.cpu_milli / cpu_milli;
+        let by_memory = self.memory_bytes / memory_bytes;
         // Most ask for none, and then it does not matter what is left.
         let by_scratch = self.scratch_bytes.checked_div(signed(request.scratch_bytes)).unwrap_or(i64::MAX);
         u32::try_from(by_device.min(by_cpu).min(by_memory).min(by_scratch).max(0)).unwrap_or(u32::MAX)
@@ -208,7 +217,12 @@ pub struct CapacityTimeline {
     rack_count: usize,
     block_count: usize,
     idle: Arc<Vec<Amount>>,
+    /// By time; what comes back to one node at one time is one of them.
     releases: Arc<Vec<Release>>,
+    /// How many there are when each worker is one: what a walk over them is paid for.
+    release_count: usize,
+    /// What they are made of.
+    held: Arc<HeldByGangs>,
     reserved: Vec<Reserved>,
     has_taints: bool,
     /// Registered hosts by type and rack, in whatever state.
@@ -235,6 +249,8 @@ impl CapacityTimeline {
             block_count: 0,
             idle: Arc::default(),
             releases: Arc::default(),
+            release_count: 0,
+            held: Arc::default(),
             reserved: Vec::new(),
             has_taints: false,
             rack_hosts: Arc::default(),
@@ -274,67 +290,13 @@ impl CapacityTimeline {
     fn add_node(&mut self, id: NodeId, row: &NodeRow, kind: Option<u16>, rack: u32, block: u32) {
         self.has_taints |= !row.spec.taints.is_empty();
         Arc::make_mut(&mut self.nodes).push(Node { id, spec: row.spec.clone(), kind, rack, block });
+        let usable = row.usable();
         Arc::make_mut(&mut self.idle).push(Amount {
             devices: i64::from(row.offer().devices.count()),
-            cpu_milli: signed(row.usable().cpu_milli) - signed(row.promised.cpu_milli),
-            memory_bytes: signed(row.usable().memory_bytes) - signed(row.promised.memory_bytes),
-            scratch_bytes: signed(row.usable().scratch_bytes) - signed(row.promised.scratch_bytes),
+            cpu_milli: signed(usable.cpu_milli) - signed(row.promised.cpu_milli),
+            memory_bytes: signed(usable.memory_bytes) - signed(row.promised.memory_bytes),
+            scratch_bytes: signed(usable.scratch_bytes) - signed(row.promised.scratch_bytes),
         });
-    }
-
-    fn add_releases(&mut self, state: &State, releases: impl IntoIterator<Item = (LogTime, JobId)>) {
-        let mut ends: Vec<(LogTime, JobId)> =
-            releases.into_iter().map(|(at, job)| (at.max(self.now), job)).collect();
-        ends.sort_unstable();
-        // Thousandths of partly held devices, as they come back.
-        let mut partly: BTreeMap<(u32, u16), u16> = BTreeMap::new();
-        for (at, job) in ends {
-            let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
-            let Some(placement) = &row.placement else { continue };
-            for (rank, (slot, rank_state)) in placement.slots.iter().zip(&placement.ranks).enumerate() {
-                if rank_state.is_over() {
-                    continue;
-                }
-                let Some(node) = self.place(slot.node) else { continue };
-                let node = node as u32;
-                let Some((group, _)) = spec.group_of(rank as u32, placement.slots.len()) else {
-                    continue;
-                };
-                let row = state.node(slot.node).expect("an indexed node has a row");
-                let mut amount = Amount::of_workers_on(&row.spec, &group.request, 1);
-                // Devices that are promised to others come back to them.
-                let mut devices = slot.devices.difference(row.promised.devices);
-                for share in &row.promised.shares {
-                    devices.0 &= !(1 << share.device);
-                }
-                amount.devices = i64::from(devices.count());
-                if let Some(DeviceAmount::Share(milli)) =
-                    group.request.accelerators.as_ref().map(|a| a.amount)
-                    && let Some(device) = devices.iter().next()
-                {
-                    let free_now = || row.free.shares.iter().find(|share| share.device == device);
-                    let free = partly
-                        .entry((node, device))
-                        .or_insert_with(|| free_now().map_or(0, |share| share.milli));
-                    *free += milli;
-                    amount.devices = i64::from(*free >= 1_000);
-                }
-                Arc::make_mut(&mut self.releases).push(Release { at, node, amount });
-            }
-            for slot in state.spares(job) {
-                self.add_spare(state, at, spec, slot);
-            }
-        }
-    }
-
-    /// A spare of a gang comes back with the gang: it holds what a worker of the first group does.
-    fn add_spare(&mut self, state: &State, at: LogTime, spec: &JobSpec, slot: &WorkerSlot) {
-        let (Some(node), Some(group)) = (self.place(slot.node), spec.groups.first()) else { return };
-        let promised = state.node(slot.node).map_or_else(Default::default, |row| row.promised.devices);
-        let row = state.node(slot.node).expect("an indexed node has a row");
-        let mut amount = Amount::of_workers_on(&row.spec, &group.request, 1);
-        amount.devices = i64::from(slot.devices.difference(promised).count());
-        Arc::make_mut(&mut self.releases).push(Release { at, node: node as u32, amount });
     }
 
     /// The same future with nothing reserved in it.
@@ -346,7 +308,7 @@ impl CapacityTimeline {
     /// What making it has cost, in visits.
     #[must_use]
     pub fn visits(&self) -> u64 {
-        (self.nodes.len() + self.releases.len()) as u64
+        (self.nodes.len() + self.release_count) as u64
     }
 
     /// What it costs to walk over its nodes and releases once, in visits: [`CapacityTimeline::earliest`]
@@ -376,6 +338,7 @@ impl CapacityTimeline {
             Arc::make_mut(&mut self.idle)[place] = idle;
             let behind = self.releases.partition_point(|release| release.at <= end);
             Arc::make_mut(&mut self.releases).insert(behind, Release { at: end, node: place as u32, amount });
+            self.release_count += 1;
         }
         true
     }
@@ -435,29 +398,26 @@ impl CapacityTimeline {
 
     /// Takes the capacity for a start out of the future, for a gang that has nothing reserved here.
     pub fn reserve(&mut self, owner: JobId, start: &Start, until: Option<LogTime>) {
-        let mut taken: Vec<(usize, Amount, Amount)> = Vec::with_capacity(start.nodes.len());
+        // By place, with what it takes and what is left of the node.
+        let mut taken: Vec<(u32, Amount, Amount)> = Vec::with_capacity(start.nodes.len());
         for ((id, _), amount) in start.nodes.iter().zip(&start.amounts) {
             if let Some(place) = self.place(*id) {
-                taken.push((place, *amount, self.idle[place].minus(*amount)));
+                taken.push((place as u32, *amount, self.idle[place].minus(*amount)));
             }
         }
-        taken.sort_unstable_by_key(|(place, ..)| *place);
-        // By place of a node, one more than its number among them: mostly few of many nodes are.
-        let mut numbers = alloc::vec![0u32; self.nodes.len()];
-        for (number, (place, ..)) in taken.iter().enumerate() {
-            numbers[*place] = number as u32 + 1;
+        taken.sort_unstable_by_key(|(node, ..)| *node);
+        let mut taken_at = alloc::vec![usize::MAX; self.nodes.len()];
+        for (number, (node, ..)) in taken.iter().enumerate() {
+            taken_at[*node as usize] = number;
         }
-        let number_of = |node: u32| (numbers[node as usize] as usize).checked_sub(1);
         // What is left of each node at that time.
         for release in self.releases.iter().take_while(|release| release.at <= start.at) {
-            if let Some(number) = number_of(release.node) {
-                let (_, _, spare) = &mut taken[number];
+            if let Some((_, _, spare)) = taken.get_mut(taken_at[release.node as usize]) {
                 *spare = spare.plus(release.amount);
             }
         }
         for other in &mut self.reserved {
-            let Some(number) = number_of(other.node) else { continue };
-            let (_, amount, spare) = &mut taken[number];
+            let Some((_, amount, spare)) = taken.get_mut(taken_at[other.node as usize]) else { continue };
             if other.at <= start.at && other.is_there(start.at) {
                 *spare = spare.minus(other.amount);
             }
@@ -467,8 +427,7 @@ impl CapacityTimeline {
             }
         }
         let (at, from) = (start.at, start.at);
-        for (place, amount, spare) in taken {
-            let node = place as u32;
+        for (node, amount, spare) in taken {
             self.reserved.push(Reserved { owner, at, from, node, amount, spare, until });
         }
     }

@@ -40,6 +40,9 @@ pub(crate) fn plan_single(
 ) -> Result<Option<Plan>, Spent> {
     let weights = &terms.policy.weights;
     let mut valuation = valuation.borrow_mut();
+    if let [only] = candidates {
+        return Choice::new(state, spec, terms, alloc::vec![only]).make(&mut valuation, budget);
+    }
     let mut is_done = alloc::vec![false; candidates.len()];
     for first in 0..candidates.len() {
         if is_done[first] {

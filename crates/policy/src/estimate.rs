@@ -34,7 +34,7 @@ pub fn estimates_of_parts<'a>(
     for (spec, count) in parts {
         let own = JobId(first.0 + ahead);
         ahead += u64::from(count);
-        let key = (BurstKey::of(spec), GangClass::of(spec));
+        let key = BurstKey::with_class(spec);
         if let Some(estimate) = known.get(&key) {
             found.push(*estimate);
             continue;

@@ -104,10 +104,48 @@ fn accepts(group: &TaskGroup, kind: &Name) -> bool {
 /// together, and nothing worse.
 #[must_use]
 pub fn places_wanted(spec: &JobSpec) -> u64 {
+    // It is asked for every job that has its turn, and most have one group that accepts one type: nothing is allocated for them.
+    if let [group] = spec.groups.as_slice()
+        && let Some(request) = &group.request.accelerators
+        && let [choice] = request.choices.as_slice()
+    {
+        let kinds: &[&Name] = &[&choice.kind];
+        let of_groups: &[Option<&[&Name]>] = &[Some(kinds)];
+        return hash(&(&spec.regions, of_groups));
+    }
+    places_of_groups(spec)
+}
+
+fn places_of_groups(spec: &JobSpec) -> u64 {
     let of_group = |group: &TaskGroup| -> Option<Vec<Name>> {
         let request = group.request.accelerators.as_ref()?;
         Some(request.choices.iter().map(|choice| choice.kind.clone()).collect())
     };
     let kinds: Vec<Option<Vec<Name>>> = spec.groups.iter().map(of_group).collect();
     hash(&(&spec.regions, kinds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_types::{AcceleratorRequest, Accelerators, JobDraft, WorkerRequest};
+
+    #[test]
+    fn one_group_is_hashed_as_several_are() {
+        let name = |text| Name::new(text).expect("a name");
+        let request = WorkerRequest {
+            accelerators: Some(AcceleratorRequest::from(Accelerators { kind: name("h100"), count: 2 })),
+            cpu_milli: 1_000,
+            memory_bytes: 1 << 30,
+            exclusive: false,
+            scratch_bytes: 0,
+        };
+        let group = TaskGroup::new(name("main"), 1, Vec::from(["train".into()]), request);
+        let mut draft = JobDraft::new(name("job"), name("lab"), Vec::from([group]));
+        for regions in [Vec::new(), Vec::from([name("eu"), name("us")])] {
+            draft.regions = regions;
+            let spec = draft.clone().check().expect("it keeps to the bounds");
+            assert_eq!(places_wanted(&spec), places_of_groups(&spec));
+        }
+    }
 }

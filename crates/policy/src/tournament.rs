@@ -8,7 +8,6 @@
 //! Serving a leaf computes the keys on its path again: a few shares and tree operations for each level.
 
 use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::vec::Vec;
 use core::cmp::{Ordering, Reverse};
 use muster_state::usage::{Capacity, TenantUsage};
 use muster_state::{QueuePosition, State};
@@ -193,14 +192,11 @@ impl Tournament {
 }
 
 /// The seats of a leaf from its own up to the first level, each with the tenant above it.
-fn path(state: &State, leaf: &Leaf) -> Vec<(Option<Name>, Seat)> {
-    let Some(leaf) = leaf else { return alloc::vec![(None, Seat::Own)] };
+fn path<'a>(state: &'a State, leaf: &'a Leaf) -> impl Iterator<Item = (Option<Name>, Seat)> + 'a {
     let policy = &state.policy().policy;
-    let mut path = alloc::vec![(Some(leaf.clone()), Seat::Own)];
-    for tenant in policy.ancestry(leaf) {
-        path.push((policy.parent(tenant).cloned(), Seat::Child(tenant.clone())));
-    }
-    path
+    let above = leaf.iter().flat_map(move |leaf| policy.ancestry(leaf));
+    let above = above.map(move |tenant| (policy.parent(tenant).cloned(), Seat::Child(tenant.clone())));
+    core::iter::once((leaf.clone(), Seat::Own)).chain(above)
 }
 
 fn usage_of(state: &State, tenant: &Name, now: LogTime) -> TenantUsage {

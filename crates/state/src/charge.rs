@@ -56,13 +56,13 @@ impl State {
     pub(crate) fn change_charge(
         &mut self,
         spec: &JobSpec,
-        before: Option<(Name, Charge)>,
-        after: Option<(Name, Charge)>,
+        before: Option<(&Name, &Charge)>,
+        after: Option<(&Name, &Charge)>,
     ) {
-        if let Some((region, charge)) = &before {
+        if let Some((region, charge)) = before {
             self.indexes.uncharge(spec, region, charge);
         }
-        if let Some((region, charge)) = &after {
+        if let Some((region, charge)) = after {
             self.indexes.charge(spec, region, charge);
         }
         let now = self.meta.log_time;

@@ -18,7 +18,7 @@ use muster_types::{
 
 use crate::effect::Effect;
 use crate::free::{Free, Promised, Restricted};
-use crate::index::JobIndexKeys;
+use crate::index::{JobIndexKeys, Offered};
 use crate::overrides::said_again;
 use crate::restrict::repair;
 use crate::rows::{
@@ -261,14 +261,10 @@ impl State {
         });
         let after = after.expect("it was there just now");
         self.indexes.shift(id, &spec, &before.0, &after.0);
-        if before.1.as_ref().map(Charged::get) != after.1.as_ref().map(Charged::get) {
-            let owned = |charged: &Charged| {
-                let (region, charge) = charged.get();
-                (region.clone(), charge.clone())
-            };
-            self.change_charge(&spec, before.1.as_ref().map(owned), after.1.as_ref().map(owned));
-            let [charged_before, charged_after] =
-                [&before.1, &after.1].map(|charged| charged.as_ref().map(Charged::get));
+        let [charged_before, charged_after] =
+            [&before.1, &after.1].map(|charged| charged.as_ref().map(Charged::get));
+        if charged_before != charged_after {
+            self.change_charge(&spec, charged_before, charged_after);
             let [before_charge, after_charge] =
                 [charged_before, charged_after].map(|charged| charged.map(|(_, charge)| charge));
             self.count_budget(id, &spec.spec.tenant, before_charge, after_charge);
@@ -280,7 +276,7 @@ impl State {
     /// Changes a node's row and moves it between the indexes. `is_transition` stamps it.
     pub(crate) fn change_node(&mut self, id: NodeId, is_transition: bool, change: impl FnOnce(&mut NodeRow)) {
         let row = self.nodes.get(&id).expect("the guard has seen the node");
-        self.indexes.remove_free(id, row);
+        let before = Offered::of(row);
         self.indexes.remove_status(id, row);
         let was_placeable = row.is_placeable();
         let (was_up, old_spec) = (row.status == NodeStatus::Up, row.spec.clone());
@@ -293,6 +289,15 @@ impl State {
         });
         changed.expect("it was there just now");
         let row = self.nodes.get(&id).expect("it was there just now");
+        let after = Offered::of(row);
+        // Out of the place of the old description before into that of a new one.
+        let stays = Arc::ptr_eq(&old_spec, &row.spec);
+        let before = if stays {
+            before
+        } else {
+            self.indexes.shift_free(id, &old_spec, before, None);
+            None
+        };
         // The size in a description changes only while the node is not placeable (see `fold_registered`).
         match (was_placeable, row.is_placeable()) {
             (true, false) => self.indexes.remove_placeable(&row.spec),
@@ -300,9 +305,9 @@ impl State {
             (true, true) | (false, false) => {}
         }
         self.indexes.add_status(id, row);
-        self.indexes.add_free(id, row);
+        self.indexes.shift_free(id, &row.spec, before, after);
         let (is_up, spec) = (row.status == NodeStatus::Up, row.spec.clone());
-        if was_up != is_up || !Arc::ptr_eq(&old_spec, &spec) {
+        if was_up != is_up || !stays {
             let key_of = |is_up: bool, spec: &NodeSpec| if is_up { CapacityKey::of(spec) } else { None };
             self.count_capacity(key_of(was_up, &old_spec), key_of(is_up, &spec));
         }
@@ -441,7 +446,9 @@ impl State {
     }
 
     fn fold_registered(&mut self, spec: &NodeSpec, holder: HolderId) -> Vec<Effect> {
-        let spec = Arc::new(spec.clone());
+        let mut spec = spec.clone();
+        self.indexes.share_names(&mut spec);
+        let spec = Arc::new(spec);
         let all = Free::all_of(&spec);
         let id = match self.node_named(&spec.name) {
             Some(id) => {
@@ -738,6 +745,14 @@ impl State {
     /// The job changed, and so did the orders of every node it still has workers on.
     pub(crate) fn gang_effects(&self, job: JobId) -> Vec<Effect> {
         let placement = self.placement_of(job);
+        if let ([slot], [state]) = (placement.slots.as_slice(), placement.ranks.as_slice()) {
+            let orders = Effect::OrdersChanged(slot.node);
+            return if state.is_over() {
+                vec![Effect::JobChanged(job)]
+            } else {
+                vec![Effect::JobChanged(job), orders]
+            };
+        }
         let mut nodes: Vec<NodeId> = placement
             .slots
             .iter()
@@ -747,7 +762,8 @@ impl State {
             .collect();
         nodes.sort_unstable();
         nodes.dedup();
-        let mut effects = vec![Effect::JobChanged(job)];
+        let mut effects = Vec::with_capacity(1 + nodes.len());
+        effects.push(Effect::JobChanged(job));
         effects.extend(nodes.into_iter().map(Effect::OrdersChanged));
         effects
     }

@@ -44,11 +44,10 @@ impl Forecast {
             self.0.change_node(slot.node, false, |row| row.free.give(request, slot.devices));
         }
         if let Some((region, charge)) = row_charge(&self.0, job) {
-            self.0.change_charge(&spec, Some((region, charge)), None);
+            self.0.change_charge(&spec, Some((&region, &charge)), None);
         }
         // Nobody goes to where it was, and nobody keeps away from there.
-        let key = (spec.tenant.clone(), job);
-        self.0.indexes.active_by_tenant.remove(&key);
+        self.0.indexes.leave_active_of(&spec.tenant, job);
         if !is_promised {
             self.0.indexes.set_apart(job, &spec, false);
         }
@@ -72,7 +71,7 @@ impl Forecast {
             });
         }
         if let Some((region, charge)) = row_charge(&self.0, job) {
-            self.0.change_charge(&spec, Some((region, charge)), None);
+            self.0.change_charge(&spec, Some((&region, &charge)), None);
         }
         self.0.jobs.change(&job, |row, _| row.promise = None);
         self.0.indexes.promised.remove(&job);
@@ -88,7 +87,7 @@ impl Forecast {
         }
         let charge = self.0.charge_for(spec, workers);
         let region = self.0.region_of(workers);
-        self.0.change_charge(spec, None, Some((region, charge)));
+        self.0.change_charge(spec, None, Some((&region, &charge)));
     }
 
     /// The same for a job that is known: from here on others heed where it is going to be.

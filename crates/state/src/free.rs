@@ -153,6 +153,10 @@ impl Free {
                 u64::from(self.devices.count()) * each(DEVICE_MILLI) + shares
             }
         };
+        // Most hosts of a full fleet: the rest is not worth a division.
+        if by_device == 0 {
+            return 0;
+        }
         let by_cpu = self.cpu_milli / request.cpu_milli.max(1);
         let by_memory = self.memory_bytes / request.memory_bytes.max(1);
         let by_scratch = by_scratch(self.scratch_bytes, request);

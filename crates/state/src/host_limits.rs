@@ -92,7 +92,8 @@ impl State {
     /// The limits that hold for jobs of a tenant: its own and those of the tenants above it.
     pub fn host_limits<'a>(&'a self, tenant: &'a Name) -> impl Iterator<Item = HostLimit<'a>> + 'a {
         let policy = &self.policy.policy;
-        policy.ancestry(tenant).flat_map(move |tenant| {
+        let above = policy.has_host_limits().then(|| policy.ancestry(tenant));
+        above.into_iter().flatten().flat_map(move |tenant| {
             HostResource::ALL.into_iter().filter_map(move |resource| self.host_limit(tenant, resource))
         })
     }
@@ -163,6 +164,9 @@ impl State {
         stopped: &BTreeSet<JobId>,
         gangs: &[(JobId, &JobSpec, &[WorkerSlot])],
     ) -> Result<(), GuardError> {
+        if !self.policy.policy.has_host_limits() {
+            return Ok(());
+        }
         // By tenant and resource: what is taken and given back, and the limit.
         let mut changed: BTreeMap<(&Name, HostResource), (u64, u64, HostLimit<'_>)> = BTreeMap::new();
         for (_, spec, workers) in gangs {

@@ -7,7 +7,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use muster_journal::{RearrangeCause, RequestKey, StopCause};
 use muster_types::job::TaskGroup;
-use muster_types::policy::{JobLimits, NonPreemptible, OnLimit, Policy, Rights, TenantLimits};
+use muster_types::policy::{JobLimits, NonPreemptible, OnLimit, Policy, Rights};
 use muster_types::token::user_of;
 use muster_types::{CapacityRules, JobId, JobSpec, LogIndex, LogTime, Name, PriorityTier, PurchaseSet};
 
@@ -206,6 +206,9 @@ impl State {
     /// What a waiting job asks for beyond what the policy lets one job ask for, where its tenant has such jobs wait.
     #[must_use]
     pub fn held_by_job_limit(&self, job: JobId) -> Option<JobAboveLimit> {
+        if !self.policy.policy.has_limits() {
+            return None;
+        }
         let spec = self.spec(job)?;
         if self.policy.policy.on_limit(&spec.tenant) != Some(OnLimit::Hold) {
             return None;
@@ -259,7 +262,7 @@ impl State {
         specs: impl IntoIterator<Item = (&'a JobSpec, u64)>,
     ) -> Option<ExceededLimit> {
         let policy = &self.policy.policy;
-        if policy.tenants.values().all(|tenant| tenant.limits == TenantLimits::default()) {
+        if !policy.has_limits() {
             return None;
         }
         let mut new: BTreeMap<&Name, u64> = BTreeMap::new();
@@ -324,6 +327,9 @@ impl State {
     /// looks at no promise: it is asked for every job of a long queue.
     #[must_use]
     pub fn is_user_at_limit(&self, job: JobId) -> bool {
+        if !self.policy.policy.has_limits() {
+            return false;
+        }
         let Some(tenant) = self.spec(job).map(|spec| &spec.tenant) else { return false };
         let Some(most) = self.policy.policy.user_running_jobs(tenant) else { return false };
         let active = self.user_load(tenant, self.creator(job)).active_jobs;
@@ -368,6 +374,9 @@ impl State {
     /// Whether [`State::user_device_limit_reached`] finds the limit reached. For users whose placed devices alone leave too little
     /// this looks at no promise: it is asked for every job of a long queue.
     fn is_user_at_device_limit(&self, job: JobId) -> bool {
+        if !self.policy.policy.has_limits() {
+            return false;
+        }
         let Some(spec) = self.spec(job) else { return false };
         let Some(most) = self.policy.policy.user_devices(&spec.tenant) else { return false };
         let asked_milli = spec.device_milli();

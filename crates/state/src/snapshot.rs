@@ -5,6 +5,7 @@
 //! tail. Restore rebuilds the indexes, recomputes the digest and checks every invariant before it
 //! hands the state over, so a damaged or foreign snapshot changes nothing.
 
+use alloc::collections::BTreeSet;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -219,6 +220,7 @@ macro_rules! define_frames {
                 let mut state = State { $($name: self.$name.finish(),)* ..State::default() };
                 state.demand.set_sample(self.demand.finish());
                 state.set_restricted();
+                state.share_node_names();
                 state
             }
         }
@@ -295,6 +297,22 @@ impl State {
         }
     }
 
+    /// Nodes of one place have its names in memory once: see `NodeSpec::share_names`.
+    fn share_node_names(&mut self) {
+        let mut known: BTreeSet<Name> = BTreeSet::new();
+        let mut same = |name: &Name| {
+            let same = known.get(name).cloned();
+            if same.is_none() {
+                known.insert(name.clone());
+            }
+            same
+        };
+        let nodes: Vec<NodeId> = self.nodes.iter().map(|(id, _)| *id).collect();
+        for id in nodes {
+            self.nodes.change(&id, |node, _| Arc::make_mut(&mut node.spec).share_names(&mut same));
+        }
+    }
+
     /// What the rebuild of the indexes takes for granted.
     fn check_rows(&self) -> Result<(), RestoreError> {
         let sizes = |p: &crate::rows::Placement| p.slots.len() == p.ranks.len();
@@ -304,8 +322,7 @@ impl State {
                 return Err(RestoreError::Content("placement"));
             }
         }
-        let names: alloc::collections::BTreeSet<_> =
-            self.nodes.iter().map(|(_, row)| &row.spec.name).collect();
+        let names: BTreeSet<_> = self.nodes.iter().map(|(_, row)| &row.spec.name).collect();
         if names.len() != self.nodes.len() {
             return Err(RestoreError::Content("node name"));
         }

@@ -400,8 +400,7 @@ pub fn has_overrun(row: &JobRow, now: LogTime) -> bool {
 impl State {
     /// Jobs of a tenant, not of those below it, that are charged for devices.
     pub fn charged_of(&self, tenant: &Name) -> impl Iterator<Item = JobId> {
-        let range = (tenant.clone(), JobId(0))..=(tenant.clone(), JobId(u64::MAX));
-        self.indexes.charged.range(range).map(|(_, job)| *job)
+        self.indexes.charged.get(tenant).into_iter().flat_map(|jobs| jobs.iter().copied())
     }
 
     /// Tenants of a side that are charged for devices.
@@ -422,18 +421,9 @@ impl State {
     /// Tenants that the policy does not name and that are charged for something.
     fn unlisted_tenants(&self) -> Vec<Name> {
         let policy = &self.policy().policy;
-        let mut found: Vec<Name> = Vec::new();
-        let mut next = self.indexes.charged.first();
-        while let Some((tenant, _)) = next {
-            if !policy.tenants.contains_key(tenant) && tenant != policy.unlisted() {
-                found.push(tenant.clone());
-            }
-            // The first of the next tenant.
-            let behind = (tenant.clone(), JobId(u64::MAX));
-            let rest = (core::ops::Bound::Excluded(behind), core::ops::Bound::Unbounded);
-            next = self.indexes.charged.range(rest).next();
-        }
-        found
+        let is_unlisted =
+            |tenant: &&Name| !policy.tenants.contains_key(*tenant) && *tenant != policy.unlisted();
+        self.indexes.charged.keys().filter(is_unlisted).cloned().collect()
     }
 
     /// Thousandths of devices that a gang which policy must not stop may have of a type in a region: what its tenant

@@ -491,8 +491,8 @@ impl State {
         tenant: &Name,
         range: RangeInclusive<JobId>,
     ) -> impl Iterator<Item = JobId> + use<'a> {
-        let range = (tenant.clone(), *range.start())..=(tenant.clone(), *range.end());
-        self.indexes.active_by_tenant.range(range).map(|(_, job)| *job)
+        let active = self.indexes.active_by_tenant.get(tenant).into_iter();
+        active.flat_map(move |jobs| jobs.range(range.clone()).copied())
     }
 
     /// Tenants with jobs that hold devices, by name.

@@ -56,11 +56,10 @@ impl<K: Ord + Clone, V: Clone, F: Derived<K, V>> Table<K, V, F> {
     pub fn insert(&mut self, key: K, value: V) {
         let facts = F::of(&value);
         let hash = facts.hash(&key, &value);
-        if let Some(old) = self.rows.get(&key) {
+        self.digest = self.digest.wrapping_add(hash);
+        if let Some(old) = self.rows.replace(key, Row { value, facts, hash }) {
             self.digest = self.digest.wrapping_sub(old.hash);
         }
-        self.digest = self.digest.wrapping_add(hash);
-        self.rows.insert(key, Row { value, facts, hash });
     }
 
     /// Changes a row where it stands; none when there is no such row.

@@ -78,13 +78,7 @@ impl<K: Ord, V> Map<K, V> {
     /// The value of a key.
     #[must_use]
     pub fn get(&self, key: &K) -> Option<&V> {
-        let mut node = self.root.as_deref()?;
-        loop {
-            match node {
-                Node::Inner(inner) => node = &inner.children[inner.place(key)],
-                Node::Leaf(leaf) => return leaf.keys.binary_search(key).ok().map(|at| &leaf.values[at]),
-            }
-        }
+        self.root.as_deref()?.get(key)
     }
 
     /// Whether there is such a key.
@@ -130,17 +124,23 @@ impl<K: Ord, V> Map<K, V> {
 impl<K: Ord + Clone, V: Clone> Map<K, V> {
     /// Adds an entry, or gives the key another value.
     pub fn insert(&mut self, key: K, value: V) {
+        self.replace(key, value);
+    }
+
+    /// The same; the value that the key had.
+    pub(crate) fn replace(&mut self, key: K, value: V) -> Option<V> {
         let Some(root) = &mut self.root else {
             self.root = Some(Arc::new(Node::Leaf(Leaf { keys: [key].into(), values: [value].into() })));
             self.size = 1;
-            return;
+            return None;
         };
-        let (is_new, split) = Node::insert(root, key, value);
-        self.size += usize::from(is_new);
+        let (old, split) = Node::insert(root, key, value);
+        self.size += usize::from(old.is_none());
         if let Some((between, right)) = split {
             let left = Arc::clone(root);
             *root = Arc::new(Node::Inner(Inner { keys: [between].into(), children: [left, right].into() }));
         }
+        old
     }
 
     /// Removes a key; whether it was there.
@@ -150,10 +150,8 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
 
     /// Removes a key; what it had.
     pub(crate) fn take(&mut self, key: &K) -> Option<V> {
-        // Nothing is copied for a key that is not there.
-        self.get(key)?;
         let root = self.root.as_mut()?;
-        let taken = Node::take(root, key)?;
+        let taken = Node::take(root, key, false)?;
         self.size -= 1;
         while let Node::Inner(inner) = &**root {
             if inner.children.len() > 1 {
@@ -171,17 +169,39 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
     /// The value of a key, to be changed.
     #[must_use]
     pub fn get_mut(&mut self, key: &K) -> Option<&mut V> {
-        self.get(key)?;
-        let mut node = Arc::make_mut(self.root.as_mut()?);
+        let mut node = self.root.as_mut()?;
+        let mut is_there = false;
         loop {
-            match node {
+            if !is_there && is_shared(node) {
+                // Nothing is copied for a key that is not there.
+                node.get(key)?;
+                is_there = true;
+            }
+            match Arc::make_mut(node) {
                 Node::Inner(inner) => {
                     let at = inner.place(key);
-                    node = Arc::make_mut(&mut inner.children[at]);
+                    node = &mut inner.children[at];
                 }
                 Node::Leaf(leaf) => {
                     return leaf.keys.binary_search(key).ok().map(|at| &mut leaf.values[at]);
                 }
+            }
+        }
+    }
+}
+
+/// Whether a change of a node would copy it. Nobody else comes to share one that is about to be changed.
+fn is_shared<T>(node: &Arc<T>) -> bool {
+    Arc::strong_count(node) > 1
+}
+
+impl<K: Ord, V> Node<K, V> {
+    fn get(&self, key: &K) -> Option<&V> {
+        let mut node = self;
+        loop {
+            match node {
+                Node::Inner(inner) => node = &inner.children[inner.place(key)],
+                Node::Leaf(leaf) => return leaf.keys.binary_search(key).ok().map(|at| &leaf.values[at]),
             }
         }
     }
@@ -213,19 +233,25 @@ fn put<T>(part: &mut Vec<T>, at: usize, item: T) {
 }
 
 impl<K: Ord + Clone, V: Clone> Node<K, V> {
-    /// Whether the key is new, and what was split off.
-    fn insert(this: &mut Arc<Node<K, V>>, key: K, value: V) -> (bool, Split<K, V>) {
+    /// The value that the key had, and what was split off.
+    fn insert(this: &mut Arc<Node<K, V>>, key: K, value: V) -> (Option<V>, Split<K, V>) {
         match Arc::make_mut(this) {
             Node::Leaf(leaf) => leaf.insert(key, value),
             Node::Inner(inner) => {
                 let at = inner.place(&key);
-                let (is_new, split) = Node::insert(&mut inner.children[at], key, value);
-                (is_new, split.and_then(|(between, right)| inner.adopt(at, between, right)))
+                let (old, split) = Node::insert(&mut inner.children[at], key, value);
+                (old, split.and_then(|(between, right)| inner.adopt(at, between, right)))
             }
         }
     }
 
-    fn take(this: &mut Arc<Node<K, V>>, key: &K) -> Option<V> {
+    /// Removes a key; what it had. `is_there` says that it is known to be there.
+    fn take(this: &mut Arc<Node<K, V>>, key: &K, mut is_there: bool) -> Option<V> {
+        if !is_there && is_shared(this) {
+            // Nothing is copied for a key that is not there.
+            this.get(key)?;
+            is_there = true;
+        }
         match Arc::make_mut(this) {
             Node::Leaf(leaf) => {
                 let at = leaf.keys.binary_search(key).ok()?;
@@ -234,7 +260,7 @@ impl<K: Ord + Clone, V: Clone> Node<K, V> {
             }
             Node::Inner(inner) => {
                 let at = inner.place(key);
-                let taken = Node::take(&mut inner.children[at], key)?;
+                let taken = Node::take(&mut inner.children[at], key, is_there)?;
                 if inner.children[at].weight() < LEAST && inner.children.len() > 1 {
                     inner.join(at.saturating_sub(1));
                 }
@@ -245,17 +271,14 @@ impl<K: Ord + Clone, V: Clone> Node<K, V> {
 }
 
 impl<K: Ord + Clone, V: Clone> Leaf<K, V> {
-    fn insert(&mut self, key: K, value: V) -> (bool, Split<K, V>) {
+    fn insert(&mut self, key: K, value: V) -> (Option<V>, Split<K, V>) {
         let at = match self.keys.binary_search(&key) {
-            Ok(at) => {
-                self.values[at] = value;
-                return (false, None);
-            }
+            Ok(at) => return (Some(mem::replace(&mut self.values[at], value)), None),
             Err(at) => at,
         };
         if self.keys.len() < WIDTH {
             self.put(at, key, value);
-            return (true, None);
+            return (None, None);
         }
         // What grows in order leaves full leaves behind.
         let right = if at == WIDTH {
@@ -269,7 +292,7 @@ impl<K: Ord + Clone, V: Clone> Leaf<K, V> {
             right
         };
         let between = right.keys[0].clone();
-        (true, Some((between, Arc::new(Node::Leaf(right)))))
+        (None, Some((between, Arc::new(Node::Leaf(right)))))
     }
 
     fn put(&mut self, at: usize, key: K, value: V) {

@@ -364,7 +364,35 @@ impl JobContract {
     /// Whether it says nothing.
     #[must_use]
     pub fn is_default(&self) -> bool {
-        *self == JobContract::default()
+        // Part by part: it is asked several times for every job that is submitted, and nearly always it is so.
+        let JobContract {
+            launch,
+            retry,
+            checkpoint,
+            notice,
+            spares,
+            preflight,
+            workdir,
+            artifacts,
+            ulimits,
+            host,
+            trace_parent,
+            terminal,
+            notify,
+        } = self;
+        *spares == 0
+            && workdir.is_none()
+            && artifacts.is_none()
+            && trace_parent.is_none()
+            && !terminal
+            && notify.is_empty()
+            && *launch == LaunchForm::default()
+            && *retry == RetryRules::default()
+            && *checkpoint == CheckpointRules::default()
+            && *notice == NoticeRules::default()
+            && *preflight == Preflight::default()
+            && ulimits.is_default()
+            && *host == HostRules::default()
     }
 
     /// The same without the trace it is a part of: what was asked for, however often it is asked.

@@ -259,6 +259,18 @@ impl NodeSpec {
         self.accelerators.as_ref().map_or(0, |a| a.count)
     }
 
+    /// Takes the names of its place and of its type from `known`, where that has equal ones: hosts of one place have them in memory
+    /// once, and comparing them reads nothing.
+    pub fn share_names(&mut self, mut known: impl FnMut(&Name) -> Option<Name>) {
+        let NodeDraft { region, cluster, block, rack, accelerators, .. } = &mut self.0;
+        let kind = accelerators.as_mut().map(|accelerators| &mut accelerators.kind);
+        for name in [region, cluster, block, rack].into_iter().chain(kind) {
+            if let Some(same) = known(name).filter(|same| *same == *name) {
+                *name = same;
+            }
+        }
+    }
+
     /// The host with what operators have set: their labels in place of those with the same keys, and their taints too.
     #[must_use]
     pub fn overridden_by(&self, overrides: &NodeOverrides) -> NodeSpec {

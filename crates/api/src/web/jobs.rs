@@ -291,9 +291,7 @@ fn detail(scene: &Scene, id: JobId, explained: Option<&Explained>) -> Option<Job
     let shown = (Detail::Full, visibility);
     let row = view.job(id).zip(view.spec(id));
     let (job, (explanation, explained_of)) = match row {
-        Some((row, spec)) => {
-            (render::job(view, id, row, spec, shown), why(scene, id, &row.phase, explained))
-        }
+        Some((row, spec)) => (render::job(view, id, row, spec, shown), why(scene, id, &row.phase, explained)),
         None => (arrays::member(view, id, shown)?, (arrays::member_explained(view, id)?, EstimateOf::Page)),
     };
     let is_of_job = |change: &Change| matches!(change, Change::Job { id: of, .. } if *of == id);

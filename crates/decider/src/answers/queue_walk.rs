@@ -158,8 +158,10 @@ impl QueueForecast {
     }
 
     pub(crate) fn foreseen(&self, pace: Pace) -> Arc<Foreseen> {
-        let known = self.foreseen.iter().find(|(of, _)| *of == pace);
-        known.map(|(_, foreseen)| Arc::clone(foreseen)).unwrap_or_default()
+        match self.foreseen.iter().find(|(of, _)| *of == pace) {
+            Some((_, known)) => Arc::clone(known),
+            None => Arc::new(Foreseen::next_to(self.foreseen.first().map(|(_, other)| other))),
+        }
     }
 
     /// Keeps what was made of the state for those who ask next.

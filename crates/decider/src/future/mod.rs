@@ -9,9 +9,11 @@
 //! as long, additional nodes are kept as well, as strict order would keep them: it starts on whichever are free first,
 //! and one long run does not hold it up.
 
+mod clusters;
 mod foreseen;
 mod lent;
 mod licence_keepers;
+mod outlooks;
 mod quota;
 
 pub(crate) use foreseen::Foreseen;
@@ -24,17 +26,19 @@ use alloc::vec::Vec;
 use muster_planner::{Budget, CapacityTimeline, Hold, Holds, Plan, Start, Terms};
 use muster_policy::{expected_end, headroom, overdue_since};
 use muster_state::quota::QuotaUsage;
-use muster_state::{Forecast, GangClass, JobRow, Phase, State, fit};
+use muster_state::{Forecast, GangClass, JobRow, State, fit};
 use muster_types::{AcceleratorRequest, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, PriorityTier};
 
-use crate::rules::affinity::{self, STOPPED_LATE_MS};
+use crate::rules::affinity;
 use crate::rules::bookings::{closures, covers, is_open_to};
 use crate::rules::counted::lacks;
 use crate::rules::images::HeldImages;
 use crate::rules::planned::planned_spec;
 use crate::rules::terms::with_terms;
 use crate::rules::windows::is_owner;
+use clusters::places;
 use lent::Lent;
+use outlooks::{RunEnd, scaled};
 use quota::{KeptQuota, has_quota_now, is_promised_beside};
 
 /// A cluster, by its region and name.
@@ -175,6 +179,8 @@ pub(crate) struct Future {
     holds: Option<Holds>,
     /// Made when first asked for, and kept in step with what is placed.
     outlooks: BTreeMap<ClusterKey, CapacityTimeline>,
+    /// What these were made of.
+    runs: BTreeMap<ClusterKey, Arc<Vec<RunEnd>>>,
     /// Everything that holds devices by the time it is expected to end, for quota; made when first asked for.
     ends: Option<Arc<Vec<(LogTime, JobId)>>>,
     /// The state without what is stopping, and where in the log it was made.
@@ -209,6 +215,7 @@ impl Future {
             owed: Vec::new(),
             holds: Some(Holds::new()),
             outlooks: BTreeMap::new(),
+            runs: BTreeMap::new(),
             ends: None,
             stopped: None,
             coming: Vec::new(),
@@ -410,8 +417,10 @@ impl Future {
         }
         // A class is a hash over the whole request, so it is made where everything else agrees.
         let is_behind = |other: &&Reservation| {
-            let is_like = other.is_kept && other.tier == spec.tier && !self.had_turn.contains(&other.job);
-            let theirs = state.spec(other.job).filter(|theirs| is_like && theirs.tenant == spec.tenant);
+            if !other.is_kept || other.tier != spec.tier || self.had_turn.contains(&other.job) {
+                return false;
+            }
+            let theirs = state.spec(other.job).filter(|theirs| theirs.tenant == spec.tenant);
             theirs.is_some_and(|theirs| GangClass::of(theirs) == GangClass::of(spec))
         };
         let Some(other) = self.reservations.iter().find(is_behind).map(|other| other.job) else { return };
@@ -495,6 +504,9 @@ impl Future {
 
     /// Those whose reservations keep nothing from a gang.
     fn who_gives_way(&self, state: &State, job: JobId, spec: &JobSpec, row: &JobRow) -> BTreeSet<JobId> {
+        if self.reservations.is_empty() {
+            return BTreeSet::new();
+        }
         let overdue = self.overdue_since(state, job, spec, row);
         // By tenant that has reserved what it would borrow.
         let borrowers = self.reservations.iter().filter_map(|other| other.quota.as_ref());
@@ -582,7 +594,7 @@ impl Future {
     pub(crate) fn changed(&mut self, region: &Name, cluster: &Name) {
         let place = (region.clone(), cluster.clone());
         self.ends = None;
-        self.foreseen = Arc::default();
+        self.forget_foreseen();
         self.outlooks.remove(&place);
         // Taken up again, they are reserved in what is expected then.
         for reservation in core::mem::take(&mut self.reservations) {
@@ -598,12 +610,12 @@ impl Future {
     pub(crate) fn placed(&mut self, state: &State, job: JobId) {
         self.lent.forget(job);
         self.own.take_if(|own| own.job == job);
-        self.foreseen = Arc::default();
+        self.forget_foreseen();
         let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { return };
         let (Some(placement), Some(end)) = (&row.placement, expected_end(row, spec, self.now)) else {
             return;
         };
-        let end = at_pace(row, end, self.now, self.pace);
+        let end = scaled(end, (row.estimate.run_ms, row.estimate.run_high_ms), self.now, self.pace);
         let place = (placement.region.clone(), placement.cluster.clone());
         if let Some(outlook) = self.outlooks.get_mut(&place) {
             let mut workers = placement.slots.clone();
@@ -898,24 +910,6 @@ impl Future {
         });
         best
     }
-
-    fn outlook(&mut self, state: &State, place: &ClusterKey, budget: &mut Budget) -> &CapacityTimeline {
-        let (now, pace, reservations) = (self.now, self.pace, &self.reservations);
-        let foreseen = self.foreseen.outlooks.get(place);
-        self.outlooks.entry(place.clone()).or_insert_with(|| {
-            let new = || CapacityTimeline::new(state, &place.0, &place.1, releases(state, place, now, pace));
-            let mut outlook = foreseen.cloned().unwrap_or_else(new);
-            budget.take(outlook.visits());
-            for reservation in reservations.iter().filter(|r| r.place == *place) {
-                budget.take(outlook.walk_visits());
-                outlook.reserve(reservation.job, &reservation.start, reservation.until);
-                if reservation.is_closed() {
-                    outlook.close(reservation.job);
-                }
-            }
-            outlook
-        })
-    }
 }
 
 /// Whether a gang may not start whatever is free, because its tenant or its user has as many jobs placed as it may, or has used up
@@ -946,54 +940,4 @@ fn opens_at(
         .iter()
         .try_fold(LogTime(0), |latest, row| others.opens_at(&row.spec, &openings).map(|at| latest.max(at)));
     (opens, others.looked_at + more)
-}
-
-/// Gangs in a cluster with the times they are expected to end.
-fn releases(state: &State, place: &ClusterKey, now: LogTime, pace: Pace) -> Vec<(LogTime, JobId)> {
-    let mut found = Vec::new();
-    for (_, job) in state.ends(&place.0, &place.1) {
-        let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
-        // What is being stopped runs no longer than its grace. Nearly nothing is, and everything that runs is looked at here.
-        if matches!(row.phase, Phase::Stopping(_))
-            && let Some(end) = state.stopped_by(job)
-        {
-            found.push((end.max(now.plus_ms(STOPPED_LATE_MS)), job));
-        } else if let Some(end) = expected_end(row, spec, now) {
-            found.push((at_pace(row, end, now, pace), job));
-        }
-    }
-    found.sort_unstable();
-    found
-}
-
-/// The end of a gang at a pace: the time that is left to run is scaled by what the estimate says of the
-/// spread of run times, which is about the same on both sides of the median in proportion.
-fn at_pace(row: &JobRow, expected: LogTime, now: LogTime, pace: Pace) -> LogTime {
-    let left = u128::from(expected.since_ms(now));
-    let (median, high) =
-        (u128::from(row.estimate.run_ms.max(1)), u128::from(row.estimate.run_high_ms.max(1)));
-    let left = match pace {
-        Pace::Expected => left,
-        Pace::Early => left * median / high.max(median),
-        Pace::Late => left * high.max(median) / median,
-    };
-    now.plus_ms(u64::try_from(left).unwrap_or(u64::MAX))
-}
-
-/// Clusters that a job may use.
-fn places(state: &State, spec: &JobSpec) -> Vec<ClusterKey> {
-    let mut found: Vec<ClusterKey> = Vec::new();
-    for (key, _) in state.pools() {
-        let allowed = spec.regions.is_empty() || spec.regions.contains(&key.region);
-        let wanted = spec.groups.iter().any(|group| match (&group.request.accelerators, &key.kind) {
-            (Some(request), Some(kind)) => request.accepts(kind),
-            (Some(_), None) => false,
-            (None, _) => true,
-        });
-        let is_new = found.last().is_none_or(|last| last.0 != key.region || last.1 != key.cluster);
-        if allowed && wanted && is_new {
-            found.push((key.region.clone(), key.cluster.clone()));
-        }
-    }
-    found
 }

@@ -9,7 +9,8 @@ use muster_state::quota::{QuotaStatus, QuotaUsage};
 use muster_state::{JobRow, State};
 use muster_types::{JobId, JobSpec, LogTime, Name};
 
-use super::{ClusterKey, Future, Reservation, releases};
+use super::outlooks::releases;
+use super::{ClusterKey, Future, Reservation};
 
 /// The quota of a reservation.
 #[derive(Clone, Debug)]

@@ -63,6 +63,10 @@ pub(crate) fn check_rows(state: &State, new: &BTreeMap<&Name, u64>) -> Result<()
 
 /// The same of what is submitted.
 pub(crate) fn check_share(state: &State, jobs: &[Submission]) -> Result<(), Refusal> {
+    // No tenant is limited then.
+    if state.policy().policy.tenants.is_empty() {
+        return Ok(());
+    }
     let mut new: BTreeMap<&Name, u64> = BTreeMap::new();
     for job in jobs {
         *new.entry(&job.spec.tenant).or_default() += rows_of_one(job) + awaited_rows(job);

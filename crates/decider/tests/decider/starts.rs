@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use muster_decider::{
-    Answer, Command, ExpectedStarts, QueueForecast, Speculation, expected_starts, explain_job,
-    expected_starts_in, explain_job_in, handle, schedule,
+    Answer, Command, ExpectedStarts, QueueForecast, Speculation, expected_starts, expected_starts_in,
+    explain_job, explain_job_in, handle, schedule,
 };
 use muster_planner::Budget;
 use muster_state::State;

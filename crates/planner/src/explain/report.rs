@@ -356,8 +356,9 @@ fn count_node(
     let bought = attempt.is_bought_for(row);
     counting.lacking_isolation.extend(attempt.terms.policy.lacking_isolation(&row.spec));
     let groups = || spec.groups.iter().filter(concerned);
+    let of_first = groups().next().map_or(0, |group| workers_on_empty(&row.spec, &group.request));
     if selected && bought && tolerated && isolated {
-        *empty = groups().next().map_or(0, |group| workers_on_empty(&row.spec, &group.request));
+        *empty = of_first;
     }
     if row.status != NodeStatus::Up {
         counts.not_up += 1;
@@ -376,12 +377,13 @@ fn count_node(
     counting.reserved_devices += kept + u64::from(row.promised.devices.count());
     let (mut fits_empty, mut fits_hold, mut fits_now) = (false, false, false);
     let mut first = None;
-    for group in groups() {
+    for (number, group) in groups().enumerate() {
         let request = &group.request;
         let by_hold = spare.map_or(u32::MAX, |spare| spare.workers(request, muster_types::DeviceSet::EMPTY));
         let by_free =
             if muster_state::fit::has_kind(&row.spec, request) { offer.workers(request) } else { 0 };
-        fits_empty |= workers_on_empty(&row.spec, request) > 0;
+        let on_empty = if number == 0 { of_first } else { workers_on_empty(&row.spec, request) };
+        fits_empty |= on_empty > 0;
         fits_hold |= by_hold > 0;
         let fits = by_hold.min(by_free);
         fits_now |= fits > 0;

@@ -473,9 +473,9 @@ impl<'a> Question<'a> {
             }
         }
         let plain_first = self.kinds[group].is_none();
-        nodes.sort_unstable_by_key(|(devices, id, _, _)| {
-            (if plain_first { *devices } else { -*devices }, *id)
-        });
+        // A rest that one node holds goes to the best of them, in whatever order they are: most gangs that are asked about are
+        // small, and clusters are not.
+        let mut is_sorted = false;
         let widest = nodes.iter().map(|(_, _, _, workers)| *workers).max().unwrap_or(0);
         let mut at = 0;
         while rest > 0 {
@@ -487,7 +487,15 @@ impl<'a> Question<'a> {
             let best = candidates.filter(holds_all).min_by_key(|at| (nodes[*at].0, nodes[*at].1));
             let chosen = match best {
                 Some(best) => best,
-                None if at < nodes.len() => at,
+                None if at < nodes.len() => {
+                    if !is_sorted {
+                        nodes.sort_unstable_by_key(|(devices, id, _, _)| {
+                            (if plain_first { *devices } else { -*devices }, *id)
+                        });
+                        is_sorted = true;
+                    }
+                    at
+                }
                 None => return None,
             };
             let (_, _, place, workers) = nodes[chosen];
@@ -579,6 +587,11 @@ struct FreeCapacity<'a> {
     domains: Vec<u64>,
     part_level: Option<Level>,
     domain_level: Option<Level>,
+    /// Workers of a host, and of a part, that make a whole segment of the gang.
+    host_unit: u32,
+    part_unit: u32,
+    /// Most workers of a part.
+    part_most: u32,
     /// Domains that have enough at the moment.
     enough: Vec<usize>,
 }
@@ -603,6 +616,8 @@ impl<'a> FreeCapacity<'a> {
         };
         let primary = question.kinds.iter().position(Option::is_some).unwrap_or(0);
         let empty = NodeCapacity { idle: Amount::default(), most: Amount::ALL, closed: 0, workers: 0 };
+        // All workers of a host where the whole gang is on one, and where a segment may have workers of several groups.
+        let is_split = rule.required != Some(Level::Host) && question.spec.groups.len() == 1;
         let mut capacity = FreeCapacity {
             question,
             primary,
@@ -612,6 +627,9 @@ impl<'a> FreeCapacity<'a> {
             domains: alloc::vec![0; count(rule.required)],
             part_level,
             domain_level: rule.required,
+            host_unit: if is_split { rule.unit_in(Level::Host) } else { 1 },
+            part_unit: part_level.map_or(1, |level| rule.unit_in(level)),
+            part_most: rule.spread.map_or(u32::MAX, |spread| spread.workers_max),
             enough: Vec::new(),
         };
         for place in 0..capacity.nodes.len() {
@@ -666,13 +684,9 @@ impl<'a> FreeCapacity<'a> {
         self.in_whole_segments(self.limit_of_spread(workers))
     }
 
-    /// As many workers of a host as make whole segments of one. All of them where the whole gang is on one host, and where
-    /// a segment may have workers of several groups.
+    /// As many workers of a host as make whole segments of one.
     fn in_whole_segments(&self, workers: u32) -> u32 {
-        let spec = self.question.spec;
-        let is_split = self.domain_level != Some(Level::Host) && spec.groups.len() == 1;
-        let unit = if is_split { spec.topology.unit_in(Level::Host) } else { 1 };
-        workers / unit * unit
+        whole(workers, self.host_unit)
     }
 
     fn limit_of_spread(&self, workers: u32) -> u32 {
@@ -684,10 +698,7 @@ impl<'a> FreeCapacity<'a> {
 
     /// What rules for a part leave of the workers it holds.
     fn of_part(&self, workers: u32) -> u32 {
-        let rule = &self.question.spec.topology;
-        let unit = self.part_level.map_or(1, |level| rule.unit_in(level));
-        let most = rule.spread.map_or(u32::MAX, |spread| spread.workers_max);
-        (workers / unit * unit).min(most)
+        whole(workers, self.part_unit).min(self.part_most)
     }
 
     fn part_limit(&self, part: usize) -> u32 {
@@ -739,6 +750,11 @@ impl<'a> FreeCapacity<'a> {
         enough.truncate(DOMAINS_TRIED_MAX);
         enough.into_iter().map(|(_, domain)| domain).collect()
     }
+}
+
+/// As many workers as make whole units of so many.
+fn whole(workers: u32, unit: u32) -> u32 {
+    if unit == 1 { workers } else { workers / unit * unit }
 }
 
 /// See [`CapacityTimeline::others_like`].

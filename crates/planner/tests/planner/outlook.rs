@@ -38,6 +38,34 @@ fn hour(at: LogTime) -> u64 {
     at.0 / HOUR_MS
 }
 
+/// What comes back to a host at one time is looked at once, and paid for as if each gang was looked at.
+#[test]
+fn gangs_that_end_together_are_paid_for_one_by_one() {
+    let mut fleet = Fleet::new();
+    let mut draft = node_draft("n1");
+    draft.accelerators = Some(Accelerators { kind: name("h100"), count: 8 });
+    let node = fleet.add_node(draft);
+    for _ in 0..2 {
+        occupy(&mut fleet, node, "h100", 4, 1);
+    }
+    let jobs: Vec<JobId> = ends(&fleet).into_iter().map(|(_, job)| job).collect();
+    assert_eq!(jobs.len(), 2);
+    let (first, second) = (LogTime(100 * HOUR_MS), LogTime(101 * HOUR_MS));
+    let outlook = |times: [LogTime; 2]| {
+        let ends = times.into_iter().zip(jobs.iter().copied());
+        CapacityTimeline::new(&fleet.state, &name("eu"), &name("c1"), ends)
+    };
+    let (together, apart) = (outlook([first, first]), outlook([first, second]));
+    assert_eq!(together.visits(), apart.visits());
+    let spec = whole_hosts(1, "h100", 8, None);
+    let holds = Holds::new();
+    let starts = [together, apart].map(|outlook| {
+        let start = outlook.earliest(&spec, &fleet.terms(&holds, &spec), &mut Budget::new(u64::MAX));
+        start.map(|start| start.at)
+    });
+    assert_eq!(starts, [Some(first), Some(second)]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 

@@ -563,6 +563,31 @@ proptest! {
     }
 
     #[test]
+    fn an_outlook_at_other_times_is_as_if_made_anew(
+        hosts in hosts(),
+        spec in simple_job(),
+        shifts in prop::collection::vec(0..5u64, 8),
+    ) {
+        let fleet = fleet(&hosts);
+        let holds = Holds::new();
+        let ends: Vec<(LogTime, JobId)> = all_ends(&fleet.state);
+        let jobs = ends.iter().map(|(_, job)| *job);
+        let others: Vec<(LogTime, JobId)> =
+            jobs.zip(shifts.iter().cycle()).map(|(job, shift)| (LogTime(1_000 * (1 + shift)), job)).collect();
+        for cluster in ["c0", "c1"] {
+            let made = |ends: &[(LogTime, JobId)]| {
+                CapacityTimeline::new(&fleet.state, &name("eu"), &name(cluster), ends.iter().copied())
+            };
+            let (again, anew) = (made(&ends).retimed(others.iter().copied()), made(&others));
+            prop_assert_eq!(again.visits(), anew.visits());
+            let start = |outlook: &CapacityTimeline| {
+                outlook.earliest(&spec, &fleet.terms(&holds, &spec), &mut Budget::new(100_000))
+            };
+            prop_assert_eq!(start(&again), start(&anew));
+        }
+    }
+
+    #[test]
     fn what_is_reserved_is_left_alone(hosts in hosts(), first in simple_job(), second in simple_job()) {
         let fleet = fleet(&hosts);
         let none = Holds::new();

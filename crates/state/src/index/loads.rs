@@ -6,6 +6,7 @@ use muster_types::{JobMetadata, JobSpec, Name};
 
 use super::{Described, Indexes, JobIndexKeys};
 use crate::rows::Placement;
+use crate::tree::Map;
 
 /// Jobs of one tenant that are not over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,6 +89,16 @@ impl UserLoad {
         }
     }
 
+    /// A sum over jobs: what goes was added before.
+    fn changed(self, gone: UserLoad, new: UserLoad) -> UserLoad {
+        UserLoad {
+            pending_jobs: self.pending_jobs + new.pending_jobs - gone.pending_jobs,
+            unfinished_jobs: self.unfinished_jobs + new.unfinished_jobs - gone.unfinished_jobs,
+            active_jobs: self.active_jobs + new.active_jobs - gone.active_jobs,
+            active_milli: self.active_milli + new.active_milli - gone.active_milli,
+        }
+    }
+
     /// Of members of an array that are not created.
     pub(super) fn of_uncreated(members: u64) -> UserLoad {
         UserLoad { pending_jobs: members, unfinished_jobs: members, ..UserLoad::default() }
@@ -136,19 +147,16 @@ impl Indexes {
         before: Option<&(ClusterPlace, Work)>,
         after: Option<&(ClusterPlace, Work)>,
     ) {
-        let mut of_tenant = self.work.take(tenant).unwrap_or_default();
-        if let Some((place, gone)) = before {
-            let left = of_tenant.get(place).copied().unwrap_or_default().minus(*gone);
-            if left == Work::default() {
-                of_tenant.remove(place);
-            } else {
-                of_tenant.insert(place.clone(), left);
+        // In place: it is there for every tenant that holds something.
+        if let Some(of_tenant) = self.work.get_mut(tenant) {
+            move_work(of_tenant, before, after);
+            if of_tenant.is_empty() {
+                self.work.remove(tenant);
             }
+            return;
         }
-        if let Some((place, new)) = after {
-            let sum = of_tenant.get(place).copied().unwrap_or_default().plus(*new);
-            of_tenant.insert(place.clone(), sum);
-        }
+        let mut of_tenant = Map::default();
+        move_work(&mut of_tenant, before, after);
         if !of_tenant.is_empty() {
             self.work.insert(tenant.clone(), of_tenant);
         }
@@ -190,15 +198,26 @@ impl Indexes {
     }
 
     fn count_eligible(&mut self, kind: Option<Name>, tenant: &Name, milli: u64, is_more: bool) {
-        let mut of_kind = self.eligible.take(&kind).unwrap_or_default();
-        let before = of_kind.get(tenant).copied().unwrap_or(0);
-        // A sum over jobs: what goes was added before.
-        let after = if is_more { before + milli } else { before - milli };
-        if after == 0 {
-            of_kind.remove(tenant);
-        } else {
-            of_kind.insert(tenant.clone(), after);
+        let count = |of_kind: &mut Map<Name, u64>| {
+            let before = of_kind.get(tenant).copied().unwrap_or(0);
+            // A sum over jobs: what goes was added before.
+            let after = if is_more { before + milli } else { before - milli };
+            if after == 0 {
+                of_kind.remove(tenant);
+            } else {
+                of_kind.insert(tenant.clone(), after);
+            }
+        };
+        // In place: it is there for every type that somebody waits for.
+        if let Some(of_kind) = self.eligible.get_mut(&kind) {
+            count(of_kind);
+            if of_kind.is_empty() {
+                self.eligible.remove(&kind);
+            }
+            return;
         }
+        let mut of_kind = Map::default();
+        count(&mut of_kind);
         if !of_kind.is_empty() {
             self.eligible.insert(kind, of_kind);
         }
@@ -222,18 +241,39 @@ impl Indexes {
         }
         let user = metadata.map_or("", |metadata| user_of(&metadata.creator));
         let key: UserKey = (tenant.clone(), String::from(user));
-        let load = self.users.get(&key).copied().unwrap_or_default();
-        // A sum over jobs: what goes was added before.
-        let load = UserLoad {
-            pending_jobs: load.pending_jobs + new.pending_jobs - gone.pending_jobs,
-            unfinished_jobs: load.unfinished_jobs + new.unfinished_jobs - gone.unfinished_jobs,
-            active_jobs: load.active_jobs + new.active_jobs - gone.active_jobs,
-            active_milli: load.active_milli + new.active_milli - gone.active_milli,
-        };
-        if load == UserLoad::default() {
-            self.users.remove(&key);
-        } else {
-            self.users.insert(key, load);
+        match self.users.get_mut(&key) {
+            Some(load) => {
+                *load = load.changed(gone, new);
+                if *load == UserLoad::default() {
+                    self.users.remove(&key);
+                }
+            }
+            None => {
+                let load = UserLoad::default().changed(gone, new);
+                if load != UserLoad::default() {
+                    self.users.insert(key, load);
+                }
+            }
         }
+    }
+}
+
+/// What a tenant holds in one cluster it holds in another. A cluster where it holds nothing is not there.
+fn move_work(
+    of_tenant: &mut Map<ClusterPlace, Work>,
+    before: Option<&(ClusterPlace, Work)>,
+    after: Option<&(ClusterPlace, Work)>,
+) {
+    if let Some((place, gone)) = before {
+        let left = of_tenant.get(place).copied().unwrap_or_default().minus(*gone);
+        if left == Work::default() {
+            of_tenant.remove(place);
+        } else {
+            of_tenant.insert(place.clone(), left);
+        }
+    }
+    if let Some((place, new)) = after {
+        let sum = of_tenant.get(place).copied().unwrap_or_default().plus(*new);
+        of_tenant.insert(place.clone(), sum);
     }
 }

@@ -6,6 +6,7 @@ mod arrays;
 mod booked;
 mod licences;
 mod loads;
+mod offers;
 mod pending_reasons;
 mod user_lanes;
 
@@ -37,6 +38,7 @@ use licences::LicenceUse;
 pub(crate) use licences::holds_licences;
 pub(crate) use loads::{ClusterPlace, UserKey};
 pub use loads::{QueueLoad, UserLoad, Work};
+pub(crate) use offers::Offered;
 use pending_reasons::{PendingCounts, PendingReason};
 pub use user_lanes::UserLane;
 use user_lanes::UserLineKey;
@@ -317,6 +319,20 @@ fn toggle<K: Ord + Clone>(set: &mut Set<K>, member: K, is_member: bool) {
     }
 }
 
+/// The same in the set of a tenant. Its name is looked up once, and not compared in each of many members.
+fn toggle_of(sets: &mut Map<Name, Set<JobId>>, tenant: &Name, member: JobId, is_member: bool) {
+    match sets.get_mut(tenant) {
+        Some(set) => {
+            toggle(set, member, is_member);
+            if set.is_empty() {
+                sets.remove(tenant);
+            }
+        }
+        None if is_member => sets.insert(tenant.clone(), Set::of(member)),
+        None => {}
+    }
+}
+
 /// All derived indexes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Indexes {
@@ -359,15 +375,15 @@ pub(crate) struct Indexes {
     pub(crate) promises_by_node: Set<(NodeId, JobId)>,
     /// Jobs that hold or may hold devices.
     pub(crate) active: Set<JobId>,
-    /// The same, by tenant.
-    pub(crate) active_by_tenant: Set<(Name, JobId)>,
+    /// The same, by tenant; a tenant without any is not there.
+    pub(crate) active_by_tenant: Map<Name, Set<JobId>>,
     /// Those of them, and of jobs with a promise, that keep other jobs away from where they are or will be, by tenant and
     /// what they keep away; what nobody keeps away is not there.
     pub(crate) apart: Map<Name, Map<ApartKind, Set<JobId>>>,
     /// What jobs hold of counted resources.
     pub(crate) licences: LicenceUse,
-    /// Jobs that are charged for devices, by tenant.
-    pub(crate) charged: Set<(Name, JobId)>,
+    /// Jobs that are charged for devices, by tenant; a tenant without any is not there.
+    pub(crate) charged: Map<Name, Set<JobId>>,
     /// Gangs that are being stopped.
     pub(crate) stopping: Set<JobId>,
     /// Running gangs that policy may stop, lowest tier first.
@@ -505,11 +521,11 @@ impl Indexes {
             after.held.inspect(|time| self.hold_back(id, spec, *time));
         }
         if before.charged != after.charged {
-            toggle(&mut self.charged, (spec.tenant.clone(), id), after.charged);
+            toggle_of(&mut self.charged, &spec.tenant, id, after.charged);
         }
         if before.active != after.active {
             toggle(&mut self.active, id, after.active);
-            toggle(&mut self.active_by_tenant, (spec.tenant.clone(), id), after.active);
+            toggle_of(&mut self.active_by_tenant, &spec.tenant, id, after.active);
         }
         if before.apart != after.apart {
             self.set_apart(id, spec, after.apart);
@@ -544,6 +560,11 @@ impl Indexes {
             before.finished.inspect(|at| _ = self.finished.remove(&(*at, id)));
             after.finished.inspect(|at| self.finished.insert((*at, id)));
         }
+    }
+
+    /// A job that holds devices counts as one that holds none.
+    pub(crate) fn leave_active_of(&mut self, tenant: &Name, id: JobId) {
+        toggle_of(&mut self.active_by_tenant, tenant, id, false);
     }
 
     fn shift_promise(&mut self, id: JobId, before: &JobIndexKeys, after: &JobIndexKeys) {
@@ -730,48 +751,14 @@ impl Indexes {
         }
     }
 
-    /// Puts what a node offers into its pool.
-    pub(crate) fn add_free(&mut self, id: NodeId, row: &NodeRow) {
-        if !row.is_placeable() {
-            return;
-        }
-        let offer = row.offer();
-        let idle = offer.devices.count();
-        let pool = self.pools.get_mut(&PoolKey::of(&row.spec)).expect("a registered node's pool exists");
-        pool.by_free.insert((offer.key(), id));
-        pool.idle_devices += u64::from(idle);
-        pool.free_milli += offer.device_milli();
-        if let Some(position) = row.spec.pod.as_ref().filter(|_| idle == row.spec.device_count()) {
-            pool.idle_hosts.insert(position.clone(), id);
-        }
-        let rack = pool.racks.get_mut(&RackKey::of(&row.spec)).expect("a registered node's rack exists");
-        rack.by_idle.insert((idle, id));
-        rack.idle_devices += u64::from(idle);
-        rack.in_use += u32::from(row.is_in_use());
-    }
-
-    /// Takes what a node offers out of its pool; the exact inverse of `add_free`.
-    pub(crate) fn remove_free(&mut self, id: NodeId, row: &NodeRow) {
-        if !row.is_placeable() {
-            return;
-        }
-        let offer = row.offer();
-        let idle = offer.devices.count();
-        let pool = self.pools.get_mut(&PoolKey::of(&row.spec)).expect("a registered node's pool exists");
-        let was_there = pool.by_free.remove(&(offer.key(), id));
-        assert!(was_there, "the free index knows every placeable node under what it offers");
-        pool.idle_devices -= u64::from(idle);
-        pool.free_milli -= offer.device_milli();
-        if let Some(position) = row.spec.pod.as_ref().filter(|_| idle == row.spec.device_count()) {
-            // Another host may have registered at its place, before this one was known to be gone.
-            if pool.idle_hosts.get(position) == Some(&id) {
-                pool.idle_hosts.remove(position);
-            }
-        }
-        let rack = pool.racks.get_mut(&RackKey::of(&row.spec)).expect("a registered node's rack exists");
-        rack.by_idle.remove(&(idle, id));
-        rack.idle_devices -= u64::from(idle);
-        rack.in_use -= u32::from(row.is_in_use());
+    /// Gives the description of a node the names that its neighbours have in memory: see `NodeSpec::share_names`.
+    pub(crate) fn share_names(&self, spec: &mut NodeSpec) {
+        let Some((key, pool)) = self.pools.range(..=PoolKey::of(spec)).next_back() else { return };
+        let rack = pool.racks.range(..=RackKey::of(spec)).next_back().map(|(rack, _)| rack);
+        let of_rack = rack.into_iter().flat_map(|rack| [&rack.block, &rack.rack]);
+        let known: Vec<&Name> =
+            [&key.region, &key.cluster].into_iter().chain(&key.kind).chain(of_rack).collect();
+        spec.share_names(|name| known.iter().find(|known| **known == name).copied().cloned());
     }
 
     /// Counts the size of a node that has become placeable.

@@ -17,11 +17,8 @@ pub(crate) struct SpecFacts {
 
 impl Derived<JobId, Arc<JobSpec>> for SpecFacts {
     fn of(spec: &Arc<JobSpec>) -> SpecFacts {
-        let request = GangClass::request(spec);
-        SpecFacts {
-            class: GangClass::of_request(request, spec),
-            group_key: BurstKey::of_request(spec, request),
-        }
+        let (group_key, class) = BurstKey::with_class(spec);
+        SpecFacts { class, group_key }
     }
 
     fn hash(&self, id: &JobId, spec: &Arc<JobSpec>) -> u64 {

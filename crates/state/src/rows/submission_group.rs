@@ -23,6 +23,13 @@ impl BurstKey {
         BurstKey::of_request(spec, GangClass::request(spec))
     }
 
+    /// The same with the class of the job: both are made of one hash of what it asks for.
+    #[must_use]
+    pub fn with_class(spec: &JobSpec) -> (BurstKey, GangClass) {
+        let request = GangClass::request(spec);
+        (BurstKey::of_request(spec, request), GangClass::of_request(request, spec))
+    }
+
     pub(crate) fn of_request(spec: &JobSpec, request: u64) -> BurstKey {
         let times = (spec.deadline, spec.expected_run_ms, spec.run_time_limit_ms);
         let key = hash(&(spec.tier, &spec.tenant, stem(&spec.name), request, times));

@@ -7,7 +7,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
-use super::{POLICY_DURATION_MS_MAX, Policy, TenantPolicy};
+use super::{JobLimits, POLICY_DURATION_MS_MAX, Policy, TenantLimits, TenantPolicy, TenantRights};
 use crate::fleet::NodeDraft;
 use crate::name::Name;
 use crate::node_requirements::{LabelTest, NodeRequirements};
@@ -197,6 +197,15 @@ pub(super) struct QueueTable {
     pub(super) has_user_spend: bool,
     pub(super) has_user_devices: bool,
     pub(super) has_on_limit: bool,
+    /// Whether some tenant states any limit, apart from those of one tier.
+    pub(super) has_limits: bool,
+    pub(super) has_budget: bool,
+    pub(super) has_user_budget: bool,
+    pub(super) has_user_running_jobs: bool,
+    pub(super) has_host_limits: bool,
+    pub(super) has_job_limits: bool,
+    pub(super) has_tier_submissions: bool,
+    pub(super) has_rights: bool,
 }
 
 impl QueueTable {
@@ -209,6 +218,14 @@ impl QueueTable {
             table.has_user_spend |= limits.user.spend.is_some();
             table.has_user_devices |= limits.user.devices.is_some();
             table.has_on_limit |= limits.on_limit.is_some();
+            table.has_limits |= *limits != TenantLimits::default();
+            table.has_budget |= limits.accelerator_hours.is_some();
+            table.has_user_budget |= limits.user.accelerator_hours.is_some();
+            table.has_user_running_jobs |= limits.user.running_jobs.is_some();
+            table.has_host_limits |= limits.cpu_milli.is_some() || limits.memory_bytes.is_some();
+            table.has_job_limits |= limits.job != JobLimits::default() || !tenant.tier_limits.is_empty();
+            table.has_tier_submissions |= !tenant.tier_submissions.is_empty();
+            table.has_rights |= tenant.rights != TenantRights::default();
             table.has_user_shares |= tenant.users.is_some();
             table.has_strict |= queue.order == Some(QueueOrder::Strict);
             table.has_fair_share |= queue.preemption == Some(QueuePreemption::FairShare);

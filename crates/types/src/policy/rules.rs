@@ -365,6 +365,9 @@ impl Policy {
     /// ask for one or two, often, and all of them cost many times as much.
     #[must_use]
     pub fn limit<T>(&self, tenant: &Name, of: impl Fn(&TenantLimits) -> Option<T>) -> Option<T> {
+        if !self.queues.has_limits {
+            return None;
+        }
         let mut stated = self.ancestry(tenant).filter_map(|name| self.tenants.get(name));
         stated.find_map(|tenant| of(&tenant.limits))
     }
@@ -372,6 +375,9 @@ impl Policy {
     /// Submissions with jobs of a tier that a tenant may make in a minute; none for no limit.
     #[must_use]
     pub fn tier_submissions(&self, tenant: &Name, tier: PriorityTier) -> Option<u32> {
+        if !self.queues.has_tier_submissions {
+            return None;
+        }
         let mut stated = self.ancestry(tenant).filter_map(|name| self.tenants.get(name));
         stated.find_map(|tenant| tenant.tier_submissions.get(&tier).copied())
     }
@@ -379,6 +385,9 @@ impl Policy {
     /// How much accelerator time the jobs of a tenant may use in a window; none for no limit.
     #[must_use]
     pub fn budget(&self, tenant: &Name) -> Option<AcceleratorBudget> {
+        if !self.queues.has_budget {
+            return None;
+        }
         let mut stated = self.ancestry(tenant).filter_map(|name| self.tenants.get(name));
         stated.find_map(|tenant| tenant.limits.accelerator_hours)
     }
@@ -386,6 +395,9 @@ impl Policy {
     /// The same for each user of a tenant.
     #[must_use]
     pub fn user_budget(&self, tenant: &Name) -> Option<AcceleratorBudget> {
+        if !self.queues.has_user_budget {
+            return None;
+        }
         let mut stated = self.ancestry(tenant).filter_map(|name| self.tenants.get(name));
         stated.find_map(|tenant| tenant.limits.user.accelerator_hours)
     }
@@ -394,14 +406,32 @@ impl Policy {
     /// turn, and so without the other limits.
     #[must_use]
     pub fn user_running_jobs(&self, tenant: &Name) -> Option<u32> {
+        if !self.queues.has_user_running_jobs {
+            return None;
+        }
         let mut stated = self.ancestry(tenant).filter_map(|name| self.tenants.get(name));
         stated.find_map(|tenant| tenant.limits.user.running_jobs)
+    }
+
+    /// Whether some tenant states how many CPUs or how much memory it may have.
+    #[must_use]
+    pub fn has_host_limits(&self) -> bool {
+        self.queues.has_host_limits
+    }
+
+    /// Whether some tenant states any limit, apart from those of one tier.
+    #[must_use]
+    pub fn has_limits(&self) -> bool {
+        self.queues.has_limits
     }
 
     /// What one job of a tenant may ask for in a tier. What is stated nearer to the tenant goes before what is stated
     /// above it, and at one tenant what it states of the tier before what it states of all of them.
     #[must_use]
     pub fn job_limits(&self, tenant: &Name, tier: PriorityTier) -> JobLimits {
+        if !self.queues.has_job_limits {
+            return JobLimits::default();
+        }
         let above = self.ancestry(tenant).filter_map(|name| self.tenants.get(name));
         above.fold(JobLimits::default(), |nearer, tenant| {
             let of_tier = tenant.tier_limits.get(&tier).copied().unwrap_or_default();
@@ -412,6 +442,9 @@ impl Policy {
     /// What a tenant's jobs may ask for, and its administrators.
     #[must_use]
     pub fn rights(&self, tenant: &Name) -> Rights {
+        if !self.queues.has_rights {
+            return Rights::LEAST;
+        }
         // One walk, since every submission asks for it several times.
         let mut stated = TenantRights::default();
         for tenant in self.ancestry(tenant).filter_map(|name| self.tenants.get(name)) {
