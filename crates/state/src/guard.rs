@@ -364,21 +364,31 @@ impl State {
         self.check_checkpoints(job, gang)?;
         self.check_booked(spec, workers)?;
         self.check_not_held(spec, workers)?;
-        let mut left: BTreeMap<NodeId, Free> = BTreeMap::new();
         match &row.promise {
             // It was charged when it was promised.
             Some(promise) => {
                 require(promise.slots == workers, GuardError::DoesNotFit)?;
-                self.take_all(spec, workers, &mut left, NodeRow::usable)
+                self.take_all(spec, workers, &mut BTreeMap::new(), NodeRow::usable)
             }
             None => {
-                self.take_all(spec, workers, &mut left, |node| node.offer().into_owned())?;
+                self.check_offered(spec, workers)?;
                 self.check_licences(&[(job, spec, workers)])?;
                 self.check_host_limits(&BTreeSet::new(), &[(job, spec, workers)])?;
                 self.check_quota(&BTreeSet::new(), &[(job, spec, workers)])?;
                 self.check_fixed(&BTreeSet::new(), &[(job, spec, workers)])
             }
         }
+    }
+
+    /// The workers fit into what their nodes offer.
+    fn check_offered(&self, spec: &JobSpec, workers: &[WorkerSlot]) -> Check {
+        let [slot] = workers else {
+            return self.take_all(spec, workers, &mut BTreeMap::new(), |node| node.offer().into_owned());
+        };
+        // Most jobs have one worker: no other takes anything, so that nothing is copied.
+        let group = spec.group_of_slot(0, 1).ok_or(GuardError::Limit)?;
+        let node = self.nodes.get(&slot.node).ok_or(GuardError::NodeUnknown)?;
+        require(node.offer().admits(&group.request, slot.devices), GuardError::DoesNotFit)
     }
 
     /// The workers are the gang that was asked for, on nodes that take new work.

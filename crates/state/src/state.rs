@@ -293,11 +293,10 @@ impl State {
         after: Option<QueuePosition>,
     ) -> Option<(QueuePosition, GangClass)> {
         let heads = &self.indexes.line.get(&Reverse(tier))?.get(tenant)?.heads;
-        let from = match after {
-            Some(turn) => Bound::Excluded((turn, GangClass::LAST)),
-            None => Bound::Unbounded,
-        };
-        heads.range((from, Bound::Unbounded)).next().copied()
+        match after {
+            Some(turn) => heads.first_from(&(turn, GangClass::LAST), true).copied(),
+            None => heads.first().copied(),
+        }
     }
 
     /// The next pending job of a tenant that asks for the same, behind one of a submission group that has a place in the lane of

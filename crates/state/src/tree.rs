@@ -99,6 +99,38 @@ impl<K: Ord, V> Map<K, V> {
         self.iter().next_back()
     }
 
+    /// The first entry that is not below a key, or with `behind` the first above it: what a range would begin with, for less.
+    #[must_use]
+    pub fn first_from(&self, key: &K, behind: bool) -> Option<(&K, &V)> {
+        let mut node = self.root.as_deref()?;
+        // The nodes behind the way down, the nearest of them.
+        let mut next: Option<&Node<K, V>> = None;
+        let leaf = loop {
+            match node {
+                Node::Inner(inner) => {
+                    let at = inner.place(key);
+                    next = inner.children.get(at + 1).map(|child| &**child).or(next);
+                    node = &inner.children[at];
+                }
+                Node::Leaf(leaf) => break leaf,
+            }
+        };
+        let at = leaf.keys.partition_point(|known| if behind { known <= key } else { known < key });
+        if let Some(found) = leaf.keys.get(at).zip(leaf.values.get(at)) {
+            return Some(found);
+        }
+        let mut node = next?;
+        let first = loop {
+            match node {
+                Node::Inner(inner) => node = &inner.children[0],
+                Node::Leaf(leaf) => break leaf.keys.first().zip(leaf.values.first()),
+            }
+        };
+        // A leaf from which all was removed may stand until it is changed again.
+        let from = if behind { Bound::Excluded(key) } else { Bound::Included(key) };
+        first.or_else(|| self.range((from, Bound::<&K>::Unbounded)).next())
+    }
+
     /// Entries, by key.
     #[must_use]
     pub fn iter(&self) -> Range<'_, K, V, core::ops::RangeFull> {
@@ -691,6 +723,12 @@ impl<K: Ord> Set<K> {
     #[must_use]
     pub fn last(&self) -> Option<&K> {
         self.0.last().map(|(member, ())| member)
+    }
+
+    /// The first member that is not below another, or with `behind` the first above it.
+    #[must_use]
+    pub fn first_from(&self, member: &K, behind: bool) -> Option<&K> {
+        self.0.first_from(member, behind).map(|(member, ())| member)
     }
 
     /// Members, ascending.

@@ -14,7 +14,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
-use core::ops::{Bound, Deref};
+use core::ops::Deref;
 use muster_types::policy::Policy;
 use muster_types::tpu::PodPosition;
 use muster_types::{
@@ -166,11 +166,9 @@ pub(crate) struct TenantLine {
 
 impl TenantLine {
     fn first(&self, class: GangClass) -> Option<QueuePosition> {
-        let (least, last) = (
-            QueuePosition { rank: QueueRank::FIRST, turn: QueueKey::FIRST, job: JobId(0) },
-            QueuePosition { rank: QueueRank::LAST, turn: QueueKey::LAST, job: JobId(u64::MAX) },
-        );
-        self.lanes.range((class, least)..=(class, last)).next().map(|(_, turn)| *turn)
+        let least = QueuePosition { rank: QueueRank::FIRST, turn: QueueKey::FIRST, job: JobId(0) };
+        let first = self.lanes.first_from(&(class, least), false)?;
+        (first.0 == class).then_some(first.1)
     }
 
     /// Replaces a place in a lane. Returns whether the lane was there before, and whether it is now.
@@ -597,8 +595,8 @@ impl Indexes {
 
     /// The next pending job of a submission group of two or more behind one of them.
     pub(crate) fn waiting_behind(&self, group: JobId, job: JobId) -> Option<JobId> {
-        let range = (Bound::Excluded((group, job)), Bound::Included((group, JobId(u64::MAX))));
-        self.waiting.range(range).next().map(|((_, next), _)| *next)
+        let ((of, next), _) = self.waiting.first_from(&(group, job), true)?;
+        (*of == group).then_some(*next)
     }
 
     /// The first pending job of a submission group of two or more.
@@ -608,8 +606,8 @@ impl Indexes {
 
     /// The same with its class.
     fn first_with_class(&self, group: JobId) -> Option<(JobId, GangClass)> {
-        let range = (group, JobId(0))..=(group, JobId(u64::MAX));
-        self.waiting.range(range).next().map(|((_, job), class)| (*job, *class))
+        let ((of, job), class) = self.waiting.first_from(&(group, JobId(0)), false)?;
+        (*of == group).then_some((*job, *class))
     }
 
     fn join_line(&mut self, id: JobId, spec: &Described, group: Option<JobId>, turn: QueueKey) {

@@ -28,6 +28,11 @@ fn change() -> impl Strategy<Value = Change> {
 }
 
 fn same(map: &Map<u16, u32>, model: &BTreeMap<u16, u32>) {
+    for key in (0..2_100).step_by(13).chain([u16::MAX]) {
+        assert_eq!(map.first_from(&key, false), model.range(key..).next());
+        let above = (Bound::Excluded(key), Bound::Unbounded);
+        assert_eq!(map.first_from(&key, true), model.range(above).next());
+    }
     assert_eq!(map.size(), model.len());
     assert_eq!(map.is_empty(), model.is_empty());
     assert!(map.iter().eq(model.iter()));

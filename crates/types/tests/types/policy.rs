@@ -2,9 +2,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use muster_types::LogTime;
 use muster_types::policy::{
-    DataMove, Dataset, Order, OwnedCost, Policy, PolicyDraft, PreemptionPolicy, Price, PurchaseKind, Quota,
-    Rights, TENANT_DEPTH_MAX, TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Window,
-    WindowPurpose, WindowScope,
+    AcceleratorBudget, DataMove, Dataset, JobLimits, Order, OwnedCost, Policy, PolicyDraft, PreemptionPolicy,
+    Price, PurchaseKind, Quota, Rights, TENANT_DEPTH_MAX, TenantLimits, TenantPolicy, TenantRights, Transfer,
+    UserLimits, Window, WindowPurpose, WindowScope,
 };
 use muster_types::{Accelerators, Name, NodeDraft, PriorityTier, Violation};
 use serde::Deserialize;
@@ -550,4 +550,37 @@ fn rights_are_inherited() {
     assert_eq!(of("anyone"), Rights::ALL);
     violates(|p| p.preemption.stopping_deadline_ms = 59_999, &["preemption.stopping_timeout"]);
     violates(|p| p.preemption.starting_deadline_ms = 0, &["preemption.starting_timeout"]);
+}
+
+/// What is looked for only where some tenant states it is found for the tenants below that one.
+#[test]
+fn what_a_tenant_above_states_is_found() {
+    let below = |state: &dyn Fn(&mut TenantPolicy)| -> Policy {
+        let mut lab = tenant("", &[]);
+        state(&mut lab);
+        let tenants = BTreeMap::from([(name("lab"), lab), (name("team"), tenant("lab", &[]))]);
+        PolicyDraft { tenants, ..PolicyDraft::default() }.check().unwrap()
+    };
+    let (team, tier) = (name("team"), PriorityTier::Standard);
+    let hours = AcceleratorBudget { hours: 5, window_ms: 86_400_000 };
+    let job = JobLimits { devices_max: Some(8), ..JobLimits::default() };
+    let nothing = below(&|_| {});
+    assert!(!nothing.has_limits() && !nothing.has_host_limits());
+    assert_eq!(nothing.rights(&team), Rights::LEAST);
+    assert_eq!(nothing.limits(&team), TenantLimits::default());
+    assert_eq!(nothing.job_limits(&team, tier), JobLimits::default());
+    assert_eq!(below(&|lab| lab.limits.accelerator_hours = Some(hours)).budget(&team), Some(hours));
+    let of_user = below(&|lab| lab.limits.user.accelerator_hours = Some(hours));
+    assert!(of_user.has_limits());
+    assert_eq!((of_user.user_budget(&team), of_user.budget(&team)), (Some(hours), None));
+    assert_eq!(below(&|lab| lab.limits.user.running_jobs = Some(3)).user_running_jobs(&team), Some(3));
+    let pending = below(&|lab| lab.limits.pending_jobs = Some(7));
+    assert_eq!(pending.limit(&team, |limits| limits.pending_jobs), Some(7));
+    let of_tier = below(&|lab| _ = lab.tier_submissions.insert(tier, 9));
+    assert_eq!((of_tier.tier_submissions(&team, tier), of_tier.has_limits()), (Some(9), false));
+    assert_eq!(below(&|lab| lab.limits.job = job).job_limits(&team, tier), job);
+    assert_eq!(below(&|lab| _ = lab.tier_limits.insert(tier, job)).job_limits(&team, tier), job);
+    assert!(below(&|lab| lab.rights.deadlines = Some(true)).rights(&team).deadlines);
+    assert!(below(&|lab| lab.limits.cpu_milli = Some(1_000)).has_host_limits());
+    assert!(below(&|lab| lab.limits.memory_bytes = Some(1 << 30)).has_host_limits());
 }
