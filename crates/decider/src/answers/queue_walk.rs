@@ -145,7 +145,7 @@ impl QueueForecast {
     fn foreseen(&self, pace: Pace) -> Arc<Foreseen> {
         match self.foreseen.iter().find(|(of, _)| *of == pace) {
             Some((_, known)) => Arc::clone(known),
-            None => Arc::new(Foreseen::beside(self.foreseen.first().map(|(_, other)| other))),
+            None => Arc::new(Foreseen::next_to(self.foreseen.first().map(|(_, other)| other))),
         }
     }
 

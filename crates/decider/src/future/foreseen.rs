@@ -22,7 +22,7 @@ pub(crate) struct Foreseen {
 
 impl Foreseen {
     /// Nothing yet, next to what is foreseen of the same state at another pace.
-    pub(crate) fn beside(other: Option<&Arc<Foreseen>>) -> Foreseen {
+    pub(crate) fn next_to(other: Option<&Arc<Foreseen>>) -> Foreseen {
         Foreseen { at_another_pace: other.cloned(), ..Foreseen::default() }
     }
 
