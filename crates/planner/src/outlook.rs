@@ -258,6 +258,8 @@ impl CapacityTimeline {
         };
         let mut racks: BTreeMap<(Name, Name), u32> = BTreeMap::new();
         let mut blocks: BTreeMap<Name, u32> = BTreeMap::new();
+        // By place.
+        let mut rows: Vec<&NodeRow> = Vec::new();
         for (key, pool) in state.pools().filter(|(key, _)| key.region == *region && key.cluster == *cluster) {
             let kind = key.kind.as_ref().map(|kind| {
                 outlook.kinds.push(kind.clone());
@@ -276,6 +278,7 @@ impl CapacityTimeline {
                     let row = state.node(*id).expect("an indexed node has a row");
                     let place = outlook.nodes.len() as u32;
                     Arc::make_mut(&mut outlook.by_id).push((*id, place));
+                    rows.push(row);
                     outlook.add_node(*id, row, kind, rack_number, block);
                 }
             }
@@ -283,7 +286,7 @@ impl CapacityTimeline {
         outlook.rack_count = racks.len();
         outlook.block_count = blocks.len();
         Arc::make_mut(&mut outlook.by_id).sort_unstable();
-        outlook.add_releases(state, releases);
+        outlook.add_releases(state, &rows, releases);
         outlook
     }
 

@@ -177,50 +177,49 @@ impl State {
     /// Jobs have been submitted into a group: the group has a row from now on, and this turn.
     pub(crate) fn join_burst(&mut self, group: JobId, turn: QueueKey, count: u32) {
         let now = self.meta.log_time;
-        let mut row = match self.submission_groups.get(&group) {
-            Some(row) => row.clone(),
-            None => {
-                let spec = self.described(group).expect("the guard has seen the first job of the group");
-                let first = self.jobs.get(&group).expect("the guard has seen the first job of the group");
-                let row = BurstRow {
-                    key: spec.facts.group_key,
-                    turn: first.estimate.turn,
-                    members: 1,
-                    last_submitted: now,
-                    ended: Vec::new(),
-                };
-                let wait = self.retry_wait(group);
-                // From its own position in the pending queue to that of the group.
-                let before = JobIndexKeys::of(first, &spec, None, wait);
-                let after = JobIndexKeys::of(first, &spec, Some((group, row.turn)), wait);
-                self.indexes.shift(group, &spec, &before, &after);
-                row
-            }
-        };
-        row.members += count;
-        row.last_submitted = now;
-        self.move_burst(group, &row, turn);
-        row.turn = turn;
+        let known = self.submission_groups.get(&group).map(|row| row.turn);
+        if let Some(before) = known {
+            self.move_burst(group, before, turn);
+            self.submission_groups.change(&group, |row, ()| {
+                row.members += count;
+                row.last_submitted = now;
+                row.turn = turn;
+            });
+            return;
+        }
+        let spec = self.described(group).expect("the guard has seen the first job of the group");
+        let first = self.jobs.get(&group).expect("the guard has seen the first job of the group");
+        let before = first.estimate.turn;
+        let wait = self.retry_wait(group);
+        // From its own position in the pending queue to that of the group.
+        let alone = JobIndexKeys::of(first, &spec, None, wait);
+        let in_group = JobIndexKeys::of(first, &spec, Some((group, before)), wait);
+        self.indexes.shift(group, &spec, &alone, &in_group);
+        self.move_burst(group, before, turn);
+        let (key, members) = (spec.facts.group_key, 1 + count);
+        let row = BurstRow { key, turn, members, last_submitted: now, ended: Vec::new() };
         self.submission_groups.insert(group, row);
     }
 
     /// Gives a submission group another turn.
     pub(crate) fn set_turn(&mut self, group: JobId, turn: QueueKey) {
-        match self.submission_groups.get(&group).cloned() {
-            Some(mut row) => {
-                self.move_burst(group, &row, turn);
-                row.turn = turn;
-                self.submission_groups.insert(group, row);
+        match self.submission_groups.get(&group).map(|row| row.turn) {
+            Some(before) => {
+                self.move_burst(group, before, turn);
+                self.submission_groups.change(&group, |row, ()| row.turn = turn);
             }
             None => self.change_job(group, |row| row.estimate.turn = turn),
         }
     }
 
-    fn move_burst(&mut self, group: JobId, row: &BurstRow, turn: QueueKey) {
-        let Some(first) = self.indexes.first_waiting(group).filter(|_| row.turn != turn) else { return };
+    fn move_burst(&mut self, group: JobId, before: QueueKey, after: QueueKey) {
+        if before == after {
+            return;
+        }
+        let Some(first) = self.indexes.first_waiting(group) else { return };
         let spec = self.described(first).expect("a waiting job has a spec");
-        self.indexes.change_turn(first, &spec, row.turn, turn);
-        self.indexes.change_user_turns(group, &spec, row.turn, turn);
+        self.indexes.change_turn(first, &spec, before, after);
+        self.indexes.change_user_turns(group, &spec, before, after);
     }
 
     /// Members of an array have ended that were not created. The group ends with its last member.
@@ -240,18 +239,18 @@ impl State {
     /// A job is over, and its submission group records the run time. The group ends with its last member.
     pub(crate) fn leave_burst(&mut self, job: JobId, bucket: Option<u8>) {
         let group = self.burst_of(job).expect("a job that ends has a row");
-        let key = match self.submission_groups.get(&group).cloned() {
-            Some(mut row) => {
-                if let Some(bucket) = bucket {
-                    add(&mut row.ended, bucket, 1);
-                }
-                row.members -= 1;
-                if row.members > 0 {
-                    self.submission_groups.insert(group, row);
-                    return;
-                }
+        let left = self.submission_groups.change(&group, |row, ()| {
+            if let Some(bucket) = bucket {
+                add(&mut row.ended, bucket, 1);
+            }
+            row.members -= 1;
+            (row.key, row.members)
+        });
+        let key = match left {
+            Some((_, members)) if members > 0 => return,
+            Some((key, _)) => {
                 self.submission_groups.remove(&group);
-                row.key
+                key
             }
             None => self.specs.get_with_facts(&job).expect("a job has a spec").1.group_key,
         };

@@ -4,7 +4,7 @@ use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::WorkerSlot;
-use muster_state::State;
+use muster_state::{NodeRow, State};
 use muster_types::{DeviceAmount, JobId, JobSpec, LogTime};
 
 use super::{Amount, CapacityTimeline, Release};
@@ -66,13 +66,14 @@ impl CapacityTimeline {
     pub(super) fn add_releases(
         &mut self,
         state: &State,
+        rows: &[&NodeRow],
         releases: impl IntoIterator<Item = (LogTime, JobId)>,
     ) {
         let mut held = HeldByGangs::default();
         let mut returning = self.returning();
         for (at, job) in self.in_time(releases) {
             let from = held.all.len();
-            self.note_held(state, job, &mut held.all);
+            self.note_held(state, rows, job, &mut held.all);
             held.jobs.push((job, from, held.all.len()));
             self.give_back_all(at, held.all.get(from..).unwrap_or_default(), &mut returning);
         }
@@ -92,20 +93,22 @@ impl CapacityTimeline {
         Returning { partly: BTreeMap::new(), last: alloc::vec![usize::MAX; self.nodes.len()] }
     }
 
-    /// Looks up what a gang holds here.
-    fn note_held(&self, state: &State, job: JobId, all: &mut Vec<Held>) {
+    /// Looks up what a gang holds here. `rows` are those of the nodes, by place.
+    fn note_held(&self, state: &State, rows: &[&NodeRow], job: JobId, all: &mut Vec<Held>) {
         let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { return };
         let Some(placement) = &row.placement else { return };
         for (rank, (slot, rank_state)) in placement.slots.iter().zip(&placement.ranks).enumerate() {
             if rank_state.is_over() {
                 continue;
             }
-            let Some(node) = self.place(slot.node) else { continue };
-            let node = node as u32;
+            let Some((place, row)) = self.place(slot.node).and_then(|place| Some((place, rows.get(place)?)))
+            else {
+                continue;
+            };
+            let node = place as u32;
             let Some((group, _)) = spec.group_of(rank as u32, placement.slots.len()) else {
                 continue;
             };
-            let row = state.node(slot.node).expect("an indexed node has a row");
             let mut amount = Amount::of_workers_on(&row.spec, &group.request, 1);
             // Devices that are promised to others come back to them.
             let mut devices = slot.devices.difference(row.promised.devices);
@@ -122,13 +125,13 @@ impl CapacityTimeline {
             }
             all.push(Held { node, amount, share });
         }
-        all.extend(state.spares(job).iter().filter_map(|slot| self.held_by_spare(state, spec, slot)));
+        all.extend(state.spares(job).iter().filter_map(|slot| self.held_by_spare(rows, spec, slot)));
     }
 
     /// A spare of a gang comes back with the gang: it holds what a worker of the first group does.
-    fn held_by_spare(&self, state: &State, spec: &JobSpec, slot: &WorkerSlot) -> Option<Held> {
+    fn held_by_spare(&self, rows: &[&NodeRow], spec: &JobSpec, slot: &WorkerSlot) -> Option<Held> {
         let (node, group) = (self.place(slot.node)?, spec.groups.first()?);
-        let row = state.node(slot.node).expect("an indexed node has a row");
+        let row = rows.get(node)?;
         let mut amount = Amount::of_workers_on(&row.spec, &group.request, 1);
         amount.devices = i64::from(slot.devices.difference(row.promised.devices).count());
         Some(Held { node: node as u32, amount, share: None })
