@@ -239,7 +239,7 @@ async fn selectors(client: &Client, jobs: usize) -> Result<Vec<Figure>> {
             ensure!(would == expected as u64, "{selector} would cancel {would} jobs, not {expected}");
         }
         for (call, latency) in [("first page of a list", &list), ("preview of a cancellation", &preview)] {
-            let text = format!("{call}, {what}, of {jobs} jobs, p99 of {TIMES}");
+            let text = format!("{call}, {what}, {jobs} jobs in all, p99 of {TIMES}");
             let figure = Figure::new("selectors", text, latency.ms(0.99), "ms");
             figures.push(figure.bar(Bar::AtMost(SELECTOR_MS_MAX)).detail(latency.json()));
         }

@@ -152,16 +152,16 @@ struct Hosts {
 }
 
 /// A session that stands, until this is dropped.
-struct Standing<'a>(&'a Hosts);
+struct StandingHost<'a>(&'a Hosts);
 
-impl<'a> Standing<'a> {
-    fn of(hosts: &'a Hosts) -> Standing<'a> {
+impl<'a> StandingHost<'a> {
+    fn of(hosts: &'a Hosts) -> StandingHost<'a> {
         hosts.stand.fetch_add(1, Ordering::Relaxed);
-        Standing(hosts)
+        StandingHost(hosts)
     }
 }
 
-impl Drop for Standing<'_> {
+impl Drop for StandingHost<'_> {
     fn drop(&mut self) {
         self.0.stand.fetch_sub(1, Ordering::Relaxed);
         self.0.ended.fetch_add(1, Ordering::Relaxed);
@@ -212,7 +212,7 @@ impl Hosts {
         let mut answers = client.session(stream).await.context("a session was refused")?.into_inner();
         answers.message().await.context("a registration was refused")?.context("a session ended")?;
         drop(turn);
-        let _standing = Standing::of(self);
+        let _standing = StandingHost::of(self);
         if let Some(ready) = ready.take() {
             let _ = ready.send(()).await;
         }

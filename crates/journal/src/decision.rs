@@ -635,7 +635,7 @@ pub enum Decision {
     ArrayMembersCreated {
         /// Which array.
         array: ArrayId,
-        /// How many, from 1 to `limits::ARRAY_WINDOW`; the first of those that are not created, in order.
+        /// How many, from 1 to `limits::ARRAY_CREATED_MAX`; the first of those that are not created, in order.
         count: u32,
     },
     /// Decision: what an array waited for, capacity apart, has come about; its members may be created from now on.

@@ -58,7 +58,7 @@ pub(crate) struct Attempt<'a, 'b> {
     end: LogTime,
     /// Windows of the cluster that are closed to it before its end, and nodes that bookings and other jobs close to it now.
     closed: ClosedPlaces<'a>,
-    /// In boxes: most plans touch one node, and a node of the map has room for many.
+    /// In boxes: most plans touch one node, and a node of the map holds many.
     touched: BTreeMap<NodeId, Box<PlannedNode>>,
     /// Hosts that nobody used before the plan took from them, by type and rack; counted where racks have spare hosts.
     opened: BTreeMap<RackOfKind<'a>, u32>,

@@ -172,9 +172,14 @@ impl State {
     /// somebody holds counts for neither.
     #[must_use]
     pub fn array_room(&self, array: ArrayId) -> u32 {
+        self.array_room_within(array, limits::ARRAY_WINDOW)
+    }
+
+    /// The same, where this number of members may wait as jobs.
+    fn array_room_within(&self, array: ArrayId, pending_max: u32) -> u32 {
         let Some(row) = self.arrays.get(&array).filter(|row| row.is_open()) else { return 0 };
         let load = self.array_load(array);
-        let window = limits::ARRAY_WINDOW.saturating_sub(load.pending - load.held);
+        let window = pending_max.saturating_sub(load.pending - load.held);
         let unfinished = row.unfinished() - load.held;
         let throttle = row.template.array.throttle.map_or(u32::MAX, |most| most.saturating_sub(unfinished));
         window.min(throttle).min(row.uncreated)
@@ -444,7 +449,8 @@ impl State {
     pub(crate) fn check_created(&self, array: ArrayId, count: u32) -> Check {
         let row = self.arrays.get(&array).ok_or(GuardError::JobUnknown)?;
         require(row.is_open(), GuardError::JobPhase)?;
-        require(count > 0 && count <= self.array_room(array), GuardError::Limit)
+        let most = self.array_room_within(array, limits::ARRAY_CREATED_MAX);
+        require(count > 0 && count <= most, GuardError::Limit)
     }
 
     pub(crate) fn check_array_released(&self, array: ArrayId) -> Check {

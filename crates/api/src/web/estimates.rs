@@ -27,7 +27,7 @@ const SHOWN_MAX: Duration = Duration::from_secs(60);
 
 /// Which state an estimate is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Moment {
+struct StateVersion {
     generation: u32,
     log_index: LogIndex,
 }
@@ -35,21 +35,21 @@ struct Moment {
 /// One that was made.
 #[derive(Debug)]
 struct Made<T> {
-    moment: Moment,
+    version: StateVersion,
     at: Instant,
     value: Arc<T>,
 }
 
 impl<T> Made<T> {
     /// Whether it is as good as one that is made now, or better.
-    fn serves(&self, wanted: Moment) -> bool {
-        self.moment.generation == wanted.generation
-            && self.moment.log_index >= wanted.log_index
+    fn serves(&self, wanted: StateVersion) -> bool {
+        self.version.generation == wanted.generation
+            && self.version.log_index >= wanted.log_index
             && self.at.elapsed() <= SERVES_MAX
     }
 
-    fn may_be_shown(&self, wanted: Moment) -> bool {
-        self.moment.generation == wanted.generation && self.at.elapsed() <= SHOWN_MAX
+    fn may_be_shown(&self, wanted: StateVersion) -> bool {
+        self.version.generation == wanted.generation && self.at.elapsed() <= SHOWN_MAX
     }
 }
 
@@ -96,7 +96,7 @@ pub(super) fn as_of<T>(estimate: Option<&Estimate<T>>, page: LogIndex) -> Estima
 }
 
 impl<K: Ord + Clone + Send + 'static, T: Send + Sync + 'static> Estimates<K, T> {
-    /// None yet. So many are kept, and so many made at a time.
+    /// None yet. At most `kept_max` are kept, and `making_max` are made at a time.
     pub(super) fn new(kept_max: usize, making_max: usize) -> Estimates<K, T> {
         let slots = Mutex::new(Slots { made: BTreeMap::new(), making: BTreeSet::new() });
         Estimates(Arc::new(Inner { kept_max, making_max, slots, changed: Notify::new() }))
@@ -110,14 +110,14 @@ impl<K: Ord + Clone + Send + 'static, T: Send + Sync + 'static> Estimates<K, T> 
         state: &Reading,
         make: impl Future<Output = Option<T>> + Send + 'static,
     ) -> Option<Estimate<T>> {
-        let wanted = Moment { generation: state.generation(), log_index: state.log_index() };
+        let wanted = StateVersion { generation: state.generation(), log_index: state.log_index() };
         self.wait(key, wanted, WAIT_MAX, make).await
     }
 
     async fn wait(
         &self,
         key: K,
-        wanted: Moment,
+        wanted: StateVersion,
         wait_max: Duration,
         make: impl Future<Output = Option<T>> + Send + 'static,
     ) -> Option<Estimate<T>> {
@@ -154,7 +154,7 @@ impl<K: Ord + Clone + Send + 'static, T: Send + Sync + 'static> Estimates<K, T> 
     fn made(&self, key: &K, suits: impl Fn(&Made<T>) -> bool) -> Option<Estimate<T>> {
         let slots = self.0.slots.lock();
         let made = slots.made.get(key).filter(|made| suits(made))?;
-        Some(Estimate { value: Arc::clone(&made.value), log_index: made.moment.log_index })
+        Some(Estimate { value: Arc::clone(&made.value), log_index: made.version.log_index })
     }
 
     /// A place to make one, unless it is being made or too many others are.
@@ -174,9 +174,9 @@ struct Making<K: Ord + Clone, T> {
 }
 
 impl<K: Ord + Clone, T> Making<K, T> {
-    fn keep(self, moment: Moment, value: T) {
+    fn keep(self, version: StateVersion, value: T) {
         let mut slots = self.inner.slots.lock();
-        slots.made.insert(self.key.clone(), Made { moment, at: Instant::now(), value: Arc::new(value) });
+        slots.made.insert(self.key.clone(), Made { version, at: Instant::now(), value: Arc::new(value) });
         while slots.made.len() > self.inner.kept_max {
             let oldest = slots.made.iter().min_by_key(|(_, made)| made.at).map(|(key, _)| key.clone());
             let Some(oldest) = oldest else { break };
@@ -200,8 +200,8 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    fn at(log_index: u64) -> Moment {
-        Moment { generation: 1, log_index: LogIndex(log_index) }
+    fn at(log_index: u64) -> StateVersion {
+        StateVersion { generation: 1, log_index: LogIndex(log_index) }
     }
 
     /// As if it was so much later.
@@ -244,7 +244,7 @@ mod tests {
         let first = Estimate { value: Arc::new(()), log_index: LogIndex(1) };
         assert_eq!(as_of(Some(&first), LogIndex(2)), EstimateOf::Earlier(1));
         assert_eq!(as_of(Some(&first), LogIndex(1)), EstimateOf::Page);
-        let other = Moment { generation: 2, ..at(1) };
+        let other = StateVersion { generation: 2, ..at(1) };
         let of_other = estimates.wait((), other, Duration::ZERO, never()).await;
         assert_eq!(shown(of_other), None, "of another generation");
         age(&estimates, SHOWN_MAX);

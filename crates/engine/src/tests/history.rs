@@ -249,7 +249,7 @@ async fn a_follower_of_the_log_sees_every_record_once() {
     running.stop().await;
 }
 
-/// Notes the records that it is told of, so many at a time.
+/// Notes the records that it is told of, a number at a time.
 struct Notes {
     seen: Vec<(LogIndex, LogTime, Decision)>,
     left: usize,

@@ -752,7 +752,7 @@ impl<'a> FreeCapacity<'a> {
     }
 }
 
-/// As many workers as make whole units of so many.
+/// As many workers as make whole units of this size.
 fn whole(workers: u32, unit: u32) -> u32 {
     if unit == 1 { workers } else { workers / unit * unit }
 }

@@ -39,7 +39,7 @@ pub(super) struct Fold {
 }
 
 impl Fold {
-    /// What there was at the beginning, with room for so many parts of placements and so many records.
+    /// What there was at the beginning, with space for this number of parts of placements and of records.
     pub(super) fn new(
         begin: Beginning,
         first: Option<&Applied>,
