@@ -414,7 +414,7 @@ fn a_job_of_another_tenant_is_not_there_for_one_that_acts_for_a_tenant() {
     assert_eq!(asked(Control::Hold, "team", vec![own], vec![], false), Ok(1), "a tenant below");
     assert_eq!(
         asked(Control::Hold, "below", vec![], vec![members[0]], false),
-        Ok(5_000 - u64::from(muster_types::limits::ARRAY_WINDOW)),
+        Ok(5_000 - muster_types::limits::ARRAY_WINDOW),
         "all that wait"
     );
     let change = |tenant: &str, n| {
