@@ -100,7 +100,8 @@ async fn one_frame_shows_jobs_queues_fleet_replicas_and_events() {
     let lost = items(&replicas).iter().find(|row| is_gone(row)).cloned().unwrap_or_default();
     assert!(!lost["error"].as_str().unwrap_or_default().is_empty(), "{replicas}");
     cluster.start_replica(gone);
-    cluster.operated(&["job", "cancel", &running, &held]).await;
+    // What waits for the other first: it would end with it.
+    cluster.operated(&["job", "cancel", &held, &running]).await;
     cluster.assert_digests_agree().await;
 }
 
@@ -248,6 +249,7 @@ async fn a_bundle_has_every_part_and_nothing_private() {
         assert!(listed.contains(&planned.collect::<Vec<_>>().join("/")), "{part} is not in\n{listed}");
     }
     cluster.start_replica(gone);
-    cluster.operated(&["job", "cancel", &running, &held]).await;
+    // What waits for the other first: it would end with it.
+    cluster.operated(&["job", "cancel", &held, &running]).await;
     cluster.assert_digests_agree().await;
 }
