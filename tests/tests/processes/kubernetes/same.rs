@@ -27,13 +27,13 @@ async fn one_job_runs_in_pods_as_on_hosts() {
     let noise: Vec<u8> =
         (0..1_000_000_u32).map(|number| number.wrapping_mul(2_654_435_761).to_be_bytes()[0]).collect();
     std::fs::write(project.join("data/noise"), &noise).expect("a file");
-    std::fs::write(project.join("train.sh"), "wc -c < data/noise\ncksum < data/noise\n").expect("a file");
+    std::fs::write(project.join("train.sh"), "wc -c < data/noise\nsha256sum < data/noise\n").expect("a file");
     let (from, store) = (project.to_str().expect("text"), store.to_str().expect("text"));
     let before = ["run", "--name", "shipped", "--cpu", "100m", "--memory", "64Mi", "--workdir", from];
     let ran =
         cluster.operated(&[&before[..], &["--store", store, "--", "/bin/sh", "train.sh"][..]].concat()).await;
     let mut here = tokio::process::Command::new("sh");
-    here.args(["-c", "wc -c < data/noise; cksum < data/noise"]).current_dir(&project);
+    here.args(["-c", "wc -c < data/noise; sha256sum < data/noise"]).current_dir(&project);
     let here = here.output().await.expect("a shell is here");
     let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     assert_eq!(words(&ran), words(&String::from_utf8_lossy(&here.stdout)));
