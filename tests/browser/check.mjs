@@ -62,7 +62,9 @@ async function look(page, where) {
 // Every stop of the keyboard, once around: what can be used is reached and shows that it is.
 async function walk(page, where) {
   const wanted = await page.evaluate(() => {
-    const usable = document.querySelectorAll("a[href], button:not([hidden]), input:not([type=hidden]), select, textarea, [tabindex='0']");
+    const all = document.querySelectorAll("a[href], button, input:not([type=hidden]), select, textarea, [tabindex='0']");
+    // What a page does not show yet is no stop: an output that nobody follows, rows of a closed list.
+    const usable = [...all].filter((element) => element.checkVisibility());
     usable.forEach((element, number) => { element.dataset.stop = String(number); });
     return usable.length;
   });
