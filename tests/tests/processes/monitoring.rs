@@ -319,7 +319,8 @@ async fn alerts_on_a_lost_region_a_full_disk_and_a_waiting_tenant_arrive_and_end
     }
     // The rule calls less than 10 GB nearly full.
     disks.iter().for_each(|disk| disk.resize("16g"));
-    cluster.found().await;
+    // A host without an agent would be a lost node.
+    cluster.found_without_hosts().await;
     let regions: Vec<String> = cluster.replicas.iter().map(|files| files.region()).collect();
     let (first, last) = (regions[0].as_str(), regions[2].as_str());
     let mut agents = Agents::start_in(&cluster, &[("a", first), ("b", last)]).await;

@@ -135,12 +135,17 @@ impl Cluster {
     /// Starts the founders, waits for their leader, and makes a host known, so that jobs could fit: no agent
     /// is behind it, so none of them ever runs.
     pub async fn found(&mut self) {
+        let leader = self.found_without_hosts().await;
+        let registered = super::register(&self.replicas[leader].endpoint(), super::node("no-agent")).await;
+        registered.expect("a host can be registered");
+    }
+
+    /// Starts the founders and waits for their leader.
+    pub async fn found_without_hosts(&mut self) -> usize {
         for at in 0..self.founders {
             self.start_replica_with(at, &["--bootstrap"]);
         }
-        let leader = self.leader().await;
-        let registered = super::register(&self.replicas[leader].endpoint(), super::node("no-agent")).await;
-        registered.expect("a host can be registered");
+        self.leader().await
     }
 
     /// Starts `count` replicas for the first time and waits for their leader.
