@@ -229,6 +229,14 @@ async fn every_panel_of_a_dashboard_has_data() {
         .await;
     let monitoring = Monitoring::start(&cluster, programs, &[http]);
     let client = cluster.client();
+    // What a tenant holds and what it costs is there while a job runs on accelerators.
+    let mut holds = job("holds", &["sleep", "100000"]);
+    holds.spec.as_mut().expect("it has one").groups[0]
+        .resources
+        .as_mut()
+        .expect("it has them")
+        .accelerators = Some(accelerators("h100", 1));
+    submit(&client, holds).await;
     let mut empty = Vec::new();
     let begun = Instant::now();
     // Rates need two scrapes with a call between them.
