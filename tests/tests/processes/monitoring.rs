@@ -338,16 +338,16 @@ async fn alerts_on_a_lost_region_a_full_disk_and_a_waiting_tenant_arrive_and_end
     monitoring.until("a healthy cluster has other alerts than the watchdog", is_healthy).await;
     let mut report = Vec::new();
 
-    // A tenant whose quota guarantees more than its share of what is there, and a job of it that waits for nothing else.
+    // A tenant whose quota guarantees what no host has yet, and a job of it that waits for nothing else.
     let policy = cluster.scratch.path().join("guarantee.yaml");
-    let text = "apiVersion: muster.dev/v1\nkind: Policy\nspec: {tenants: {research: {quotas: [{type: h100, nominal: 4096}]}}}\n";
+    let text = "apiVersion: muster.dev/v1\nkind: Policy\nspec: {tenants: {research: {quotas: [{type: b200, nominal: 4096}]}}, prices: [{type: b200, perDeviceHour: 4}]}\n";
     std::fs::write(&policy, text).expect("it can be written");
     cluster.operated(&["policy", "set", policy.to_str().expect("a path")]).await;
     let mut waiting = job("waits", &["true"]);
     waiting.tenant = "research".to_owned();
     let group = &mut waiting.spec.as_mut().expect("it has one").groups[0];
     group.workers = 64;
-    group.resources.as_mut().expect("it has them").accelerators = Some(accelerators("h100", 1));
+    group.resources.as_mut().expect("it has them").accelerators = Some(accelerators("b200", 1));
     let id = submit(&cluster.client(), waiting).await;
     let fires = |name: &'static str| move |alerts: &BTreeSet<String>| alerts.contains(name);
     let ends = |name: &'static str| move |alerts: &BTreeSet<String>| !alerts.contains(name);
