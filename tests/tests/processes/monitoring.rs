@@ -231,6 +231,7 @@ async fn every_panel_of_a_dashboard_has_data() {
     let client = cluster.client();
     // What a tenant holds and what it costs is there while a job runs on accelerators.
     let mut holds = job("holds", &["sleep", "100000"]);
+    holds.tenant = "serving".to_owned();
     holds.spec.as_mut().expect("it has one").groups[0]
         .resources
         .as_mut()
