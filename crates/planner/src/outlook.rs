@@ -258,7 +258,7 @@ impl CapacityTimeline {
         };
         let mut racks: BTreeMap<(Name, Name), u32> = BTreeMap::new();
         let mut blocks: BTreeMap<Name, u32> = BTreeMap::new();
-        // By place.
+        // In the order of the nodes' places in the timeline.
         let mut rows: Vec<&NodeRow> = Vec::new();
         for (key, pool) in state.pools().filter(|(key, _)| key.region == *region && key.cluster == *cluster) {
             let kind = key.kind.as_ref().map(|kind| {

@@ -2,6 +2,7 @@
 
 use crate::metadata::JobMetadata;
 use crate::token::user_of;
+use crate::trace::mix;
 
 /// A few bits of labels and a creator. What carries a label has all bits of that label. What has all of them may carry other labels
 /// instead, so that it is still to be looked at.
@@ -37,7 +38,7 @@ impl MetadataBits {
         two_bits(mixed(3, creator, ""))
     }
 
-    /// These and others.
+    /// The bits of both: what has all of them has the bits of each.
     #[must_use]
     pub fn and(self, others: MetadataBits) -> MetadataBits {
         MetadataBits(self.0 | others.0)
@@ -58,17 +59,14 @@ fn bit(number: u64) -> u64 {
     1 << (number % 64)
 }
 
-/// FNV-1a of two texts of a kind, mixed as SplitMix64 does: texts that differ in one character have other bits.
+/// FNV-1a of two texts of a kind, with its bits spread: texts that differ in one character have other bits.
 fn mixed(kind: u64, first: &str, second: &str) -> u64 {
     // No text has this byte: one that ends earlier is not taken for another.
     let end = [0xff];
     let bytes = first.bytes().chain(end).chain(second.bytes());
-    let mut hash = bytes.fold(0xcbf2_9ce4_8422_2325 ^ kind, |hash: u64, byte| {
+    mix(bytes.fold(0xcbf2_9ce4_8422_2325 ^ kind, |hash: u64, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    hash ^ (hash >> 31)
+    }))
 }
 
 #[cfg(test)]

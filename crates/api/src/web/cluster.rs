@@ -17,7 +17,7 @@ use muster_wire::time::{log_time, unix_ms};
 use muster_wire::v1;
 use std::collections::BTreeMap;
 
-use super::estimates::{Estimate, as_of};
+use super::estimates::{Estimate, Estimates, as_of};
 use super::query::parameters;
 use super::time_travel::PageRequest;
 use super::timeline::unix_ms_now;
@@ -84,30 +84,22 @@ fn queue_starts(engine: &Engine, view: &Reading) -> QueueStarts {
 }
 
 impl Web {
-    /// Why the first of the present queue wait; none where that takes too long.
-    async fn front_reasons(&self, asked: &PageRequest) -> Option<Estimate<FrontReasons>> {
+    /// What is estimated of the present queue; none for a page of the past, and where it takes too long.
+    async fn estimated<T: Send + Sync + 'static>(
+        &self,
+        kept: &Estimates<(), T>,
+        asked: &PageRequest,
+        estimate: fn(&Engine, &Reading) -> T,
+    ) -> Option<Estimate<T>> {
         if asked.at.is_some() {
             return None;
         }
         let (engine, state) = (self.engine().clone(), present(self.engine()));
         let make = {
             let state = state.clone();
-            async move { in_background(move || front_reasons(&engine, &state)).await.ok() }
+            async move { in_background(move || estimate(&engine, &state)).await.ok() }
         };
-        self.front_reasons.get((), &state, make).await
-    }
-
-    /// When jobs of the present queue are expected to start; none where that takes too long.
-    async fn queue_starts(&self, asked: &PageRequest) -> Option<Estimate<QueueStarts>> {
-        if asked.at.is_some() {
-            return None;
-        }
-        let (engine, state) = (self.engine().clone(), present(self.engine()));
-        let make = {
-            let state = state.clone();
-            async move { in_background(move || queue_starts(&engine, &state)).await.ok() }
-        };
-        self.queue_starts.get((), &state, make).await
+        kept.get((), &state, make).await
     }
 }
 
@@ -151,7 +143,7 @@ pub(super) async fn overview(
     request: Request,
 ) -> Result<Response, Problem> {
     let (asked, []) = PageRequest::of(reader, &request, [])?;
-    let reasons = web.front_reasons(&asked).await;
+    let reasons = web.estimated(&web.front_reasons, &asked, front_reasons).await;
     let make =
         move |scene: &Scene| Ok(muster_page::overview(&scene.frame(), &made_of(scene, reasons.as_ref())));
     web.read(asked, OVERVIEW_BYTES, make).await
@@ -261,7 +253,10 @@ pub(super) async fn queues(
     request: Request,
 ) -> Result<Response, Problem> {
     let (asked, [page]) = PageRequest::of(reader, &request, ["page"])?;
-    let (reasons, estimated) = tokio::join!(web.front_reasons(&asked), web.queue_starts(&asked));
+    let (reasons, estimated) = tokio::join!(
+        web.estimated(&web.front_reasons, &asked, front_reasons),
+        web.estimated(&web.queue_starts, &asked, queue_starts)
+    );
     let make = move |scene: &Scene| {
         let listing = v1::ListTenantsRequest { page_token: page.clone(), ..Default::default() };
         let asked = (&listing, TENANTS_SHOWN);

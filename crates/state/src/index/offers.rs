@@ -9,7 +9,7 @@ use crate::rows::NodeRow;
 /// What a placeable node offers, as far as the index of its pool knows it.
 pub(crate) struct Offered {
     key: FreeKey,
-    /// Idle devices.
+    /// Whole devices that nobody holds.
     idle: u16,
     /// Free thousandths of devices.
     free_milli: u64,
