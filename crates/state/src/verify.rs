@@ -315,7 +315,10 @@ impl State {
             ("growable", fresh.growable == ours.growable),
             ("ends", ends(&fresh) == ends(ours)),
             ("history_by_time", fresh.history_by_time == ours.history_by_time),
+            ("charged", fresh.charged == ours.charged),
             ("quota", fresh.quota == ours.quota),
+            ("fixed_quota", fresh.fixed_quota == ours.fixed_quota),
+            ("has_quotas", fresh.has_quotas == ours.has_quotas),
             ("effective", fresh.effective == ours.effective),
             ("grant_ends", fresh.grant_ends == ours.grant_ends),
             ("budget_users", fresh.budget_users == ours.budget_users),
@@ -437,4 +440,31 @@ impl State {
 
 fn broken(text: String) -> BrokenInvariant {
     BrokenInvariant(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::Set;
+    use muster_types::Name;
+
+    /// What is found of a state whose indexes are not those of its rows.
+    fn found(damage: impl FnOnce(&mut Indexes)) -> String {
+        let indexes = State::default().rebuilt_indexes();
+        let mut state = State { indexes, ..State::default() };
+        assert_eq!(state.verify_indexes(), Ok(()));
+        damage(&mut state.indexes);
+        state.verify_indexes().expect_err("it is damaged").0
+    }
+
+    #[test]
+    fn what_is_charged_is_compared_with_a_rebuild() {
+        let lab = Name::literal("lab");
+        let charged = found(|indexes| indexes.charged.insert(lab.clone(), Set::of(JobId(1))));
+        assert!(charged.contains("\"charged\""), "{charged}");
+        let fixed = found(|indexes| indexes.fixed_quota.add(&lab, &lab, &lab, 1));
+        assert!(fixed.contains("\"fixed_quota\""), "{fixed}");
+        let flag = found(|indexes| indexes.has_quotas = !indexes.has_quotas);
+        assert!(flag.contains("\"has_quotas\""), "{flag}");
+    }
 }
