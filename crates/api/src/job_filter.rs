@@ -537,11 +537,13 @@ impl MetadataFilter {
 mod tests {
     use super::*;
     use crate::access_tests::host;
-    use muster_decider::{Answer, BootstrapConfig, Command, ControlOrder, JobSelection, Speculation, handle};
+    use muster_decider::{
+        Answer, BootstrapConfig, Command, ControlOrder, JobSelection, ModifyOrder, Speculation, handle,
+    };
     use muster_transport::Principal;
     use muster_types::{
-        ArraySpec, ClusterId, Control, HolderId, JobDraft, Leadership, Parameters, ReplicaId, RequestId,
-        Requester, Submission, TaskGroup, WorkerRequest,
+        ArraySpec, ClusterId, Control, FieldChange, HolderId, JobDraft, Leadership, Parameters, ReplicaId,
+        RequestId, Requester, Submission, TaskGroup, WorkerRequest,
     };
     use std::time::Instant;
 
@@ -576,7 +578,8 @@ mod tests {
         assert!(MetadataFilter::new("", &"x".repeat(161)).is_err());
     }
 
-    /// Jobs without labels and with different ones, several of a submission, and members of arrays; every third is over.
+    /// Jobs without labels and with different ones, several of a submission, and members of arrays; every third is over, and two
+    /// have other labels than they came with.
     fn state_of_jobs() -> (State, Vec<JobId>) {
         let name = |text: &str| Name::new(text).expect("a name");
         let request = WorkerRequest {
@@ -621,6 +624,18 @@ mod tests {
             selection: JobSelection::named(over),
         };
         handle(&mut speculation, &Command::Control(Box::new(order))).expect("they end");
+        for (request, job, team) in [(101, ids[1], "b"), (102, ids[4], "c")] {
+            let labels = BTreeMap::from([("team".to_owned(), team.to_owned())]);
+            let order = ModifyOrder {
+                request: RequestId(request),
+                by: Requester { name: String::new(), is_operator: true, address: None },
+                acts_for: None,
+                job,
+                expected: None,
+                changes: vec![FieldChange::Labels(labels)],
+            };
+            handle(&mut speculation, &Command::Modify(Box::new(order))).expect("it has other labels");
+        }
         (speculation.state().clone(), ids)
     }
 
@@ -638,7 +653,9 @@ mod tests {
             v1::JobFilter::default(),
             labelled("team"),
             labelled("team=a"),
+            labelled("team=c"),
             labelled("team in (a,b),!stage"),
+            labelled("team notin (a,b)"),
             labelled("!team"),
             labelled("team!=a"),
             v1::JobFilter { creator, ..Default::default() },
