@@ -419,6 +419,7 @@ impl<'a> Attempt<'a, '_> {
                     }
                     *opened += 1;
                 }
+                // Of several hosts that say they are in one place the last to register is taken: the others are mostly gone.
                 free.insert(position.clone(), *node);
             }
             match find_slices(generation, slice, *chips, &free, self.budget) {

@@ -119,8 +119,9 @@ pub struct Pool {
     pub by_free: Set<(FreeKey, NodeId)>,
     /// By rack.
     pub racks: Map<RackKey, Rack>,
-    /// Placeable nodes with a place in a TPU pod of which all is free.
-    pub idle_hosts: Map<PodPosition, NodeId>,
+    /// Placeable nodes with a place in a TPU pod of which all is free, by that place and then by id: a host may have registered at the
+    /// place of another before that one was known to be gone.
+    pub idle_hosts: Set<(PodPosition, NodeId)>,
     /// Devices of placeable nodes that are wholly free.
     pub idle_devices: u64,
     /// Free thousandths of devices on placeable nodes.

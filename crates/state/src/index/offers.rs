@@ -60,10 +60,7 @@ impl Indexes {
             pool.idle_devices -= u64::from(idle);
             pool.free_milli -= free_milli;
             if let Some(position) = pod(idle) {
-                // Another host may have registered at its place, before this one was known to be gone.
-                if pool.idle_hosts.get(position) == Some(&id) {
-                    pool.idle_hosts.remove(position);
-                }
+                pool.idle_hosts.remove(&(position.clone(), id));
             }
             if moves {
                 rack.by_idle.remove(&(idle, id));
@@ -76,7 +73,7 @@ impl Indexes {
             pool.idle_devices += u64::from(idle);
             pool.free_milli += free_milli;
             if let Some(position) = pod(idle) {
-                pool.idle_hosts.insert(position.clone(), id);
+                pool.idle_hosts.insert((position.clone(), id));
             }
             if moves {
                 rack.by_idle.insert((idle, id));

@@ -4,6 +4,7 @@
 // Helpers of tests may unwrap too: a panic there is the report.
 #![allow(clippy::unwrap_used)]
 
+mod pods;
 mod quota;
 mod submission_groups;
 mod tree;
