@@ -138,8 +138,8 @@ impl Indexes {
         after: &JobIndexKeys,
     ) {
         let Some(member) = spec.array else { return };
-        let was = (before.pending, before.on_hold);
-        let is = (after.pending, after.on_hold);
+        let counted = |keys: &JobIndexKeys| (keys.pending, keys.on_hold, keys.line.is_some());
+        let (was, is) = (counted(before), counted(after));
         if was == is {
             return;
         }
@@ -147,6 +147,7 @@ impl Indexes {
         let mut load = self.array_loads.get(&array).copied().unwrap_or_default();
         load.pending = load.pending + u32::from(is.0) - u32::from(was.0);
         load.held = load.held + u32::from(is.1) - u32::from(was.1);
+        load.in_line = load.in_line + u32::from(is.2) - u32::from(was.2);
         if load.pending == 0 {
             self.array_loads.remove(&array);
         } else {
