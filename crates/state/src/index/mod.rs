@@ -342,8 +342,8 @@ pub(crate) struct Indexes {
     pub(crate) loads: Map<Name, QueueLoad>,
     /// Jobs that are not over, by tenant and user; a user without any is not there.
     pub(crate) users: Map<UserKey, UserLoad>,
-    /// Thousandths of devices that eligible jobs ask for, and members of arrays that are not created, by type, without one for jobs that take any, and by tenant; what
-    /// is nothing is not there.
+    /// Thousandths of devices that eligible jobs ask for, and members of arrays that are not created, by type, without one for
+    /// jobs that take any, and by tenant; what is nothing is not there.
     pub(crate) eligible: Map<Option<Name>, Map<Name, u64>>,
     /// What jobs hold, by tenant and cluster; what is nothing is not there.
     pub(crate) work: Map<Name, Map<ClusterPlace, Work>>,
