@@ -44,7 +44,7 @@ pub(crate) fn waits_for(view: &State, id: ArrayId, row: &ArrayRow) -> Option<(&'
     }
     let most = view.parameters().jobs_held_max;
     let before = load.pending - load.held;
-    let text = match view.rows_held() >= most && before < limits::ARRAY_WINDOW {
+    let text = match view.rows_held() >= most && load.in_line < limits::ARRAY_WINDOW {
         true => format!(
             "the cluster holds {most} jobs and arrays, which is as many as it may; more members are created when history has been dropped"
         ),

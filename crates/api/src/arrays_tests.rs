@@ -1,14 +1,16 @@
 //! Arrays, through a real listener with certificates.
 
 use muster_decider::Command;
+use muster_state::State;
 use muster_transport::Role;
-use muster_types::{HolderId, RefusalCode};
+use muster_types::{ArrayId, Control, HolderId, JobId, RefusalCode, Requester};
 use muster_wire::status::Refused;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::{FieldMask, v1};
 use tonic::transport::Channel;
 
 use crate::access_tests::{World, guarded, host, of_tenant, short, submission};
+use crate::controls::{FoundArray, left_over};
 
 type Jobs = JobServiceClient<Channel>;
 
@@ -217,6 +219,30 @@ async fn controls_act_on_members_that_are_not_created() {
     assert_eq!((counts.uncreated, counts.pending), (0, 0));
     let message = show(&mut ada, &members[2_000]).await.status().message.clone();
     assert!(message.contains("admin/root cancelled"), "{message}");
+}
+
+/// A selector looks at a state that others are changing: what becomes a job before the call is carried out is left to another call.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_that_become_jobs_while_a_call_is_on_its_way_are_left_to_the_next() {
+    let world = world().await;
+    let mut ada = JobServiceClient::new(world.channel(of_tenant("vision", "ada")).await);
+    let members = submit(&mut ada, 1, sized(3_000, 2)).await;
+    let ids: Vec<JobId> = members.iter().map(|id| id.parse().expect("it is an id")).collect();
+    let array_id = ArrayId(ids[0].0);
+    let before = world.engine.view();
+    let found = [FoundArray::of(array_id, before.array(array_id).expect("it is there"))];
+    let (by, last) = (Requester::default(), Some(ids[1]));
+    let left = |view: &State, control| left_over(view, (control, &by, false), &found, (7, last));
+    assert_eq!(left(&before, Control::Cancel), (7, last), "nothing has changed");
+    let text = array_id.to_string();
+    let changed = change(&mut ada, (2, false), (text.as_str(), ""), Some(5), &["spec.array.throttle"]).await;
+    changed.expect("it is hers");
+    let after = world.engine.view();
+    assert_eq!(left(&after, Control::Cancel), (10, last), "three more are jobs");
+    assert_eq!(left(&after, Control::Requeue), (7, last), "they were not asked");
+    // Behind what the call was about, so that the next one finds all three.
+    let all = left_over(&after, (Control::Cancel, &by, false), &found, (0, Some(ids[2_000])));
+    assert_eq!(all, (3, Some(ids[1])));
 }
 
 /// Calls behind one another until nothing is left.

@@ -10,7 +10,7 @@ use muster_decider::{
     check_array_control, check_control, check_throttle,
 };
 use muster_journal::hash;
-use muster_state::State;
+use muster_state::{ArrayRow, Phase, State};
 use muster_types::{
     ArrayId, Control, FieldChange, JobId, LogIndex, Name, Refusal, RefusalCode, RequestId, Requester,
     Violation, limits,
@@ -105,12 +105,29 @@ struct Selector {
     asked: u64,
 }
 
+/// An array of which a selector finds the members that are not created.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FoundArray {
+    id: ArrayId,
+    /// How many those are.
+    members: u32,
+    /// None before this one is among them.
+    next: JobId,
+}
+
+impl FoundArray {
+    /// As it is in the state that the selector looked at.
+    pub(crate) fn of(id: ArrayId, row: &ArrayRow) -> FoundArray {
+        FoundArray { id, members: row.uncreated, next: id.member(row.next) }
+    }
+}
+
 /// The jobs that a selector finds, of which something can be asked.
 #[derive(Default)]
 struct Selected {
     jobs: Vec<JobId>,
-    /// Arrays whose members that are not created are among them, with how many those are.
-    arrays: Vec<(ArrayId, u32)>,
+    /// Arrays whose members that are not created are among them.
+    arrays: Vec<FoundArray>,
     /// How many more match than one call takes.
     remaining: u64,
     passed_over: u64,
@@ -195,7 +212,7 @@ impl Selector {
             let is_full = selected.arrays.len() >= limits::CONTROLLED_ARRAYS_MAX;
             match check_array_control(view, control, &by, array).map(|changes| changes && may) {
                 Ok(false) => {}
-                Ok(true) if !is_full => selected.arrays.push((array, row.uncreated)),
+                Ok(true) if !is_full => selected.arrays.push(FoundArray::of(array, row)),
                 Ok(true) => {
                     has_more.1 = true;
                     selected.remaining += members;
@@ -214,18 +231,51 @@ impl Selected {
     /// out. What is behind that id is left to calls that go on from there.
     fn cut(&mut self, (has_more_jobs, has_more_arrays): (bool, bool)) {
         let last_job = self.jobs.last().copied().filter(|_| has_more_jobs);
-        let last_array = self.arrays.last().map(|(array, _)| JobId(array.0)).filter(|_| has_more_arrays);
+        let last_array = self.arrays.last().map(|array| JobId(array.id.0)).filter(|_| has_more_arrays);
         let Some(last) = last_job.into_iter().chain(last_array).min() else { return };
         let jobs = self.jobs.partition_point(|job| *job <= last);
         self.remaining += self.jobs.drain(jobs..).count() as u64;
-        let arrays = self.arrays.partition_point(|(array, _)| JobId(array.0) <= last);
-        self.remaining += self.arrays.drain(arrays..).map(|(_, members)| u64::from(members)).sum::<u64>();
+        let arrays = self.arrays.partition_point(|array| JobId(array.id.0) <= last);
+        self.remaining += self.arrays.drain(arrays..).map(|array| u64::from(array.members)).sum::<u64>();
     }
 
     /// The last of what it is about.
     fn last(&self) -> Option<JobId> {
-        self.jobs.last().copied().max(self.arrays.last().map(|(array, _)| JobId(array.0)))
+        self.jobs.last().copied().max(self.arrays.last().map(|array| JobId(array.id.0)))
     }
+}
+
+/// How many more jobs a selector finds than a call was about, and behind which job the next call goes on. Members of an array that
+/// became jobs while the call was on its way are among them: it was about neither them nor, any more, what their array has left to
+/// create.
+pub(crate) fn left_over(
+    view: &State,
+    (control, by, is_for_waiting): (Control, &Requester, bool),
+    arrays: &[FoundArray],
+    (remaining, last): (u64, Option<JobId>),
+) -> (u64, Option<JobId>) {
+    // The others are asked of no member that is not created.
+    if !matches!(control, Control::Cancel | Control::Hold) {
+        return (remaining, last);
+    }
+    let created = |array: &FoundArray| {
+        let end = view.members(array.id).end.max(array.next);
+        view.jobs().range(array.next..end)
+    };
+    let created = arrays.iter().flat_map(created);
+    let created = created.filter(|(_, row)| !is_for_waiting || row.phase == Phase::Pending);
+    let left = created.filter(|(job, _)| matches!(check_control(view, control, by, **job), Ok(true)));
+    let (mut count, mut first) = (0, None);
+    for (job, _) in left {
+        count += 1;
+        first = Some(first.map_or(*job, |first: JobId| first.min(*job)));
+    }
+    let behind = first.map(|first| JobId(first.0.saturating_sub(1)));
+    let last = match (behind, last) {
+        (Some(behind), Some(last)) => Some(behind.min(last)),
+        (behind, last) => behind.or(last),
+    };
+    (remaining + count, last)
 }
 
 /// Asks something of the jobs that a selector finds.
@@ -275,6 +325,8 @@ async fn control_here(
     let engine = router.engine();
     let acts_for = caller.acts_for()?;
     let (asked, is_found) = (selector.asked, !selector.is_named);
+    // It finds members that are not created, so that the only phase is that of jobs that wait.
+    let is_for_waiting = selector.filter.phases().len() == 1;
     let selected = match is_found {
         true => look_for(router, caller, selector, control).await?,
         // They are few, and none is looked for.
@@ -295,9 +347,9 @@ async fn control_here(
                 would.push(job.to_string());
             }
         }
-        let members: u32 = arrays.iter().map(|(_, members)| members).sum();
+        let members: u32 = arrays.iter().map(|array| array.members).sum();
         let job_count = (would.len() as u32).saturating_add(members);
-        would.extend(arrays.iter().map(|(array, _)| array.to_string()));
+        would.extend(arrays.iter().map(|array| array.id.to_string()));
         return Ok(Counts {
             job_count,
             remaining_count: remaining,
@@ -308,7 +360,7 @@ async fn control_here(
         });
     }
     let (found, found_arrays) = (jobs.clone(), arrays.clone());
-    let arrays = arrays.into_iter().map(|(array, _)| array).collect();
+    let arrays = arrays.into_iter().map(|array| array.id).collect();
     let selection = JobSelection { asked, jobs, arrays, is_found };
     let order = ControlOrder { request, by: requester(&caller), acts_for, control, selection };
     let answer = engine.execute(Command::Control(Box::new(order))).await?;
@@ -317,11 +369,14 @@ async fn control_here(
     let (remaining_count, last) = match is_repeat {
         true => {
             let behind = found.iter().filter(|job| Some(**job) > changed).count() as u64;
-            let arrays = found_arrays.iter().filter(|(array, _)| Some(JobId(array.0)) > changed);
-            let members: u64 = arrays.map(|(_, members)| u64::from(*members)).sum();
+            let arrays = found_arrays.iter().filter(|array| Some(JobId(array.id.0)) > changed);
+            let members: u64 = arrays.map(|array| u64::from(array.members)).sum();
             (behind + members + remaining, changed)
         }
-        false => (remaining, last),
+        false => {
+            let asked = (control, &requester(&caller), is_for_waiting);
+            left_over(&engine.view(), asked, &found_arrays, (remaining, last))
+        }
     };
     Ok(Counts {
         job_count: jobs,

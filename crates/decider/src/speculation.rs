@@ -8,7 +8,7 @@ use core::cell::RefCell;
 use muster_journal::{Decision, EncodedDecisions, FORMAT_MAX, RankUpdate, Round};
 use muster_planner::Valuation;
 use muster_policy::Refresh;
-use muster_state::{Applied, CheckedDecision, RequestAnswer, State};
+use muster_state::{Applied, CheckedDecision, Phase, RequestAnswer, State};
 use muster_types::{
     AdmissionMode, ArrayId, ClusterId, Control, JobId, Leadership, LogIndex, LogTime, Name, NodeId,
     Parameters, PriorityTier, QueueKey, Refusal, Requester,
@@ -405,6 +405,13 @@ impl Speculation {
             Decision::JobHoldSet { jobs, .. } => {
                 self.unfilled.extend(jobs.iter().filter_map(|job| of_job(&self.state, *job)));
             }
+            // What has capacity promised, or may not start yet, leaves the queue to the next members.
+            Decision::Rearranged { promises, .. } => {
+                let waits = |job: &JobId| self.state.job(*job).is_some_and(|row| row.phase == Phase::Pending);
+                let waiting = promises.iter().map(|promise| promise.job).filter(waits);
+                self.unfilled.extend(waiting.filter_map(|job| of_job(&self.state, job)));
+            }
+            Decision::JobModified { job, .. } => self.unfilled.extend(of_job(&self.state, *job)),
             Decision::HistoryPruned { .. } if self.lacks_room => self.leave_all_unfilled(),
             _ => {}
         }

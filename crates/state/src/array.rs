@@ -168,18 +168,20 @@ impl State {
         self.indexes.array_loads.get(&array).copied().unwrap_or_default()
     }
 
-    /// How many more members of an array may be created: by the window, and by the array's throttle. A member that
-    /// somebody holds counts for neither.
+    /// How many more members of an array a leader creates: by the window of those that may be offered capacity, by the bound on
+    /// all that wait as jobs, and by the array's throttle. A member that somebody holds counts for none of them.
     #[must_use]
     pub fn array_room(&self, array: ArrayId) -> u32 {
-        self.array_room_within(array, limits::ARRAY_WINDOW)
+        // Members that are in back-off, or that wait for what is promised to them, take nothing that the next ones could have.
+        let window = limits::ARRAY_WINDOW.saturating_sub(self.array_load(array).in_line);
+        window.min(self.array_room_at_most(array))
     }
 
-    /// The same, where this number of members may wait as jobs.
-    fn array_room_within(&self, array: ArrayId, pending_max: u32) -> u32 {
+    /// The same by the rules of the log, without the window.
+    fn array_room_at_most(&self, array: ArrayId) -> u32 {
         let Some(row) = self.arrays.get(&array).filter(|row| row.is_open()) else { return 0 };
         let load = self.array_load(array);
-        let window = pending_max.saturating_sub(load.pending - load.held);
+        let window = limits::ARRAY_CREATED_MAX.saturating_sub(load.pending - load.held);
         let unfinished = row.unfinished() - load.held;
         let throttle = row.template.array.throttle.map_or(u32::MAX, |most| most.saturating_sub(unfinished));
         window.min(throttle).min(row.uncreated)
@@ -449,8 +451,7 @@ impl State {
     pub(crate) fn check_created(&self, array: ArrayId, count: u32) -> Check {
         let row = self.arrays.get(&array).ok_or(GuardError::JobUnknown)?;
         require(row.is_open(), GuardError::JobPhase)?;
-        let most = self.array_room_within(array, limits::ARRAY_CREATED_MAX);
-        require(count > 0 && count <= most, GuardError::Limit)
+        require(count > 0 && count <= self.array_room_at_most(array), GuardError::Limit)
     }
 
     pub(crate) fn check_array_released(&self, array: ArrayId) -> Check {

@@ -72,8 +72,9 @@ impl State {
 
     /// What the jobs of each tenant and of those below it wait for that nothing holds back but capacity and their position, by
     /// type. Only types are there that a registered node or a quota has: jobs may name others. Those of a tenant's
-    /// quotas are always there, if only with zero. A job that accepts several types counts for each, and one that takes any
-    /// for all that are there. The cost depends on those types and on tenants.
+    /// quotas are always there, if only with zero. Members of arrays that are not created count, but for those that a throttle
+    /// keeps back. A job that accepts several types counts for each, and one that takes any for all that are there. The cost
+    /// depends on those types and on tenants.
     #[must_use]
     pub fn eligible_demand(&self) -> EligibleDemand {
         let policy = self.effective_policy();

@@ -15,11 +15,10 @@ pub const ARRAY_RANGES_MAX: usize = 256;
 pub const ARRAY_TEXT_BYTES_MAX: usize = 8 << 10;
 /// The highest index of an array's member.
 pub const ARRAY_INDEX_MAX: u32 = 4_000_000;
-/// Members of an array that a leader lets wait as jobs at a time, unless somebody holds them: what a pass over the pending queue
-/// looks at of an array.
+/// Members of an array that a leader lets be in the pending queue at a time: what a pass looks at of an array.
 pub const ARRAY_WINDOW: u32 = 256;
-/// Members of an array that may wait as jobs at a time by the rules of the log: leaders before the window was made smaller
-/// created this number.
+/// Members of an array that may wait as jobs at a time, unless somebody holds them: those of the window, and those that are in
+/// back-off, wait for members of other arrays, or have capacity promised.
 pub const ARRAY_CREATED_MAX: u32 = 1_024;
 /// Members of an array whose ends are in one row.
 pub const ARRAY_ENDS_PER_ROW: u32 = 1_024;

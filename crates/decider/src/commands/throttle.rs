@@ -54,8 +54,10 @@ pub fn check_throttle(state: &State, order: &ThrottleOrder) -> Result<(), Refusa
         return Err(Refusal::new(RefusalCode::JobFinished, text).with("job_id", first));
     }
     if row.uncreated == 0 {
-        let text =
-            format!("every member of {array} is a job already, and its throttle keeps none of them back");
+        let text = format!(
+            "every member of {array} is a job already or has ended, and its throttle keeps none of them back; `muster job hold` keeps \
+             those that wait from starting"
+        );
         let refusal = Refusal::new(RefusalCode::JobPhase, text).with("job_id", first);
         return Err(refusal.with("changed_at_index", row.changed_at));
     }

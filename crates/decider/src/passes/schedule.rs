@@ -127,6 +127,7 @@ fn walk(speculation: &mut Speculation, pass: &mut UnfinishedPass, budget: &mut B
             }
             Outcome::PromisedCapacity => {
                 pass.forget_alike();
+                fill_arrays(speculation);
                 pass.line().placed(speculation.state(), &candidate);
             }
             // A gang that a whole budget is too small for would stop every pass at itself.

@@ -1,9 +1,9 @@
 //! Arrays: what becomes of one as a whole, and when its next members become jobs.
 //!
 //! An array is one row until its members are near their turn. Members become jobs in the round of the submission, and
-//! again whenever fewer than half the window of them wait. They have the position of the submission: its turn, and ids in
-//! its order. A pass over the pending queue calls for more as soon as it has placed enough of them, so that no job of the
-//! tenant that comes later has its turn before them.
+//! again whenever no more than half the window of them are in the queue. They have the position of the submission: its
+//! turn, and ids in its order. A pass over the pending queue calls for more as soon as it has placed enough of them, so
+//! that no job of the tenant that comes later has its turn before them.
 
 use alloc::collections::BTreeSet;
 use alloc::format;
@@ -105,8 +105,9 @@ pub(crate) fn fill_arrays(speculation: &mut Speculation) -> bool {
         let state = speculation.state();
         let load = state.array_load(array);
         // Many at a time: a record for each would be one for each placement.
-        let waiting = load.pending - load.held;
-        let wanted = if waiting > limits::ARRAY_WINDOW / 2 { 0 } else { state.array_room(array) };
+        let half = limits::ARRAY_WINDOW / 2;
+        let is_full = load.in_line > half || load.pending - load.held > limits::ARRAY_CREATED_MAX - half;
+        let wanted = if is_full { 0 } else { state.array_room(array) };
         let tenant = state.array(array).map(|row| &row.template.spec.tenant);
         let free = tenant.map_or(0, |tenant| rows_left(state, tenant, u64::from(wanted)));
         let may = wanted.min(u32::try_from(free).unwrap_or(u32::MAX));

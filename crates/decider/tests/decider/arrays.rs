@@ -11,8 +11,8 @@ use muster_planner::Budget;
 use muster_state::{MemberEnd, State};
 use muster_types::policy::{PolicyDraft, TenantLimits, TenantPolicy};
 use muster_types::{
-    ArrayId, ArraySpec, Control, ExitStatus, JobId, JobSpec, NodeId, Parameters, Refusal, RefusalCode,
-    Requester, Submission, limits,
+    ArrayId, ArraySpec, Control, ExitStatus, JobId, JobSpec, NodeId, Parameters, PriorityTier, Refusal,
+    RefusalCode, Requester, Submission, limits,
 };
 
 use crate::random::Random;
@@ -81,6 +81,18 @@ fn end_all(speculation: &mut Speculation, ends: impl Fn(JobId) -> ExitStatus) ->
         }
     }
     active.len()
+}
+
+/// The only worker of each of these gangs says this.
+fn tell(speculation: &mut Speculation, jobs: &[JobId], update: &RankUpdate) {
+    for job in jobs {
+        let row = speculation.state().job(*job).expect("a job").clone();
+        let placement = row.placement.expect("it is placed");
+        let (node, token) = (placement.slots[0].node, placement.token);
+        let updates = vec![(0, update.clone())];
+        let report = Command::Report { node, incarnation: 1, job: *job, token, updates };
+        handle(speculation, &report).unwrap();
+    }
 }
 
 fn advance(speculation: &mut Speculation, ms: u64) {
@@ -172,6 +184,69 @@ fn a_later_job_does_not_pass_an_array_that_is_larger_than_a_window() {
     let token = |job: JobId| state.job(job).and_then(|row| row.placement.as_ref()).map(|placed| placed.token);
     assert!(members.iter().all(|job| token(*job).is_some()), "all of them fit");
     assert!(members.iter().all(|job| token(*job) < token(later[0])), "they were submitted before");
+}
+
+/// Five hosts with 320 devices in all.
+fn five_hosts(speculation: &mut Speculation) {
+    for node in 0..5 {
+        register(speculation, &format!("n{node}"), 64);
+    }
+}
+
+/// Members that wait for their next attempt take no place of those behind them: devices are not idle while an array has members.
+/// But an array of which every member fails does not become as many jobs.
+#[test]
+fn members_in_back_off_leave_the_queue_to_the_next() {
+    let (mut speculation, mut state) = founded();
+    five_hosts(&mut speculation);
+    let spec = job("many", 1, Some(accelerators("h100", 1)));
+    let members = submit(&mut speculation, 1, vec![array(spec, "5000")]).unwrap();
+    let id = ArrayId(members[0].0);
+    settle_down(&mut speculation, &mut state);
+    let active: Vec<JobId> = state.active().collect();
+    assert_eq!(active.len(), 320);
+    // As many on each host.
+    let some = active.iter().enumerate().filter(|(n, _)| n % 8 < 5).map(|(_, job)| *job);
+    let failing: Vec<JobId> = some.collect();
+    assert_eq!(failing.len(), 200);
+    tell(&mut speculation, &failing, &RankUpdate::Exited(ExitStatus::Code(1)));
+    settle_down(&mut speculation, &mut state);
+    let load = state.array_load(id);
+    assert_eq!(load.pending - load.in_line, 200, "they wait for their next attempt");
+    assert_eq!(state.active_count(), 320, "others have their devices");
+    assert!(load.in_line <= limits::ARRAY_WINDOW);
+    for _ in 0..10 {
+        end_all(&mut speculation, |_| ExitStatus::Code(1));
+        settle_down(&mut speculation, &mut state);
+    }
+    let jobs = state.jobs().len();
+    assert!(jobs <= limits::ARRAY_CREATED_MAX as usize + 320, "{jobs} members of which all fail are jobs");
+}
+
+/// Nor do members that wait for those who are preempted for them.
+#[test]
+fn members_with_promised_capacity_leave_the_queue_to_the_next() {
+    let (mut speculation, mut state) = founded();
+    five_hosts(&mut speculation);
+    let of_tier = |tier: PriorityTier| {
+        let mut draft = job_draft("many", vec![group("main", 1, Some(accelerators("h100", 1)))]);
+        draft.tier = tier;
+        array(draft.check().unwrap(), "320")
+    };
+    submit(&mut speculation, 1, vec![of_tier(PriorityTier::Free)]).unwrap();
+    settle_down(&mut speculation, &mut state);
+    let low: Vec<JobId> = state.active().collect();
+    assert_eq!(low.len(), 320);
+    tell(&mut speculation, &low, &RankUpdate::Running);
+    advance(&mut speculation, 3_600_000);
+    commit(&mut speculation, &mut state);
+    submit(&mut speculation, 2, vec![of_tier(PriorityTier::Production)]).unwrap();
+    for _ in 0..50 {
+        schedule(&mut speculation, &mut Budget::new(10_000_000));
+        commit(&mut speculation, &mut state);
+    }
+    let promised = state.promised().count();
+    assert!(promised > limits::ARRAY_WINDOW as usize, "{promised} members have capacity promised");
 }
 
 /// Ids are known when the submission is acknowledged, and no later job gets one of them.

@@ -1,11 +1,12 @@
 //! What monitoring is told of the jobs that wait for capacity, and of what is in use.
 
-use muster_decider::{Command, Speculation, handle, schedule};
+use muster_decider::{Command, Speculation, ThrottleOrder, handle, schedule};
 use muster_planner::Budget;
 use muster_state::State;
 use muster_types::policy::{PolicyDraft, Quota, TenantPolicy};
 use muster_types::{
-    AcceleratorRequest, Control, Dependency, DependencyRule, JobDraft, JobId, LogTime, Submission,
+    AcceleratorRequest, ArrayId, ArraySpec, Control, Dependency, DependencyRule, JobDraft, JobId, LogTime,
+    Requester, Submission,
 };
 
 use crate::support::{
@@ -103,4 +104,41 @@ fn jobs_that_wait_for_something_else_do_not_count() {
     commit(&mut speculation, &mut state);
     assert_eq!(eligible(&state, "vision", "h100"), Some(0));
     assert_eq!(eligible(&state, "video", "h100"), None);
+}
+
+#[test]
+fn members_that_are_not_created_count_unless_a_throttle_keeps_them_back() {
+    let (mut speculation, mut state) = cluster();
+    let many = |text: &str| {
+        let mut draft = JobDraft::clone(&job("many", 1, Some(accelerators("h100", 1))));
+        draft.tenant = name("video");
+        let array = Some(ArraySpec::parse(text).unwrap());
+        Submission { array, ..Submission::from(draft.check().unwrap()) }
+    };
+    handle(&mut speculation, &Command::submit(request(1), vec![many("1000")].into())).unwrap();
+    commit(&mut speculation, &mut state);
+    let array = *state.arrays().iter().next().unwrap().0;
+    assert!(state.jobs().len() < 1_000, "not all of them are jobs");
+    assert_eq!(eligible(&state, "vision", "h100"), Some(1_000_000));
+    handle(&mut speculation, &Command::submit(request(2), vec![many("1000%2")].into())).unwrap();
+    commit(&mut speculation, &mut state);
+    assert_eq!(eligible(&state, "vision", "h100"), Some(1_002_000));
+    schedule(&mut speculation, &mut Budget::new(u64::MAX));
+    commit(&mut speculation, &mut state);
+    let used = state.used_milli().get(&name("h100")).copied().unwrap_or_default();
+    assert!(used > 0, "something was placed");
+    assert_eq!(eligible(&state, "video", "h100"), Some(1_002_000 - used));
+    throttle(&mut speculation, 3, array, Some(1));
+    commit(&mut speculation, &mut state);
+    let waiting = state.jobs().iter().filter(|(_, row)| row.is_in_line()).count() as u64;
+    assert_eq!(eligible(&state, "video", "h100"), Some(waiting * 1_000), "only those that are jobs");
+    throttle(&mut speculation, 4, array, None);
+    commit(&mut speculation, &mut state);
+    assert_eq!(eligible(&state, "video", "h100"), Some(1_002_000 - used));
+}
+
+fn throttle(speculation: &mut Speculation, n: u128, array: ArrayId, throttle: Option<u32>) {
+    let (request, by) = (request(n), Requester::default());
+    let order = ThrottleOrder { request, by, acts_for: None, array, throttle };
+    handle(speculation, &Command::SetThrottle(Box::new(order))).unwrap();
 }

@@ -16,6 +16,8 @@ pub(crate) struct ArrayIndexKeys {
     /// What holds back the members that are not created.
     reason: Option<PendingReason>,
     is_open: bool,
+    /// Members that are not created and wait for nothing but capacity and their turn: a throttle keeps back all that are not jobs.
+    eligible: u64,
     /// Not released yet, and the time that it waits for in addition to other jobs.
     held: Option<Option<LogTime>>,
     /// When it has to be over; none once no member is left to be created.
@@ -43,6 +45,7 @@ impl ArrayIndexKeys {
             rows,
             reason: waits.then(|| PendingReason::of_array(row)),
             is_open: row.is_open(),
+            eligible: if row.is_open() && row.template.array.throttle.is_none() { uncreated } else { 0 },
             held: (waits && !row.released).then_some(spec.not_before),
             deadline: spec.deadline.filter(|_| waits),
             finished: row.finished_at,
@@ -69,6 +72,9 @@ impl Indexes {
         self.change_load(&spec.tenant, before.load, after.load);
         let of_user = |keys: &ArrayIndexKeys| UserLoad::of_uncreated(keys.load.uncreated_jobs);
         self.change_user(&spec.tenant, metadata.as_deref(), of_user(before), of_user(after));
+        if before.eligible != after.eligible {
+            self.shift_eligible(spec, before.eligible, after.eligible);
+        }
         if before.is_open != after.is_open {
             toggle(&mut self.open_arrays, id, after.is_open);
         }
@@ -138,8 +144,8 @@ impl Indexes {
         after: &JobIndexKeys,
     ) {
         let Some(member) = spec.array else { return };
-        let was = (before.pending, before.on_hold);
-        let is = (after.pending, after.on_hold);
+        let counted = |keys: &JobIndexKeys| (keys.pending, keys.on_hold, keys.line.is_some());
+        let (was, is) = (counted(before), counted(after));
         if was == is {
             return;
         }
@@ -147,6 +153,7 @@ impl Indexes {
         let mut load = self.array_loads.get(&array).copied().unwrap_or_default();
         load.pending = load.pending + u32::from(is.0) - u32::from(was.0);
         load.held = load.held + u32::from(is.1) - u32::from(was.1);
+        load.in_line = load.in_line + u32::from(is.2) - u32::from(was.2);
         if load.pending == 0 {
             self.array_loads.remove(&array);
         } else {

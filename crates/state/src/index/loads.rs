@@ -183,25 +183,26 @@ impl Indexes {
         }
     }
 
-    /// A job has become eligible, or is it no more. One that accepts several types asks for each of them.
-    pub(super) fn shift_eligible(&mut self, spec: &JobSpec, is_eligible: bool) {
+    /// Where `gone` jobs with this specification were eligible, `new` are. One that accepts several types asks for each of them.
+    pub(super) fn shift_eligible(&mut self, spec: &JobSpec, gone: u64, new: u64) {
         for group in &spec.groups {
             let Some(request) = &group.request.accelerators else { continue };
             let milli = u64::from(group.workers) * request.amount.milli();
+            let asked = (gone * milli, new * milli);
             if request.choices.is_empty() {
-                self.count_eligible(None, &spec.tenant, milli, is_eligible);
+                self.count_eligible(None, &spec.tenant, asked);
             }
             for choice in &request.choices {
-                self.count_eligible(Some(choice.kind.clone()), &spec.tenant, milli, is_eligible);
+                self.count_eligible(Some(choice.kind.clone()), &spec.tenant, asked);
             }
         }
     }
 
-    fn count_eligible(&mut self, kind: Option<Name>, tenant: &Name, milli: u64, is_more: bool) {
+    fn count_eligible(&mut self, kind: Option<Name>, tenant: &Name, (gone, new): (u64, u64)) {
         let count = |of_kind: &mut Map<Name, u64>| {
             let before = of_kind.get(tenant).copied().unwrap_or(0);
             // A sum over jobs: what goes was added before.
-            let after = if is_more { before + milli } else { before - milli };
+            let after = before + new - gone;
             if after == 0 {
                 of_kind.remove(tenant);
             } else {

@@ -343,8 +343,8 @@ pub(crate) struct Indexes {
     pub(crate) loads: Map<Name, QueueLoad>,
     /// Jobs that are not over, by tenant and user; a user without any is not there.
     pub(crate) users: Map<UserKey, UserLoad>,
-    /// Thousandths of devices that eligible jobs ask for, by type, without one for jobs that take any, and by tenant; what
-    /// is nothing is not there.
+    /// Thousandths of devices that eligible jobs ask for, and members of arrays that are not created, by type, without one for
+    /// jobs that take any, and by tenant; what is nothing is not there.
     pub(crate) eligible: Map<Option<Name>, Map<Name, u64>>,
     /// What jobs hold, by tenant and cluster; what is nothing is not there.
     pub(crate) work: Map<Name, Map<ClusterPlace, Work>>,
@@ -500,7 +500,7 @@ impl Indexes {
         self.shift_user(spec, before, after);
         self.shift_member(id, spec, before, after);
         if before.is_eligible() != after.is_eligible() {
-            self.shift_eligible(spec, after.is_eligible());
+            self.shift_eligible(spec, before.is_eligible().into(), after.is_eligible().into());
         }
         if before.work != after.work {
             self.shift_work(&spec.tenant, before.work.as_ref(), after.work.as_ref());

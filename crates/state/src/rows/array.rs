@@ -287,6 +287,9 @@ pub struct ArrayLoad {
     pub pending: u32,
     /// Those that somebody holds.
     pub held: u32,
+    /// Those that may be offered capacity: nobody holds them, they wait for no time and for no other job, and nothing is promised
+    /// to them.
+    pub in_line: u32,
 }
 
 #[cfg(test)]
