@@ -99,7 +99,7 @@ impl Web {
             let state = state.clone();
             async move { in_background(move || estimate(&engine, &state)).await.ok() }
         };
-        kept.get((), &state, make).await
+        kept.get((asked.account(), ()), &state, make).await
     }
 }
 

@@ -36,9 +36,9 @@ const REASONS_ASKED_MAX: usize = 64;
 /// Changes of a job that its page shows.
 const CHANGES_SHOWN: usize = 30;
 
-/// Jobs whose explanations are kept for those who ask again, and that are explained at a time.
+/// Jobs whose explanations are kept for those who ask again, and that are explained at a time, in all and for one account.
 pub(super) const EXPLANATIONS_KEPT: usize = 64;
-pub(super) const EXPLANATIONS_MADE: usize = 2;
+pub(super) const EXPLANATIONS_MADE: (usize, usize) = (2, 1);
 
 /// Parameters of the list.
 const PARAMETERS: [&str; 12] = [
@@ -281,7 +281,7 @@ impl Web {
             let state = state.clone();
             async move { engine.explain_job(&state, job).await.ok() }
         };
-        self.explanations.get(job, &state, make).await
+        self.explanations.get((asked.account(), job), &state, make).await
     }
 }
 
