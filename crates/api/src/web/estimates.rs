@@ -5,14 +5,15 @@
 //!
 //! **Invariant:** of one thing one estimate is made at a time, and of all things of a kind no more than a bound, however many
 //! readers ask: no page waits for its reader's turn at what is costly because of it.
-//! **Invariant:** accounts take turns at having one made, none has more made at a time than its share, and what an account asks
-//! for takes the place of what is kept for another one only as long as that has more.
+//! **Invariant:** accounts take turns at having one made, and none has more made at a time than its share. What is kept is bounded,
+//! and what an account asks for takes the place of its own, unless another one has more or it has nothing else.
 //! **Invariant:** none is shown that is older than [`SHOWN_MAX`] or of another generation of the cluster.
 
 use muster_engine::Reading;
 use muster_page::EstimateOf;
 use muster_types::LogIndex;
 use parking_lot::Mutex;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::pin::pin;
 use std::sync::Arc;
@@ -46,6 +47,8 @@ struct Made<T> {
     account: Account,
     version: StateVersion,
     at: Instant,
+    /// About what it takes in memory.
+    bytes: usize,
     value: Arc<T>,
 }
 
@@ -74,15 +77,21 @@ struct Slots<K, T> {
 }
 
 impl<K: Ord + Clone, T> Slots<K, T> {
-    /// The one that is let go of next: the oldest of the account that has the most.
-    fn next_to_go(&self) -> Option<K> {
-        let mut counts: HashMap<Account, usize> = HashMap::new();
+    /// Lets go of the oldest one of the account that has the most, but not of the newest, for which somebody waits; whether there
+    /// was one.
+    fn let_go(&mut self, newest: &K, weight: impl Fn(&Made<T>) -> usize) -> bool {
+        let mut weights: HashMap<Account, usize> = HashMap::new();
         for made in self.made.values() {
-            *counts.entry(made.account).or_default() += 1;
+            *weights.entry(made.account).or_default() += weight(made);
         }
-        let most = counts.values().copied().max()?;
-        let of_most = self.made.iter().filter(|(_, made)| counts.get(&made.account) == Some(&most));
-        of_most.min_by_key(|(_, made)| made.at).map(|(key, _)| key.clone())
+        let others = self.made.iter().filter(|(key, _)| *key != newest);
+        let heaviest = others.max_by_key(|(_, made)| (weights.get(&made.account).copied(), Reverse(made.at)));
+        let gone = heaviest.map(|(key, _)| key.clone());
+        gone.is_some_and(|gone| self.made.remove(&gone).is_some())
+    }
+
+    fn bytes(&self) -> usize {
+        self.made.values().map(|made| made.bytes).sum()
     }
 }
 
@@ -96,6 +105,8 @@ enum Known<T> {
 #[derive(Debug)]
 struct Inner<K, T> {
     kept_max: usize,
+    bytes_max: usize,
+    weigh: fn(&T) -> usize,
     /// Turns at making one.
     turns: Turns,
     slots: Mutex<Slots<K, T>>,
@@ -136,10 +147,19 @@ pub(super) fn as_of<T>(estimate: Option<&Estimate<T>>, page: LogIndex) -> Estima
 
 impl<K: Ord + Clone + Send + 'static, T: Send + Sync + 'static> Estimates<K, T> {
     /// None yet. At most `kept_max` are kept, and `making_max` are made at a time, of them `each_max` for one account.
-    pub(super) fn new(kept_max: usize, (making_max, each_max): (usize, usize)) -> Estimates<K, T> {
+    pub(super) fn new(kept_max: usize, making: (usize, usize)) -> Estimates<K, T> {
+        Estimates::weighed((kept_max, usize::MAX), making, |_| 0)
+    }
+
+    /// The same where one may be large: those that are kept have at most `bytes_max` by what `weigh` says of each, or there is one.
+    pub(super) fn weighed(
+        (kept_max, bytes_max): (usize, usize),
+        (making_max, each_max): (usize, usize),
+        weigh: fn(&T) -> usize,
+    ) -> Estimates<K, T> {
         let slots = Mutex::new(Slots { made: BTreeMap::new(), making: BTreeSet::new() });
         let turns = Turns::new(making_max, each_max);
-        Estimates(Arc::new(Inner { kept_max, turns, slots, changed: Notify::new() }))
+        Estimates(Arc::new(Inner { kept_max, bytes_max, weigh, turns, slots, changed: Notify::new() }))
     }
 
     /// The estimate of a thing for a state, or the last one that was made; none where there is none yet. `make` makes one of that
@@ -249,12 +269,11 @@ impl<K: Ord + Clone, T> Making<K, T> {
         slots.made.retain(|_, made| made.at.elapsed() <= SHOWN_MAX);
         // Else an account that asks for what another one looks at would have it counted as its, and let go of it.
         let account = slots.made.get(&self.key).map_or(self.account, |made| made.account);
-        let made = Made { account, version, at: Instant::now(), value: Arc::new(value) };
+        let bytes = (self.inner.weigh)(&value);
+        let made = Made { account, version, at: Instant::now(), bytes, value: Arc::new(value) };
         slots.made.insert(self.key.clone(), made);
-        while slots.made.len() > self.inner.kept_max {
-            let Some(gone) = slots.next_to_go() else { break };
-            slots.made.remove(&gone);
-        }
+        while slots.made.len() > self.inner.kept_max && slots.let_go(&self.key, |_| 1) {}
+        while slots.bytes() > self.inner.bytes_max && slots.let_go(&self.key, |made| made.bytes) {}
     }
 }
 
@@ -389,6 +408,23 @@ mod tests {
         age(&estimates, SHOWN_MAX);
         asks(quiet, 40).await;
         assert_eq!(kept(), [40], "what is not shown any more is not kept");
+    }
+
+    #[tokio::test]
+    async fn what_is_kept_is_bounded_in_bytes_and_who_asks_has_what_was_made() {
+        let estimates: Estimates<i32, &'static str> = Estimates::weighed((9, 10), (1, 1), |text| text.len());
+        let (loud, quiet) = (account("loud"), account("quiet"));
+        let kept = || estimates.0.slots.lock().made.keys().copied().collect::<Vec<i32>>();
+        for (account, key, text) in
+            [(quiet, 1, "ab"), (loud, 2, "abcd"), (loud, 3, "abcd"), (loud, 4, "abcd"), (quiet, 5, "a")]
+        {
+            let made = estimates.wait((account, key), at(1), LONG, ready(Some(text))).await;
+            assert_eq!(shown(made), Some((text, 1)), "{key}");
+        }
+        assert_eq!(kept(), [1, 4, 5], "4 bytes had to go twice, of those who had 12 and 8");
+        let large = estimates.wait((quiet, 6), at(1), LONG, ready(Some("larger than all of it"))).await;
+        assert_eq!(shown(large), Some(("larger than all of it", 1)));
+        assert_eq!(kept(), [6]);
     }
 
     #[tokio::test]

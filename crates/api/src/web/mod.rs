@@ -160,7 +160,11 @@ impl Web {
             folds,
             front_reasons: Estimates::new(1, (1, 1)),
             queue_starts: Estimates::new(1, (1, 1)),
-            explanations: Estimates::new(jobs::EXPLANATIONS_KEPT, jobs::EXPLANATIONS_MADE),
+            explanations: Estimates::weighed(
+                (jobs::EXPLANATIONS_KEPT, jobs::EXPLANATIONS_BYTES),
+                jobs::EXPLANATIONS_MADE,
+                jobs::explanation_bytes,
+            ),
             unwritten,
             timeouts,
             drills,

@@ -9,6 +9,7 @@ use muster_journal::Decision;
 use muster_state::State as Applied;
 use muster_types::{LogIndex, LogTime};
 use parking_lot::Mutex;
+use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -131,21 +132,23 @@ impl Folds {
             let_go(&mut kept, |_| 1);
         }
         let parts = |fold: &Fold| fold.placements.count();
-        while kept.iter().map(parts).sum::<usize>() > PARTS_MAX {
+        while kept.len() > 1 && kept.iter().map(parts).sum::<usize>() > PARTS_MAX {
             let_go(&mut kept, parts);
         }
     }
 }
 
-/// Lets go of the oldest one of the account whose have the most weight together.
+/// Lets go of the oldest one of the account whose have the most weight together, but not of the newest.
 fn let_go(kept: &mut VecDeque<Fold>, weight: impl Fn(&Fold) -> usize) {
     let mut weights: HashMap<Account, usize> = HashMap::new();
     for fold in kept.iter() {
         *weights.entry(fold.account).or_default() += weight(fold);
     }
-    let most = weights.values().copied().max();
-    let oldest = kept.iter().position(|fold| weights.get(&fold.account).copied() == most);
-    kept.remove(oldest.unwrap_or_default());
+    let others = kept.iter().enumerate().take(kept.len().saturating_sub(1));
+    let heaviest = others.max_by_key(|(place, fold)| (weights.get(&fold.account).copied(), Reverse(*place)));
+    if let Some(place) = heaviest.map(|(place, _)| place) {
+        kept.remove(place);
+    }
 }
 
 #[cfg(test)]
