@@ -6,7 +6,7 @@
 //! **Invariant:** of one thing one estimate is made at a time, and of all things of a kind no more than a bound, however many
 //! readers ask: no page waits for its reader's turn at what is costly because of it.
 //! **Invariant:** accounts take turns at having one made, and none has more made at a time than its share. What is kept is bounded,
-//! and what an account asks for takes the place of its own, unless another one has more or it has nothing else.
+//! and what an account asks for takes the place of what the same account asked for before, unless another one has more.
 //! **Invariant:** none is shown that is older than [`SHOWN_MAX`] or of another generation of the cluster.
 
 use muster_engine::Reading;

@@ -397,7 +397,8 @@ mod tests {
     use crate::shared::Shared;
     use crate::web::Timeouts;
     use muster_engine::HistorySettings;
-    use muster_transport::{Principal, Security};
+    use muster_transport::{PeerName, Principal, Role, Security, ShortName};
+    use muster_types::ClusterId;
     use std::collections::BTreeSet;
     use std::time::Duration;
 
@@ -467,9 +468,10 @@ mod tests {
         }
     }
 
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn what_was_read_for_a_reader_who_has_gone_is_kept_and_the_rest_is_not_read() {
-        const LIMIT: Duration = Duration::from_secs(60);
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// The pages of a replica whose log is at hand from its first record on.
+    async fn with_log() -> Web {
         let engine = sample::leader().await;
         engine.keep_history(HistorySettings::new(None));
         let shared = Shared::new(engine, ApiConfig::DEFAULT, Security::Plaintext);
@@ -481,6 +483,12 @@ mod tests {
             }
         };
         tokio::time::timeout(LIMIT, at_hand).await.expect("the log is at hand");
+        web
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_was_read_for_a_reader_who_has_gone_is_kept_and_the_rest_is_not_read() {
+        let web = with_log().await;
         let begin = Beginning { generation: web.engine().view().generation(), next: LogIndex(1) };
         let to = LogTime(u64::MAX);
         let read = |reader: oneshot::Sender<()>| {
@@ -497,6 +505,26 @@ mod tests {
         let (told, _waits) = oneshot::channel();
         let (_, cut) = read(told).await.expect("it is kept");
         assert_eq!(cut, None, "it is read to its end");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_an_account_has_read_from_the_first_record_on_counts_as_a_state_of_the_past() {
+        let web = with_log().await;
+        let short = |text: &str| ShortName::new(text).expect("a name");
+        let role = Role::TenantClient { tenant: short("vision"), user: short("ada") };
+        let reader = Reader(Principal::Named(PeerName { cluster: ClusterId(1), role }));
+        let end = LogTime(u64::MAX);
+        let range = Range { from: LogTime(1), to: end, now: end, tenant: None, job: None };
+        let first = web.placements(reader, &range).await.expect("it is kept");
+        let second = web.placements(reader, &range).await.expect("it is kept");
+        assert!(first.first.is_none() && second.first.is_none(), "there is nothing before it");
+        let mut third = Box::pin(web.placements(reader, &range));
+        assert!(
+            tokio::time::timeout(Duration::from_millis(200), third.as_mut()).await.is_err(),
+            "it waits until a page is made of the first"
+        );
+        drop(first);
+        assert!(third.await.is_ok());
     }
 
     #[test]
