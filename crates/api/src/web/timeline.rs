@@ -396,7 +396,7 @@ mod tests {
     use crate::sample;
     use crate::shared::Shared;
     use crate::web::Timeouts;
-    use muster_engine::HistorySettings;
+    use muster_engine::{HistorySettings, open_archive};
     use muster_transport::{PeerName, Principal, Role, Security, ShortName};
     use muster_types::ClusterId;
     use std::collections::BTreeSet;
@@ -470,10 +470,12 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// The pages of a replica whose log is at hand from its first record on.
-    async fn with_log() -> Web {
+    /// The pages of a replica whose log is at hand from its first record on, and the directory of its archive.
+    async fn with_log() -> (Web, tempfile::TempDir) {
         let engine = sample::leader().await;
-        engine.keep_history(HistorySettings::new(None));
+        let directory = tempfile::tempdir().expect("a directory can be made");
+        let archive = open_archive(directory.path(), sample::CLUSTER).expect("it opens");
+        engine.keep_history(HistorySettings::new(Some(Arc::new(archive))));
         let shared = Shared::new(engine, ApiConfig::DEFAULT, Security::Plaintext);
         let web = Web::new(shared, Timeouts::DEFAULT);
         let newest = web.engine().view().log_index();
@@ -483,12 +485,12 @@ mod tests {
             }
         };
         tokio::time::timeout(LIMIT, at_hand).await.expect("the log is at hand");
-        web
+        (web, directory)
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn what_was_read_for_a_reader_who_has_gone_is_kept_and_the_rest_is_not_read() {
-        let web = with_log().await;
+        let (web, _archive) = with_log().await;
         let begin = Beginning { generation: web.engine().view().generation(), next: LogIndex(1) };
         let to = LogTime(u64::MAX);
         let read = |reader: oneshot::Sender<()>| {
@@ -509,7 +511,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn what_an_account_has_read_from_the_first_record_on_counts_as_a_state_of_the_past() {
-        let web = with_log().await;
+        let (web, _archive) = with_log().await;
         let short = |text: &str| ShortName::new(text).expect("a name");
         let role = Role::TenantClient { tenant: short("vision"), user: short("ada") };
         let reader = Reader(Principal::Named(PeerName { cluster: ClusterId(1), role }));
