@@ -2,8 +2,8 @@
 //!
 //! **Invariant:** records, bars and rows of a page are bounded; where a bound is reached the page says up to when it is.
 //! **Invariant:** each record of a range is read once for all who ask for it one after the other.
-//! **Invariant:** records are read in their reader's turn, which ends with the reading: a reader that leaves frees no turn by it, and
-//! what was read until then is kept.
+//! **Invariant:** records are read in their reader's turn, which ends with the reading: a reader that leaves frees no turn by it,
+//! and what was read until then is kept.
 //! **Invariant:** of a job only that is shown which every user of the cluster may see: no text of people about how it failed.
 
 use axum::Extension;

@@ -2,7 +2,7 @@
 //! again reads what came since.
 //!
 //! **Invariant:** a range that is read on from what is kept has the placements that it has if all of it is read again.
-//! **Invariant:** what is kept is bounded, in ranges and in placements; the account that has the most of it is the first to have less.
+//! **Invariant:** what is kept is bounded, in ranges and in placements; the account that has the most of it has its oldest replaced.
 
 use muster_engine::{LogPosition, RecordVisitor};
 use muster_journal::Decision;
