@@ -86,6 +86,8 @@ pub struct StartsShown {
     pub unknown: u64,
     /// Jobs that wait, with those that may not start yet and those that are not created.
     pub waiting: u64,
+    /// As many as waited in the state that the starts are of.
+    pub waited: u64,
     /// Whether the bound on the work came before the end of the queue.
     pub is_cut: bool,
     /// Which state they are of.
@@ -114,7 +116,7 @@ pub(crate) fn all_starts(shown: &StartsShown) -> Markup {
         }
         (shown.of.note())
         p.note {
-            "Computed for " (shown.computed) " of " (shown.waiting) " jobs that wait, by one forecast in which each gets its "
+            "Computed for " (shown.computed) " of " (shown.waited) " jobs that wait, by one forecast in which each gets its "
             "capacity in the order of the queue. "
             @if shown.unknown > 0 {
                 (shown.unknown) " of them are not known to start: their tenant is at a limit, or nothing that they may use comes free. "
@@ -255,10 +257,15 @@ mod tests {
 
     #[test]
     fn an_estimate_of_an_earlier_state_says_so() {
-        let drawn = |of| all_starts(&StartsShown { waiting: 7, of, ..StartsShown::default() }).into_string();
+        let drawn = |of| {
+            let shown = StartsShown { computed: 5, waiting: 2, waited: 7, of, ..StartsShown::default() };
+            all_starts(&shown).into_string()
+        };
         assert!(drawn(EstimateOf::Page).contains("of 7 jobs that wait"));
         assert!(!drawn(EstimateOf::Page).contains("log index"));
-        assert!(drawn(EstimateOf::Earlier(41)).contains("as of log index 41"));
+        let earlier = drawn(EstimateOf::Earlier(41));
+        assert!(earlier.contains("as of log index 41"));
+        assert!(earlier.contains("Computed for 5 of 7 jobs that wait"), "as many as waited then: {earlier}");
         let unmade = drawn(EstimateOf::Unmade);
         assert!(unmade.contains("being made") && !unmade.contains("Computed for"), "{unmade}");
     }

@@ -63,6 +63,8 @@ pub(super) struct QueueStarts {
     forecast: ExpectedStarts,
     /// Jobs before the last one of the front that have reservations.
     reserved: Vec<Blocker>,
+    /// Jobs that wait.
+    waiting: u64,
 }
 
 fn front_reasons(engine: &Engine, view: &Reading) -> FrontReasons {
@@ -80,7 +82,8 @@ fn last_of_front(view: &Applied) -> Option<JobId> {
 fn queue_starts(engine: &Engine, view: &Reading) -> QueueStarts {
     let explained = last_of_front(view).and_then(|last| engine.explain_job_here(view, last));
     let reserved = explained.map(|explained| explained.blockers).unwrap_or_default();
-    QueueStarts { forecast: engine.first_starts_here(view, STARTS_SHOWN), reserved }
+    let waiting = view.pending_count() as u64;
+    QueueStarts { forecast: engine.first_starts_here(view, STARTS_SHOWN), reserved, waiting }
 }
 
 impl Web {
@@ -99,7 +102,7 @@ impl Web {
             let state = state.clone();
             async move { in_background(move || estimate(&engine, &state)).await.ok() }
         };
-        kept.get((), &state, make).await
+        kept.get((asked.account(), ()), &state, make).await
     }
 }
 
@@ -274,7 +277,7 @@ pub(super) async fn queues(
         };
         let nothing = QueueStarts::default();
         let known = past.as_ref().or(estimated.as_ref().map(|made| &*made.value)).unwrap_or(&nothing);
-        let all_starts = all_starts(scene, &known.forecast, of);
+        let all_starts = all_starts(scene, known, of);
         for job in &mut next.jobs {
             job.start = all_starts.starts.iter().find(|start| start.job_id == job.id).cloned();
         }
@@ -302,8 +305,8 @@ pub(super) async fn queues(
 }
 
 /// When waiting jobs are expected to start, as far as one forecast came.
-fn all_starts(scene: &Scene, forecast: &ExpectedStarts, of: EstimateOf) -> StartsShown {
-    let view = &scene.state;
+fn all_starts(scene: &Scene, estimated: &QueueStarts, of: EstimateOf) -> StartsShown {
+    let (view, forecast) = (&scene.state, &estimated.forecast);
     let known = forecast.starts.iter().filter_map(|found| Some((found.job, found.start?)));
     let shown = known.clone().take(STARTS_SHOWN).filter_map(|(id, start)| {
         Some(ExpectedStart {
@@ -321,6 +324,7 @@ fn all_starts(scene: &Scene, forecast: &ExpectedStarts, of: EstimateOf) -> Start
         computed: computed as u64,
         unknown: (computed - known.count()) as u64,
         waiting: view.pending_count() as u64,
+        waited: estimated.waiting,
         is_cut: forecast.is_cut,
         of,
     }

@@ -4,19 +4,25 @@
 //! the log that it is of, and those who ask next have the one that is being made meanwhile.
 //!
 //! **Invariant:** of one thing one estimate is made at a time, and of all things of a kind no more than a bound, however many
-//! readers ask: nobody's turn at what is costly is needed for it.
+//! readers ask: no page waits for its reader's turn at what is costly because of it.
+//! **Invariant:** accounts take turns at having one made, and none has more made at a time than its share. What is kept is bounded,
+//! and what an account asks for takes the place of what the same account asked for before, unless another one has more.
 //! **Invariant:** none is shown that is older than [`SHOWN_MAX`] or of another generation of the cluster.
 
 use muster_engine::Reading;
 use muster_page::EstimateOf;
 use muster_types::LogIndex;
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
+
+use crate::shares::Account;
+use crate::turns::{QueuePermit, Turns};
 
 /// How long a page waits for one. Tests have slow machines, and are not about how long it takes.
 const WAIT_MAX: Duration = Duration::from_millis(if cfg!(test) { 5_000 } else { 100 });
@@ -24,6 +30,8 @@ const WAIT_MAX: Duration = Duration::from_millis(if cfg!(test) { 5_000 } else { 
 const SERVES_MAX: Duration = Duration::from_secs(2);
 /// For how long it is shown where there is no newer one.
 const SHOWN_MAX: Duration = Duration::from_secs(60);
+/// Readers of one account that wait for its turn at making one; others of it are shown the last one at once.
+const WAITING_MAX: usize = 64;
 
 /// Which state an estimate is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,8 +43,12 @@ struct StateVersion {
 /// One that was made.
 #[derive(Debug)]
 struct Made<T> {
+    /// Who asked for it first, while one of it is kept.
+    account: Account,
     version: StateVersion,
     at: Instant,
+    /// About what it takes in memory.
+    bytes: usize,
     value: Arc<T>,
 }
 
@@ -51,6 +63,11 @@ impl<T> Made<T> {
     fn may_be_shown(&self, wanted: StateVersion) -> bool {
         self.version.generation == wanted.generation && self.at.elapsed() <= SHOWN_MAX
     }
+
+    fn shown(&self, wanted: StateVersion) -> Estimate<T> {
+        let is_current = self.serves(wanted);
+        Estimate { value: Arc::clone(&self.value), log_index: self.version.log_index, is_current }
+    }
 }
 
 #[derive(Debug)]
@@ -59,10 +76,39 @@ struct Slots<K, T> {
     making: BTreeSet<K>,
 }
 
+impl<K: Ord + Clone, T> Slots<K, T> {
+    /// Lets go of the oldest one of the account that has the most, but not of the newest, for which somebody waits; whether there
+    /// was one.
+    fn let_go(&mut self, newest: &K, weight: impl Fn(&Made<T>) -> usize) -> bool {
+        let mut weights: HashMap<Account, usize> = HashMap::new();
+        for made in self.made.values() {
+            *weights.entry(made.account).or_default() += weight(made);
+        }
+        let others = self.made.iter().filter(|(key, _)| *key != newest);
+        let heaviest = others.max_by_key(|(_, made)| (weights.get(&made.account).copied(), Reverse(made.at)));
+        let gone = heaviest.map(|(key, _)| key.clone());
+        gone.is_some_and(|gone| self.made.remove(&gone).is_some())
+    }
+
+    fn bytes(&self) -> usize {
+        self.made.values().map(|made| made.bytes).sum()
+    }
+}
+
+/// What is known of a thing for those who ask for a state.
+enum Known<T> {
+    Serves(Estimate<T>),
+    BeingMade,
+    Nothing,
+}
+
 #[derive(Debug)]
 struct Inner<K, T> {
     kept_max: usize,
-    making_max: usize,
+    bytes_max: usize,
+    weigh: fn(&T) -> usize,
+    /// Turns at making one.
+    turns: Turns,
     slots: Mutex<Slots<K, T>>,
     /// Whenever the making of one has ended.
     changed: Notify,
@@ -84,104 +130,150 @@ pub(super) struct Estimate<T> {
     pub(super) value: Arc<T>,
     /// The last record that it knows of.
     pub(super) log_index: LogIndex,
+    /// Whether it is as good as one that is made now; else a newer one is being made.
+    is_current: bool,
 }
 
 /// What a page says of the state that its estimate is of.
 pub(super) fn as_of<T>(estimate: Option<&Estimate<T>>, page: LogIndex) -> EstimateOf {
     match estimate {
         None => EstimateOf::Unmade,
-        Some(estimate) if estimate.log_index < page => EstimateOf::Earlier(estimate.log_index.0),
+        Some(estimate) if estimate.log_index < page || !estimate.is_current => {
+            EstimateOf::Earlier(estimate.log_index.0)
+        }
         Some(_) => EstimateOf::Page,
     }
 }
 
 impl<K: Ord + Clone + Send + 'static, T: Send + Sync + 'static> Estimates<K, T> {
-    /// None yet. At most `kept_max` are kept, and `making_max` are made at a time.
-    pub(super) fn new(kept_max: usize, making_max: usize) -> Estimates<K, T> {
+    /// None yet. At most `kept_max` are kept, and `making_max` are made at a time, of them `each_max` for one account.
+    pub(super) fn new(kept_max: usize, making: (usize, usize)) -> Estimates<K, T> {
+        Estimates::weighed((kept_max, usize::MAX), making, |_| 0)
+    }
+
+    /// The same where one may be large: those that are kept have at most `bytes_max` by what `weigh` says of each, or there is one.
+    pub(super) fn weighed(
+        (kept_max, bytes_max): (usize, usize),
+        (making_max, each_max): (usize, usize),
+        weigh: fn(&T) -> usize,
+    ) -> Estimates<K, T> {
         let slots = Mutex::new(Slots { made: BTreeMap::new(), making: BTreeSet::new() });
-        Estimates(Arc::new(Inner { kept_max, making_max, slots, changed: Notify::new() }))
+        let turns = Turns::new(making_max, each_max);
+        Estimates(Arc::new(Inner { kept_max, bytes_max, weigh, turns, slots, changed: Notify::new() }))
     }
 
     /// The estimate of a thing for a state, or the last one that was made; none where there is none yet. `make` makes one of that
-    /// state, to its end also where nobody waits for it any more.
+    /// state in a turn of the account, to its end also where nobody waits for it any more.
     pub(super) async fn get(
         &self,
-        key: K,
+        (account, key): (Account, K),
         state: &Reading,
         make: impl Future<Output = Option<T>> + Send + 'static,
     ) -> Option<Estimate<T>> {
         let wanted = StateVersion { generation: state.generation(), log_index: state.log_index() };
-        self.wait(key, wanted, WAIT_MAX, make).await
+        self.wait((account, key), wanted, WAIT_MAX, make).await
     }
 
     async fn wait(
         &self,
-        key: K,
+        (account, key): (Account, K),
         wanted: StateVersion,
         wait_max: Duration,
         make: impl Future<Output = Option<T>> + Send + 'static,
     ) -> Option<Estimate<T>> {
-        let deadline = Instant::now() + wait_max;
+        let mut over = pin!(tokio::time::sleep(wait_max));
+        let mut turn = pin!(self.turn(account));
         let mut make = Some(make);
         loop {
             let mut changed = pin!(self.0.changed.notified());
             // Nothing that happens from here on is missed.
             changed.as_mut().enable();
-            if let Some(made) = self.made(&key, |made| made.serves(wanted)) {
-                return Some(made);
-            }
-            if make.is_some() {
-                if let Some(making) = self.begin(&key)
-                    && let Some(make) = make.take()
-                {
-                    tokio::spawn(async move {
-                        if let Some(value) = make.await {
-                            making.keep(wanted, value);
-                        }
-                    });
-                }
-            } else if !self.0.slots.lock().making.contains(&key) {
+            let is_being_made = match self.look(&key, wanted) {
+                Known::Serves(made) => return Some(made),
+                Known::BeingMade => true,
+                Known::Nothing => false,
+            };
+            if is_being_made {
+                // A turn that nobody takes would be missing to others.
+                turn.set(self.turn(account));
+            } else if make.is_none() {
                 // It could not be made.
                 break;
             }
-            if tokio::time::timeout_at(deadline, changed).await.is_err() {
-                break;
+            tokio::select! {
+                biased;
+                permit = &mut turn, if !is_being_made => {
+                    // None where too many readers of the account wait already.
+                    let Some(permit) = permit else { break };
+                    if let Some(making) = self.begin((account, &key), wanted, permit)
+                        && let Some(make) = make.take()
+                    {
+                        tokio::spawn(async move {
+                            if let Some(value) = make.await {
+                                making.keep(wanted, value);
+                            }
+                        });
+                    } else {
+                        turn.set(self.turn(account));
+                    }
+                }
+                () = &mut changed => {}
+                () = &mut over => break,
             }
         }
-        self.made(&key, |made| made.may_be_shown(wanted))
-    }
-
-    fn made(&self, key: &K, suits: impl Fn(&Made<T>) -> bool) -> Option<Estimate<T>> {
         let slots = self.0.slots.lock();
-        let made = slots.made.get(key).filter(|made| suits(made))?;
-        Some(Estimate { value: Arc::clone(&made.value), log_index: made.version.log_index })
+        let last = slots.made.get(&key).filter(|made| made.may_be_shown(wanted))?;
+        Some(last.shown(wanted))
     }
 
-    /// A place to make one, unless it is being made or too many others are.
-    fn begin(&self, key: &K) -> Option<Making<K, T>> {
+    fn turn(&self, account: Account) -> impl Future<Output = Option<QueuePermit>> {
+        self.0.turns.enter(account, 1, WAITING_MAX)
+    }
+
+    fn look(&self, key: &K, wanted: StateVersion) -> Known<T> {
+        let slots = self.0.slots.lock();
+        match slots.made.get(key) {
+            Some(made) if made.serves(wanted) => Known::Serves(made.shown(wanted)),
+            _ if slots.making.contains(key) => Known::BeingMade,
+            _ => Known::Nothing,
+        }
+    }
+
+    /// Begins to make one in a turn, unless it is being made or was made meanwhile.
+    fn begin(
+        &self,
+        (account, key): (Account, &K),
+        wanted: StateVersion,
+        turn: QueuePermit,
+    ) -> Option<Making<K, T>> {
         let mut slots = self.0.slots.lock();
-        if slots.making.len() >= self.0.making_max || !slots.making.insert(key.clone()) {
+        let is_made = slots.made.get(key).is_some_and(|made| made.serves(wanted));
+        if is_made || !slots.making.insert(key.clone()) {
             return None;
         }
-        Some(Making { inner: Arc::clone(&self.0), key: key.clone() })
+        Some(Making { inner: Arc::clone(&self.0), account, key: key.clone(), _turn: turn })
     }
 }
 
 /// One that is being made. Its place is given back with it, also after a panic.
 struct Making<K: Ord + Clone, T> {
     inner: Arc<Inner<K, T>>,
+    account: Account,
     key: K,
+    _turn: QueuePermit,
 }
 
 impl<K: Ord + Clone, T> Making<K, T> {
     fn keep(self, version: StateVersion, value: T) {
         let mut slots = self.inner.slots.lock();
-        slots.made.insert(self.key.clone(), Made { version, at: Instant::now(), value: Arc::new(value) });
-        while slots.made.len() > self.inner.kept_max {
-            let oldest = slots.made.iter().min_by_key(|(_, made)| made.at).map(|(key, _)| key.clone());
-            let Some(oldest) = oldest else { break };
-            slots.made.remove(&oldest);
-        }
+        slots.made.retain(|_, made| made.at.elapsed() <= SHOWN_MAX);
+        // Else an account that asks for what another one looks at would have it counted as its, and let go of it.
+        let account = slots.made.get(&self.key).map_or(self.account, |made| made.account);
+        let bytes = (self.inner.weigh)(&value);
+        let made = Made { account, version, at: Instant::now(), bytes, value: Arc::new(value) };
+        slots.made.insert(self.key.clone(), made);
+        while slots.made.len() > self.inner.kept_max && slots.let_go(&self.key, |_| 1) {}
+        while slots.bytes() > self.inner.bytes_max && slots.let_go(&self.key, |made| made.bytes) {}
     }
 }
 
@@ -195,10 +287,20 @@ impl<K: Ord + Clone, T> Drop for Making<K, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use muster_transport::ShortName;
     use std::future::{pending, ready};
     use tokio::sync::oneshot;
 
     const LONG: Duration = Duration::from_secs(60);
+
+    fn account(name: &str) -> Account {
+        Account::Tenant(ShortName::new(name).expect("a name"))
+    }
+
+    /// A thing as one account asks for it.
+    fn of<K>(key: K) -> (Account, K) {
+        (account("lab"), key)
+    }
 
     fn at(log_index: u64) -> StateVersion {
         StateVersion { generation: 1, log_index: LogIndex(log_index) }
@@ -217,10 +319,10 @@ mod tests {
 
     #[tokio::test]
     async fn one_is_made_once_for_a_state_and_serves_a_while() {
-        let estimates = Estimates::new(4, 1);
+        let estimates = Estimates::new(4, (1, 1));
         let get = |log_index, value| {
             let estimates = estimates.clone();
-            async move { shown(estimates.wait((), at(log_index), LONG, ready(Some(value))).await) }
+            async move { shown(estimates.wait(of(()), at(log_index), LONG, ready(Some(value))).await) }
         };
         assert_eq!(get(7, "first").await, Some(("first", 7)));
         assert_eq!(get(7, "again").await, Some(("first", 7)));
@@ -232,39 +334,126 @@ mod tests {
 
     #[tokio::test]
     async fn those_who_cannot_wait_have_the_last_one_while_the_next_is_made() {
-        let estimates = Estimates::new(4, 1);
+        let estimates = Estimates::new(4, (1, 1));
         let never = || pending::<Option<&'static str>>();
         let (made, making) = oneshot::channel();
         let slow = async move { making.await.ok() };
-        assert_eq!(shown(estimates.wait((), at(1), Duration::ZERO, slow).await), None, "there is none yet");
-        assert_eq!(shown(estimates.wait((), at(2), Duration::ZERO, never()).await), None, "it is being made");
+        assert_eq!(
+            shown(estimates.wait(of(()), at(1), Duration::ZERO, slow).await),
+            None,
+            "there is none yet"
+        );
+        assert_eq!(
+            shown(estimates.wait(of(()), at(2), Duration::ZERO, never()).await),
+            None,
+            "it is being made"
+        );
         made.send("first").expect("it is waited for");
-        assert_eq!(shown(estimates.wait((), at(1), LONG, never()).await), Some(("first", 1)));
-        assert_eq!(shown(estimates.wait((), at(2), Duration::ZERO, never()).await), Some(("first", 1)));
-        let first = Estimate { value: Arc::new(()), log_index: LogIndex(1) };
-        assert_eq!(as_of(Some(&first), LogIndex(2)), EstimateOf::Earlier(1));
-        assert_eq!(as_of(Some(&first), LogIndex(1)), EstimateOf::Page);
+        assert_eq!(shown(estimates.wait(of(()), at(1), LONG, never()).await), Some(("first", 1)));
+        assert_eq!(shown(estimates.wait(of(()), at(2), Duration::ZERO, never()).await), Some(("first", 1)));
         let other = StateVersion { generation: 2, ..at(1) };
-        let of_other = estimates.wait((), other, Duration::ZERO, never()).await;
+        let of_other = estimates.wait(of(()), other, Duration::ZERO, never()).await;
         assert_eq!(shown(of_other), None, "of another generation");
         age(&estimates, SHOWN_MAX);
-        assert_eq!(shown(estimates.wait((), at(2), Duration::ZERO, never()).await), None, "it is too old");
+        assert_eq!(
+            shown(estimates.wait(of(()), at(2), Duration::ZERO, never()).await),
+            None,
+            "it is too old"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_page_says_where_a_newer_one_is_being_made() {
+        let estimate = |is_current| Estimate { value: Arc::new(()), log_index: LogIndex(1), is_current };
+        assert_eq!(as_of(Some(&estimate(true)), LogIndex(1)), EstimateOf::Page);
+        assert_eq!(as_of(Some(&estimate(true)), LogIndex(2)), EstimateOf::Earlier(1));
+        assert_eq!(as_of::<()>(None, LogIndex(1)), EstimateOf::Unmade);
+        // Nothing has changed since, but time has passed.
+        let estimates = Estimates::new(4, (1, 1));
+        let made = estimates.wait(of(()), at(1), LONG, ready(Some("first"))).await;
+        assert_eq!(as_of(made.as_ref(), LogIndex(1)), EstimateOf::Page);
+        age(&estimates, SERVES_MAX);
+        let last = estimates.wait(of(()), at(1), Duration::ZERO, pending()).await;
+        assert_eq!(as_of(last.as_ref(), LogIndex(1)), EstimateOf::Earlier(1));
+    }
+
+    #[tokio::test]
+    async fn an_account_that_asks_for_much_lets_go_of_what_is_kept_for_itself() {
+        let estimates: Estimates<i32, &'static str> = Estimates::new(4, (1, 1));
+        let (loud, quiet) = (account("loud"), account("quiet"));
+        let asks = |account, key| {
+            let estimates = estimates.clone();
+            async move {
+                let made = estimates.wait((account, key), at(1), LONG, ready(Some("made"))).await;
+                assert_eq!(shown(made), Some(("made", 1)), "{key}");
+            }
+        };
+        let kept = || estimates.0.slots.lock().made.keys().copied().collect::<Vec<i32>>();
+        for key in [1, 2] {
+            asks(quiet, key).await;
+        }
+        for key in 3..=20 {
+            asks(loud, key).await;
+        }
+        assert_eq!(kept(), [1, 2, 19, 20]);
+        // Who asks for what another account looks at cannot let go of it either.
+        let again = estimates.wait((loud, 1), at(2), LONG, ready(Some("again"))).await;
+        assert_eq!(shown(again), Some(("again", 2)));
+        for key in 21..=30 {
+            asks(loud, key).await;
+        }
+        assert_eq!(kept(), [1, 2, 29, 30]);
+        asks(quiet, 31).await;
+        assert_eq!(kept(), [1, 29, 30, 31], "who has the most lets go of its oldest");
+        age(&estimates, SHOWN_MAX);
+        asks(quiet, 40).await;
+        assert_eq!(kept(), [40], "what is not shown any more is not kept");
+    }
+
+    #[tokio::test]
+    async fn what_is_kept_is_bounded_in_bytes_and_who_asks_has_what_was_made() {
+        let estimates: Estimates<i32, &'static str> = Estimates::weighed((9, 10), (1, 1), |text| text.len());
+        let (loud, quiet) = (account("loud"), account("quiet"));
+        let kept = || estimates.0.slots.lock().made.keys().copied().collect::<Vec<i32>>();
+        for (account, key, text) in
+            [(quiet, 1, "ab"), (loud, 2, "abcd"), (loud, 3, "abcd"), (loud, 4, "abcd"), (quiet, 5, "a")]
+        {
+            let made = estimates.wait((account, key), at(1), LONG, ready(Some(text))).await;
+            assert_eq!(shown(made), Some((text, 1)), "{key}");
+        }
+        assert_eq!(kept(), [1, 4, 5], "4 bytes had to go twice, of those who had 12 and 8");
+        let large = estimates.wait((quiet, 6), at(1), LONG, ready(Some("larger than all of it"))).await;
+        assert_eq!(shown(large), Some(("larger than all of it", 1)));
+        assert_eq!(kept(), [6]);
+    }
+
+    #[tokio::test]
+    async fn an_account_has_no_more_made_at_a_time_than_its_share() {
+        let estimates: Estimates<i32, &'static str> = Estimates::new(4, (2, 1));
+        let (loud, quiet) = (account("loud"), account("quiet"));
+        for key in 1..=5 {
+            let made = estimates.wait((loud, key), at(1), Duration::ZERO, pending()).await;
+            assert_eq!(shown(made), None, "{key}");
+        }
+        assert_eq!(estimates.0.slots.lock().making.iter().copied().collect::<Vec<i32>>(), [1]);
+        let made = estimates.wait((quiet, 6), at(1), LONG, ready(Some("made"))).await;
+        assert_eq!(shown(made), Some(("made", 1)), "the other place is free");
     }
 
     #[tokio::test]
     async fn so_many_are_made_at_a_time_and_kept_and_a_panic_takes_no_place() {
-        let estimates = Estimates::new(2, 1);
+        let estimates = Estimates::new(2, (1, 1));
         let panics = async { ready(None::<&'static str>).await.or_else(|| panic!("on purpose")) };
-        assert_eq!(shown(estimates.wait(1, at(1), LONG, panics).await), None);
-        assert_eq!(shown(estimates.wait(1, at(1), LONG, ready(None)).await), None, "it was not made");
+        assert_eq!(shown(estimates.wait(of(1), at(1), LONG, panics).await), None);
+        assert_eq!(shown(estimates.wait(of(1), at(1), LONG, ready(None)).await), None, "it was not made");
         for key in 1..=4 {
-            let made = estimates.wait(key, at(1), LONG, ready(Some("made"))).await;
+            let made = estimates.wait(of(key), at(1), LONG, ready(Some("made"))).await;
             assert_eq!(shown(made), Some(("made", 1)), "{key}");
         }
         let kept: Vec<i32> = estimates.0.slots.lock().made.keys().copied().collect();
         assert_eq!(kept, [3, 4]);
-        assert_eq!(shown(estimates.wait(5, at(1), Duration::ZERO, pending()).await), None);
-        assert_eq!(shown(estimates.wait(6, at(1), Duration::ZERO, ready(Some("no place"))).await), None);
+        assert_eq!(shown(estimates.wait(of(5), at(1), Duration::ZERO, pending()).await), None);
+        assert_eq!(shown(estimates.wait(of(6), at(1), Duration::ZERO, ready(Some("no place"))).await), None);
         assert_eq!(estimates.0.slots.lock().making.len(), 1);
     }
 }

@@ -7,7 +7,9 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use muster_decider::JobExplanation;
 use muster_engine::Change;
+use muster_journal::WorkerSlot;
 use muster_page::{EstimateOf, Group, GroupBy, Groups, JobDetail, JobQuery};
+use muster_planner::ClusterReport;
 use muster_state::{GangClass, Phase, State as Applied};
 use muster_types::metadata::{LABEL_KEY_RULE, is_label_key};
 use muster_types::{ArrayId, JobId, Name, PriorityTier};
@@ -36,9 +38,15 @@ const REASONS_ASKED_MAX: usize = 64;
 /// Changes of a job that its page shows.
 const CHANGES_SHOWN: usize = 30;
 
-/// Jobs whose explanations are kept for those who ask again, and that are explained at a time.
+/// Jobs whose explanations are kept for those who ask again, and that are explained at a time, in all and for one account.
 pub(super) const EXPLANATIONS_KEPT: usize = 64;
-pub(super) const EXPLANATIONS_MADE: usize = 2;
+pub(super) const EXPLANATIONS_MADE: (usize, usize) = (2, 1);
+/// What those that are kept take together: most have a few kilobytes, and one of a gang of many workers or with many conditions
+/// has hundreds.
+pub(super) const EXPLANATIONS_BYTES: usize = 16 << 20;
+/// About what an explanation takes without its workers and clusters, and what a cluster in it takes.
+const EXPLANATION_BYTES: usize = 4 << 10;
+const CLUSTER_BYTES: usize = 512;
 
 /// Parameters of the list.
 const PARAMETERS: [&str; 12] = [
@@ -268,6 +276,18 @@ pub(super) async fn one(
 /// Why a job waits, as it was explained lately; nothing of one that did not wait.
 type Explained = Estimate<Option<JobExplanation>>;
 
+/// About what an explanation takes in memory.
+pub(super) fn explanation_bytes(explained: &Option<JobExplanation>) -> usize {
+    let Some(explained) = explained else { return 0 };
+    let workers = explained.plan.as_ref().map_or(0, |plan| plan.workers.len());
+    let texts = |report: &ClusterReport| -> usize {
+        let unmet = report.unmet.iter().map(|(condition, _)| size_of::<(String, u32)>() + condition.len());
+        unmet.sum::<usize>() + report.out_because.iter().map(String::len).sum::<usize>()
+    };
+    let clusters = explained.places.clusters.iter().map(|report| CLUSTER_BYTES + texts(report));
+    EXPLANATION_BYTES + workers * size_of::<WorkerSlot>() + clusters.sum::<usize>()
+}
+
 impl Web {
     /// Why a job of the present waits, where a page asks for it; none where that takes too long. Only for one that waits the
     /// whole fleet is looked at.
@@ -281,7 +301,7 @@ impl Web {
             let state = state.clone();
             async move { engine.explain_job(&state, job).await.ok() }
         };
-        self.explanations.get(job, &state, make).await
+        self.explanations.get((asked.account(), job), &state, make).await
     }
 }
 

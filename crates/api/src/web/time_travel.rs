@@ -17,6 +17,7 @@ use tonic::Status;
 use super::query::with_moment;
 use super::{HTML_TYPE, Origin, Problem, Reader, Scene, Web, tag_with, tagged};
 use crate::read::Fresh;
+use crate::shares::Account;
 
 /// Present time is part of a tag in this unit: a page leads a step further once there is one.
 const TAG_TIME_MS: u64 = 3_600_000;
@@ -54,6 +55,11 @@ impl PageRequest {
             at,
         };
         Ok((asked, values))
+    }
+
+    /// For whom what it needs is counted.
+    pub(super) fn account(&self) -> Account {
+        self.reader.account()
     }
 
     /// How its page leads to other moments.

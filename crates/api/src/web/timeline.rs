@@ -2,6 +2,8 @@
 //!
 //! **Invariant:** records, bars and rows of a page are bounded; where a bound is reached the page says up to when it is.
 //! **Invariant:** each record of a range is read once for all who ask for it one after the other.
+//! **Invariant:** records are read in their reader's turn, which ends with the reading: a reader that leaves frees no turn by it,
+//! and what was read until then is kept.
 //! **Invariant:** of a job only that is shown which every user of the cluster may see: no text of people about how it failed.
 
 use axum::Extension;
@@ -15,6 +17,7 @@ use muster_wire::status::{Refused, to_status};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::query::parameters;
@@ -22,6 +25,8 @@ use super::time_travel::time;
 use super::{Problem, Reader, Scene, Web};
 use crate::read::{Fresh, present};
 use crate::render;
+use crate::shares::Account;
+use crate::turns::QueuePermit;
 
 mod folds;
 mod placements;
@@ -58,9 +63,36 @@ struct Range {
 struct Found {
     held: Vec<Held>,
     /// The state at the beginning, for what is not kept any more.
-    first: Option<Fresh>,
+    first: Option<Arc<Fresh>>,
     known_from: Option<LogTime>,
     cut: Option<LogTime>,
+    /// The turn at the past where no state has it: of what was read one account holds as little as of states of the past.
+    _turn: Option<QueuePermit>,
+}
+
+/// Where a range begins.
+struct Begun {
+    /// The state there; without one nothing was placed before.
+    first: Option<Arc<Fresh>>,
+    /// The record behind it.
+    next: LogIndex,
+    /// The turn at the past where no state has it.
+    turn: Option<QueuePermit>,
+}
+
+/// How far records are read.
+struct Reach {
+    from: LogTime,
+    to: LogTime,
+    deadline: Instant,
+    /// Closed once the reader has gone.
+    reader: oneshot::Sender<()>,
+}
+
+impl Reach {
+    fn is_over(&self) -> bool {
+        Instant::now() >= self.deadline || self.reader.is_closed()
+    }
 }
 
 pub(super) async fn page(
@@ -129,37 +161,24 @@ impl Web {
     async fn placements(&self, reader: Reader, range: &Range) -> Result<Found, Problem> {
         // Time is left to make the page.
         let deadline = Instant::now() + self.timeouts.page * 7 / 8;
-        let (first, next) = self.beginning(reader, range).await?;
-        let known_from = match &first {
-            Some(state) if state.log_time() > range.from => Some(state.log_time()),
-            _ => None,
-        };
+        let Begun { first, next, turn } = self.beginning(reader, range).await?;
+        let begun_at = first.as_ref().map(|state| state.log_time());
         let begin = Beginning { generation: present(self.engine()).generation(), next };
-        let turn = self.router.costly(reader.account()).await?;
-        let read_on = match self.folds.take(begin, range.to) {
-            // Where its place cannot be read any more all is read from the beginning.
-            Some(known) => self.read_range(known, range, deadline).await.ok(),
-            None => None,
-        };
-        let (fold, cut) = match read_on {
-            Some(read) => read,
-            None => {
-                let state = first.as_ref().map(|first| &**first.state());
-                let fold = Fold::new(begin, state, (HELD_MAX, RECORDS_MAX));
-                self.read_range(fold, range, deadline).await?
-            }
-        };
-        drop(turn);
-        let held = fold.held(cut.unwrap_or(range.to));
-        self.folds.put(fold);
-        Ok(Found { held, first, known_from, cut })
+        let (told, _waits) = oneshot::channel();
+        let reach = Reach { from: range.from, to: range.to, deadline, reader: told };
+        let account = reader.account();
+        let work = self.clone().read_placements(account, (begin, first.clone()), reach);
+        let read = self.router.in_turn(account, work).await;
+        let (held, cut) = read.map_err(|refusal| self.no_past(to_status(&refusal)))?;
+        let known_from = begun_at.filter(|begun_at| *begun_at > range.from);
+        Ok(Found { held, first, known_from, cut, _turn: turn })
     }
 
-    /// The state at the beginning of a range and the record behind it. Without a state nothing was placed before.
-    async fn beginning(&self, reader: Reader, range: &Range) -> Result<(Option<Fresh>, LogIndex), Problem> {
+    /// The state at the beginning of a range and the record behind it.
+    async fn beginning(&self, reader: Reader, range: &Range) -> Result<Begun, Problem> {
         let begun = |state: Fresh| {
             let next = state.log_index().next();
-            (Some(state), next)
+            Begun { first: Some(Arc::new(state)), next, turn: None }
         };
         let status = match self.try_past(reader, PastPoint::Time(range.from)).await {
             Ok(state) => return Ok(begun(state)),
@@ -170,7 +189,10 @@ impl Web {
         }
         // The range begins before what is kept here.
         match self.engine().log_range()? {
-            (LogIndex(0 | 1), _) => Ok((None, LogIndex(1))),
+            (LogIndex(0 | 1), _) => {
+                let turn = self.router.past(reader.account()).await?;
+                Ok(Begun { first: None, next: LogIndex(1), turn: Some(turn) })
+            }
             (first, _) => {
                 let state = self.try_past(reader, PastPoint::Index(first)).await;
                 state.map(begun).map_err(|_| self.no_past(status))
@@ -178,28 +200,47 @@ impl Web {
         }
     }
 
+    /// The placements from a beginning on, and up to when that is where the range has more than is read for a page.
+    async fn read_placements(
+        self,
+        account: Account,
+        (begin, first): (Beginning, Option<Arc<Fresh>>),
+        reach: Reach,
+    ) -> Result<(Vec<Held>, Option<LogTime>), Refusal> {
+        let read_on = match self.folds.take(begin, reach.to) {
+            // Where its place cannot be read any more all is read from the beginning.
+            Some(known) => self.read_range(known, &reach).await.ok(),
+            None => None,
+        };
+        let (fold, cut) = match read_on {
+            Some(read) => read,
+            None => {
+                let state = first.as_ref().map(|first| &**first.state());
+                let fold = Fold::new((account, begin), state, (HELD_MAX, RECORDS_MAX));
+                self.read_range(fold, &reach).await?
+            }
+        };
+        let held = fold.held(cut.unwrap_or(reach.to));
+        self.folds.put(fold);
+        Ok((held, cut))
+    }
+
     /// Reads on to the end of the range; up to when, where it has more than is read for a page.
-    async fn read_range(
-        &self,
-        fold: Fold,
-        range: &Range,
-        deadline: Instant,
-    ) -> Result<(Fold, Option<LogTime>), Problem> {
-        let refused = |refusal: Refusal| self.no_past(to_status(&refusal));
+    async fn read_range(&self, fold: Fold, reach: &Reach) -> Result<(Fold, Option<LogTime>), Refusal> {
         let (next, position) = fold.next();
-        let mut follower = self.engine().read_log(next).map_err(refused)?;
+        let mut follower = self.engine().read_log(next)?;
         if let Some(position) = position {
             follower.go_back(position.clone());
         }
-        let mut reader = RangeReader { fold, to: range.to, is_cut: false };
+        let mut reader = RangeReader { fold, to: reach.to, is_cut: false };
         // Of what held devices at the beginning not all may be here, and what is placed behind the last one is left out.
         while !reader.fold.is_full() {
-            let (read, visited) = follower.visit(reader).await.map_err(refused)?;
+            let (read, visited) = follower.visit(reader).await?;
             reader = read;
             if visited != Visited::Part {
                 break;
             }
-            if Instant::now() >= deadline {
+            if reach.is_over() {
                 reader.is_cut = true;
                 break;
             }
@@ -208,7 +249,7 @@ impl Web {
         }
         let RangeReader { mut fold, is_cut, .. } = reader;
         fold.set_position(follower.position());
-        let cut = (is_cut || fold.is_full()).then(|| fold.reached().unwrap_or(range.from));
+        let cut = (is_cut || fold.is_full()).then(|| fold.reached().unwrap_or(reach.from));
         Ok((fold, cut))
     }
 }
@@ -351,7 +392,15 @@ fn joined(bars: Vec<Bar>, bars_max: usize) -> Vec<Bar> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::ApiConfig;
+    use crate::sample;
+    use crate::shared::Shared;
+    use crate::web::Timeouts;
+    use muster_engine::{HistorySettings, open_archive};
+    use muster_transport::{PeerName, Principal, Role, Security, ShortName};
+    use muster_types::ClusterId;
     use std::collections::BTreeSet;
+    use std::time::Duration;
 
     fn bars(count: u64) -> Vec<Bar> {
         let bar = |number: u64| Bar {
@@ -391,7 +440,7 @@ mod tests {
         };
         // Neither by name nor by time.
         let held: Vec<Held> = (0..COUNT).map(|number| held(number * 601 % COUNT)).collect();
-        let found = Found { held, first: None, known_from: None, cut: None };
+        let found = Found { held, first: None, known_from: None, cut: None, _turn: None };
         let end = LogTime(2 * COUNT);
         let range = Range { from: LogTime(0), to: end, now: end, tenant: None, job: None };
         let state = Applied::default();
@@ -417,6 +466,67 @@ mod tests {
             assert_eq!(seen, all.into_iter().collect::<Vec<String>>(), "{by:?}");
             assert_eq!(placements, COUNT, "{by:?}");
         }
+    }
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// The pages of a replica whose log is at hand from its first record on, and the directory of its archive.
+    async fn with_log() -> (Web, tempfile::TempDir) {
+        let engine = sample::leader().await;
+        let directory = tempfile::tempdir().expect("a directory can be made");
+        let archive = open_archive(directory.path(), sample::CLUSTER).expect("it opens");
+        engine.keep_history(HistorySettings::new(Some(Arc::new(archive))));
+        let shared = Shared::new(engine, ApiConfig::DEFAULT, Security::Plaintext);
+        let web = Web::new(shared, Timeouts::DEFAULT);
+        let newest = web.engine().view().log_index();
+        let at_hand = async {
+            while !web.engine().log_range().is_ok_and(|(_, last)| last >= newest) {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(LIMIT, at_hand).await.expect("the log is at hand");
+        (web, directory)
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_was_read_for_a_reader_who_has_gone_is_kept_and_the_rest_is_not_read() {
+        let (web, _archive) = with_log().await;
+        let begin = Beginning { generation: web.engine().view().generation(), next: LogIndex(1) };
+        let to = LogTime(u64::MAX);
+        let read = |reader: oneshot::Sender<()>| {
+            let reach = Reach { from: LogTime(1), to, deadline: Instant::now() + LIMIT, reader };
+            web.clone().read_placements(Account::of(&Principal::Plaintext), (begin, None), reach)
+        };
+        let (told, waits) = oneshot::channel();
+        drop(waits);
+        let (_, cut) = read(told).await.expect("it is kept");
+        assert!(cut.is_some(), "the rest is not read");
+        let known = web.folds.take(begin, to).expect("what was read is kept");
+        assert!(known.reached().is_some());
+        web.folds.put(known);
+        let (told, _waits) = oneshot::channel();
+        let (_, cut) = read(told).await.expect("it is kept");
+        assert_eq!(cut, None, "it is read to its end");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_an_account_has_read_from_the_first_record_on_counts_as_a_state_of_the_past() {
+        let (web, _archive) = with_log().await;
+        let short = |text: &str| ShortName::new(text).expect("a name");
+        let role = Role::TenantClient { tenant: short("vision"), user: short("ada") };
+        let reader = Reader(Principal::Named(PeerName { cluster: ClusterId(1), role }));
+        let end = LogTime(u64::MAX);
+        let range = Range { from: LogTime(1), to: end, now: end, tenant: None, job: None };
+        let first = web.placements(reader, &range).await.expect("it is kept");
+        let second = web.placements(reader, &range).await.expect("it is kept");
+        assert!(first.first.is_none() && second.first.is_none(), "there is nothing before it");
+        let mut third = Box::pin(web.placements(reader, &range));
+        assert!(
+            tokio::time::timeout(Duration::from_millis(200), third.as_mut()).await.is_err(),
+            "it waits until a page is made of the first"
+        );
+        drop(first);
+        assert!(third.await.is_ok());
     }
 
     #[test]

@@ -2,16 +2,19 @@
 //! again reads what came since.
 //!
 //! **Invariant:** a range that is read on from what is kept has the placements that it has if all of it is read again.
-//! **Invariant:** what is kept is bounded, in ranges and in placements.
+//! **Invariant:** what is kept is bounded, in ranges and in placements; the account that has the most of it has its oldest replaced.
 
 use muster_engine::{LogPosition, RecordVisitor};
 use muster_journal::Decision;
 use muster_state::State as Applied;
 use muster_types::{LogIndex, LogTime};
 use parking_lot::Mutex;
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::Arc;
+
+use crate::shares::Account;
 
 use super::placements::{Held, Placements};
 
@@ -28,6 +31,8 @@ pub(super) struct Beginning {
 
 /// Placements from a beginning on, as far as records were read.
 pub(super) struct Fold {
+    /// Who asked for it first: those who read on in it do not let go of it for another one of theirs.
+    account: Account,
     begin: Beginning,
     placements: Placements,
     records: usize,
@@ -41,7 +46,7 @@ pub(super) struct Fold {
 impl Fold {
     /// What there was at the beginning, with space for this number of parts of placements and of records.
     pub(super) fn new(
-        begin: Beginning,
+        (account, begin): (Account, Beginning),
         first: Option<&Applied>,
         (parts_max, records_max): (usize, usize),
     ) -> Fold {
@@ -49,7 +54,7 @@ impl Fold {
         if let Some(state) = first {
             placements.begin(state);
         }
-        Fold { begin, placements, records: 0, records_max, reached: None, position: None }
+        Fold { account, begin, placements, records: 0, records_max, reached: None, position: None }
     }
 
     /// The next record, and where to read on if that is known.
@@ -123,10 +128,26 @@ impl Folds {
         let mut kept = self.0.lock();
         kept.retain(|other| (other.begin, other.records) != (fold.begin, fold.records));
         kept.push_back(fold);
-        let mut parts: usize = kept.iter().map(|fold| fold.placements.count()).sum();
-        while kept.len() > FOLDS_MAX || (parts > PARTS_MAX && !kept.is_empty()) {
-            parts -= kept.pop_front().map_or(0, |gone| gone.placements.count());
+        while kept.len() > FOLDS_MAX {
+            let_go(&mut kept, |_| 1);
         }
+        let parts = |fold: &Fold| fold.placements.count();
+        while kept.len() > 1 && kept.iter().map(parts).sum::<usize>() > PARTS_MAX {
+            let_go(&mut kept, parts);
+        }
+    }
+}
+
+/// Lets go of the oldest one of the account whose have the most weight together, but not of the newest.
+fn let_go(kept: &mut VecDeque<Fold>, weight: impl Fn(&Fold) -> usize) {
+    let mut weights: HashMap<Account, usize> = HashMap::new();
+    for fold in kept.iter() {
+        *weights.entry(fold.account).or_default() += weight(fold);
+    }
+    let others = kept.iter().enumerate().take(kept.len().saturating_sub(1));
+    let heaviest = others.max_by_key(|(place, fold)| (weights.get(&fold.account).copied(), Reverse(*place)));
+    if let Some(place) = heaviest.map(|(place, _)| place) {
+        kept.remove(place);
     }
 }
 
@@ -134,9 +155,18 @@ impl Folds {
 mod tests {
     use super::*;
     use muster_journal::{Outcome, WorkerSlot};
+    use muster_transport::ShortName;
     use muster_types::{DeviceSet, JobId, NodeId};
 
     const BEGIN: Beginning = Beginning { generation: 1, next: LogIndex(1) };
+
+    fn account(name: &str) -> Account {
+        Account::Tenant(ShortName::new(name).expect("a name"))
+    }
+
+    fn begun(begin: Beginning, bounds: (usize, usize)) -> Fold {
+        Fold::new((account("lab"), begin), None, bounds)
+    }
 
     /// A log in which jobs are placed and end, some records at the same time.
     fn log() -> Vec<(LogTime, Decision)> {
@@ -175,11 +205,11 @@ mod tests {
         let log = log();
         for bounds in [(1_000, 1_000), (1_000, 25), (17, 1_000)] {
             let fresh = |to| {
-                let (_, held, cut) = read(Fold::new(BEGIN, None, bounds), &log, to);
+                let (_, held, cut) = read(begun(BEGIN, bounds), &log, to);
                 (held, cut)
             };
             for step in [1, 3, 7, 100] {
-                let mut fold = Fold::new(BEGIN, None, bounds);
+                let mut fold = begun(BEGIN, bounds);
                 for to in (0..400).step_by(step * 5).map(LogTime) {
                     let (read, held, cut) = read(fold, &log, to);
                     assert_eq!((held, cut), fresh(to), "up to {to} in steps of {step} within {bounds:?}");
@@ -192,7 +222,7 @@ mod tests {
     #[test]
     fn what_is_kept_serves_ranges_that_end_behind_it() {
         let (log, folds, bounds) = (log(), Folds::default(), (1_000, 1_000));
-        let upto = |to| read(Fold::new(BEGIN, None, bounds), &log, LogTime(to)).0;
+        let upto = |to| read(begun(BEGIN, bounds), &log, LogTime(to)).0;
         let near = upto(50).records;
         assert!(near < upto(150).records);
         folds.put(upto(150));
@@ -210,10 +240,36 @@ mod tests {
         let (log, folds) = (log(), Folds::default());
         for number in 1..=100 {
             let begin = Beginning { next: LogIndex(number), ..BEGIN };
-            folds.put(read(Fold::new(begin, None, (1_000, 1_000)), &log, LogTime(1_000)).0);
+            folds.put(read(begun(begin, (1_000, 1_000)), &log, LogTime(1_000)).0);
         }
         let kept = folds.0.lock();
         assert_eq!(kept.len(), FOLDS_MAX);
         assert!(kept.iter().map(|fold| fold.placements.count()).sum::<usize>() <= PARTS_MAX);
+    }
+
+    #[test]
+    fn an_account_that_asks_for_many_ranges_lets_go_of_its_own() {
+        let (log, folds) = (log(), Folds::default());
+        let asks = |name: &str, number: u64, to: u64| {
+            let begin = Beginning { next: LogIndex(number), ..BEGIN };
+            let known = folds.take(begin, LogTime(to));
+            let fold = known.unwrap_or_else(|| Fold::new((account(name), begin), None, (1_000, 1_000)));
+            folds.put(read(fold, &log, LogTime(to)).0);
+        };
+        let kept = || {
+            let mut kept: Vec<u64> = folds.0.lock().iter().map(|fold| fold.begin.next.0).collect();
+            kept.sort_unstable();
+            kept
+        };
+        asks("quiet", 1, 100);
+        asks("quiet", 2, 100);
+        // Those that others began are read on, and stay theirs.
+        asks("loud", 1, 200);
+        for number in 3..=50 {
+            asks("loud", number, 100);
+        }
+        assert_eq!(kept(), [1, 2, 45, 46, 47, 48, 49, 50]);
+        asks("other", 60, 100);
+        assert_eq!(kept(), [1, 2, 46, 47, 48, 49, 50, 60], "who comes next has a place");
     }
 }
