@@ -401,7 +401,12 @@ impl<G: Environment> Term<'_, G> {
             if self.left_out.holds(step.name, now) {
                 continue;
             }
-            if let Err(why) = self.attempt.step(&mut self.speculation, |speculation| step.run(speculation)) {
+            let ran = self.attempt.step(&mut self.speculation, |speculation| {
+                step.run(speculation);
+                #[cfg(test)]
+                crate::tests::poison_step(step.name, speculation.state());
+            });
+            if let Err(why) = ran {
                 self.outer.faults.note_step(step.name, &why);
                 self.left_out.until(step.name, now + LEFT_OUT);
                 // The others are taken once more with the next round.
@@ -467,6 +472,8 @@ impl<G: Environment> Term<'_, G> {
             speculation.set_images(held);
             let mut budget = Budget::new(VISITS_PER_ROUND);
             is_complete = matches!(schedule(speculation, &mut budget), Pass::Complete { .. });
+            #[cfg(test)]
+            crate::tests::poison_step(PLANNING, speculation.state());
         });
         match planned {
             // The pass was interrupted, or something that concerns those it had passed came in between.
