@@ -1,12 +1,13 @@
 //! Commands, reads and watches, and what bounds them.
 
-use muster_decider::{Answer, BootstrapConfig, Command, QuotaOrder, Speculation, handle};
+use muster_decider::{Answer, BootstrapConfig, Command, QuotaOrder, ScheduleOrder, Speculation, handle};
 use muster_journal::FORMAT_MAX;
 use muster_state::State;
 use muster_types::policy::{PolicyDraft, PurchaseKind, QuotaGrant, TenantPolicy};
 use muster_types::{
-    ArraySpec, CapacityFallback, CapacityRules, FencingToken, HolderId, JobDraft, JobId, Leadership,
-    LogIndex, LogTime, NodeDraft, Parameters, PurchaseSet, RefusalCode, RequestId, Requester, limits,
+    ArraySpec, CapacityFallback, CapacityRules, FencingToken, HolderId, JobDraft, JobId, Leadership, LogIndex,
+    LogTime, NodeDraft, OverlapRule, Parameters, PurchaseSet, RefusalCode, RequestId, Requester, Schedule,
+    ScheduleKey, ScheduleTemplate, limits,
 };
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -293,7 +294,7 @@ async fn a_command_that_meets_a_broken_invariant_costs_itself_alone() {
 
 #[tokio::test]
 async fn a_step_that_meets_a_broken_invariant_is_left_out_and_the_leader_goes_on() {
-    for step in ["planning", "retention"] {
+    for step in ["planning", "images", "retention"] {
         let engine = engine_with(EngineConfig { contain_faults: true, ..config(64) }).await;
         until(&engine, "the cluster is founded", |view| view.cluster().is_some()).await;
         let _session = open(&engine, opening("h1", 1)).await;
@@ -322,6 +323,47 @@ async fn a_step_that_meets_a_broken_invariant_is_left_out_and_the_leader_goes_on
         assert_eq!(facts.decision_faults, 1, "{step} is not taken again at once");
         assert!(engine.is_leader() && engine.failed().borrow().is_none());
     }
+}
+
+/// Moments are found from texts of users.
+#[tokio::test]
+async fn a_schedule_whose_moments_cannot_be_found_stops_no_leader() {
+    let engine = engine_with(EngineConfig { contain_faults: true, ..config(64) }).await;
+    until(&engine, "the cluster is founded", |view| view.cluster().is_some()).await;
+    let _session = open(&engine, opening("h1", 1)).await;
+    let jobs = muster_types::Submission::plain([job("poison-schedules", 1)]);
+    let answer = guarded("it", engine.execute(Command::submit(RequestId(1), jobs))).await;
+    assert!(answer.is_ok(), "{answer:?}");
+    let schedule = Schedule {
+        key: ScheduleKey { tenant: name("lab"), name: name("nightly") },
+        cron: "0 * * * *".parse().expect("an expression"),
+        zone: "UTC".to_owned(),
+        template: ScheduleTemplate::of(job("nightly", 1).into()).expect("a job"),
+        overlap: OverlapRule::Allow,
+        starting_deadline_ms: 60_000,
+        runs_max: 5,
+    };
+    let order = ScheduleOrder {
+        request: RequestId(2),
+        by: Requester { name: "admin/ops".to_owned(), is_operator: true, address: None },
+        acts_for: None,
+        role: None,
+        schedule,
+        is_new: true,
+    };
+    let answer = guarded("it", engine.execute(Command::SetSchedule(Box::new(order)))).await;
+    assert!(answer.is_ok(), "{answer:?}");
+    guarded("the fault is known", async {
+        while engine.local_facts().decision_faults == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    submitted(&engine, 3, 1).await;
+    let fault = engine.local_facts().decision_fault.unwrap_or_default();
+    assert!(fault.contains("`schedules`"), "{fault}");
+    assert_eq!(engine.view().schedule_count(), 1);
+    assert!(engine.is_leader() && engine.failed().borrow().is_none());
 }
 
 /// Where arrays fill the state, it has far fewer jobs than rows when it begins to forget.
