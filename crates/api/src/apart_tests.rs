@@ -278,25 +278,26 @@ async fn the_readers_of_one_tenant_leave_outputs_of_a_host_to_others() {
         let job_id = jobs[0].to_string();
         requests.push(v1::ReadLogsRequest { job_id, follow: true, ..Default::default() });
     }
-    let read = async |role: Role, request: &v1::ReadLogsRequest| {
+    let [of_speech, of_vision] = [requests[0].clone(), requests[1].clone()];
+    let read = async |role: Role, request: v1::ReadLogsRequest| {
         let mut jobs = JobServiceClient::new(world.channel(role).await);
-        guarded("an answer", jobs.read_logs(request.clone())).await
+        guarded("an answer", jobs.read_logs(request)).await
     };
     let mut held = Vec::new();
     for _ in 0..16 {
-        held.push(read(of_tenant("speech", "eve"), &requests[0]).await.expect("there is capacity"));
+        held.push(read(of_tenant("speech", "eve"), of_speech.clone()).await.expect("there is capacity"));
     }
     for user in ["eve", "mallory"] {
-        let status = read(of_tenant("speech", user), &requests[0]).await.expect_err("half of it is taken");
+        let status = read(of_tenant("speech", user), of_speech.clone()).await.expect_err("half of it is taken");
         let told = Refused::from_status(&status);
         assert_eq!(told.code, Some(RefusalCode::Overloaded), "{told:?}");
         assert_eq!(told.metadata.get("node").map(String::as_str), Some("h1"));
     }
-    read(of_tenant("vision", "ada"), &requests[1]).await.expect("another tenant's");
+    read(of_tenant("vision", "ada"), of_vision).await.expect("another tenant's");
     // A place is free again when its output is not read any more.
     held.pop();
     guarded("a place", async {
-        while read(of_tenant("speech", "mallory"), &requests[0]).await.is_err() {
+        while read(of_tenant("speech", "mallory"), of_speech.clone()).await.is_err() {
             tokio::task::yield_now().await;
         }
     })
