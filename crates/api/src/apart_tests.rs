@@ -288,7 +288,7 @@ async fn the_readers_of_one_tenant_leave_outputs_of_a_host_to_others() {
         held.push(read(of_tenant("speech", "eve"), of_speech.clone()).await.expect("there is capacity"));
     }
     for user in ["eve", "mallory"] {
-        let status = read(of_tenant("speech", user), of_speech.clone()).await.expect_err("half of it is taken");
+        let status = read(of_tenant("speech", user), of_speech.clone()).await.expect_err("half is taken");
         let told = Refused::from_status(&status);
         assert_eq!(told.code, Some(RefusalCode::Overloaded), "{told:?}");
         assert_eq!(told.metadata.get("node").map(String::as_str), Some("h1"));
