@@ -132,6 +132,34 @@ async fn a_state_directory_that_is_set_back_leaves_no_worker_running() {
     .await;
 }
 
+/// What ended workers have left may be millions of files, and the gangs of the host go on by heartbeats alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_starts_waits_for_nothing_that_ended_workers_left() {
+    let mut leader = Leader::start(Manner::patient()).await;
+    let host = Host::new(&leader);
+    let mut agent = host.agent();
+    leader.registered().await;
+    leader.send(Response::Start(start(JOB, 7, &["exit 0"], &[])));
+    assert_eq!(leader.exit_of(7, 0).await, Kind::Code(0));
+    // Its files are counted once its end is acknowledged, and what was counted is on record.
+    let counted = host.task(JOB, 7, 0).join("kept");
+    let record = counted.clone();
+    within_patience("the files to be counted", move || {
+        while !record.exists() {
+            std::thread::sleep(LOOK);
+        }
+    })
+    .await;
+    agent.kill();
+    // A count that never ends: nobody writes what it begins to read.
+    std::fs::remove_file(&counted).unwrap();
+    nix::unistd::mkfifo(&counted, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let _agent = host.agent();
+    leader.registered().await;
+    leader.send(Response::Start(start(JOB, 8, &["exit 3"], &[])));
+    assert_eq!(leader.exit_of(8, 0).await, Kind::Code(3));
+}
+
 /// Work that takes all processors delays neither heartbeats nor the end of a lease: agent and shim are less nice than it is.
 #[tokio::test(flavor = "multi_thread")]
 async fn agent_and_shim_have_the_processor_before_the_work() {

@@ -177,6 +177,42 @@ async fn a_stop_lets_the_worker_finish_within_its_grace() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn workers_are_told_to_stop_though_the_disk_of_their_notices_hangs() {
+    let mut leader = Leader::start(Manner::patient()).await;
+    let host = Host::new(&leader);
+    let _agent = host.agent();
+    leader.registered().await;
+    let ready = ["ready0", "ready1"].map(|name| host.file(name));
+    for fifo in &ready {
+        nix::unistd::mkfifo(fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    }
+    let scripts = [&ready[0], &ready[1]]
+        .map(|ready| format!("trap 'exit 7' TERM; echo > {}; while :; do sleep 1; done", ready.display()));
+    leader.send(Response::Start(start(JOB, 7, &[&scripts[0], &scripts[1]], &[&[0], &[1]])));
+    let mut running = [false; 2];
+    while running.contains(&false) {
+        leader
+            .hear("that both run", |heard| {
+                for rank in 0..2 {
+                    running[rank as usize] |= state_in(&heard, 7, rank).is_some();
+                }
+                Some(())
+            })
+            .await;
+    }
+    for fifo in ready {
+        read_fifo(fifo).await;
+    }
+    // Where a notice is written before it gets its name: a FIFO that nobody reads takes nothing, like a disk that hangs.
+    for rank in 0..2 {
+        let aside = host.task(JOB, 7, rank).join("notice.part");
+        nix::unistd::mkfifo(&aside, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    }
+    leader.send(stop(JOB, 7, 60_000));
+    assert_eq!(leader.exits_of(7, &[0, 1]).await, [Kind::Code(7), Kind::Code(7)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_a_shell_has_started_keeps_the_grace_though_the_shell_ends_at_once() {
     let mut leader = Leader::start(Manner::patient()).await;
     let host = Host::new(&leader);

@@ -1,12 +1,16 @@
 //! What tenants see of each other's jobs: that they are there, and nothing that is private.
 
 use muster_transport::Role;
-use muster_wire::v1;
+use muster_types::RefusalCode;
+use muster_wire::agent::session_request;
+use muster_wire::status::Refused;
 use muster_wire::v1::job_service_client::JobServiceClient;
+use muster_wire::{agent, v1};
 use prost::Message as _;
+use std::time::Duration;
 use tonic::transport::Channel;
 
-use crate::access_tests::{World, guarded, host, of_tenant, short, submission};
+use crate::access_tests::{World, guarded, host, of_tenant, session_of, short, submission};
 
 /// In the environment, the command, the directories and the ends of one job, and nowhere else.
 const SECRET: &str = "hunter2";
@@ -233,4 +237,70 @@ async fn unfinished_messages_of_one_tenant_leave_room_for_the_others() {
     let refused = refused.load(std::sync::atomic::Ordering::Relaxed);
     assert_eq!(refused, 28, "four fit into the share of one tenant, whichever user sends them: {codes:?}");
     assert!(codes.iter().filter(|code| **code == tonic::Code::DeadlineExceeded).count() == 4, "{codes:?}");
+}
+
+/// An agent that stays in its session and sends no output of any worker; until both are aborted.
+async fn silent_agent(world: &World) -> [tokio::task::JoinHandle<()>; 2] {
+    let channel = world.channel(Role::Agent(short("h1"))).await;
+    let (to_replica, mut orders) = session_of(&channel, &host("h1")).await.expect("it is admitted");
+    guarded("the registration", orders.message()).await.expect("the session stands");
+    let beats = tokio::spawn(async move {
+        for sequence in 1.. {
+            let beat = session_request::Message::Heartbeat(agent::Heartbeat { sequence });
+            if to_replica.send(agent::SessionRequest { message: Some(beat) }).await.is_err() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    });
+    let taken = tokio::spawn(async move { while let Ok(Some(_)) = orders.message().await {} });
+    [beats, taken]
+}
+
+/// The agent of a host sends only a limited number of outputs at a time: no tenant has all of them, however many users it has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_readers_of_one_tenant_leave_outputs_of_a_host_to_others() {
+    use muster_decider::{Answer, Command};
+    let world = World::with_tenants().await;
+    let silent = silent_agent(&world).await;
+    let mut requests = Vec::new();
+    for (number, tenant) in (7..).zip(["speech", "vision"]) {
+        let jobs = muster_wire::convert::submissions_from_proto("job", submission(tenant, 0).job);
+        let jobs = jobs.expect("it is a job").into();
+        let answer = world.engine.execute(Command::submit(muster_types::RequestId(number), jobs)).await;
+        let Ok(Answer::Submitted { jobs, .. }) = answer else { panic!("{answer:?}") };
+        guarded("a placement", async {
+            while world.engine.view().job(jobs[0]).is_none_or(|row| row.placement.is_none()) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await;
+        let job_id = jobs[0].to_string();
+        requests.push(v1::ReadLogsRequest { job_id, follow: true, ..Default::default() });
+    }
+    let [of_speech, of_vision] = [requests[0].clone(), requests[1].clone()];
+    let read = async |role: Role, request: v1::ReadLogsRequest| {
+        let mut jobs = JobServiceClient::new(world.channel(role).await);
+        guarded("an answer", jobs.read_logs(request)).await
+    };
+    let mut held = Vec::new();
+    for _ in 0..16 {
+        held.push(read(of_tenant("speech", "eve"), of_speech.clone()).await.expect("there is capacity"));
+    }
+    for user in ["eve", "mallory"] {
+        let status = read(of_tenant("speech", user), of_speech.clone()).await.expect_err("half is taken");
+        let told = Refused::from_status(&status);
+        assert_eq!(told.code, Some(RefusalCode::Overloaded), "{told:?}");
+        assert_eq!(told.metadata.get("node").map(String::as_str), Some("h1"));
+    }
+    read(of_tenant("vision", "ada"), of_vision).await.expect("another tenant's");
+    // A place is free again when its output is not read any more.
+    held.pop();
+    guarded("a place", async {
+        while read(of_tenant("speech", "mallory"), of_speech.clone()).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    silent.iter().for_each(tokio::task::JoinHandle::abort);
 }

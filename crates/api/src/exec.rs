@@ -303,7 +303,9 @@ impl Execs {
     ) -> Result<BoxStream<'static, Result<K::Response, Status>>, Status> {
         let Worker { job, token, rank } = worker;
         let (engine, account) = (router.engine(), caller.account());
-        caller.check_job_there(&engine.view(), job).map_err(|refusal| to_status(&refusal))?;
+        let view = router.view_with_job(caller, job).await.map_err(|refusal| to_status(&refusal))?;
+        caller.check_job_there(&view, job).map_err(|refusal| to_status(&refusal))?;
+        drop(view);
         let of_node = self.place_at_node(engine, account, (job, rank)).map_err(|r| to_status(&r))?;
         self.count(account, Instant::now()).map_err(|refusal| to_status(&refusal))?;
         let by = requester(&caller);

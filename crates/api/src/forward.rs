@@ -2,6 +2,7 @@
 
 use futures::{Stream, StreamExt};
 use muster_engine::Engine;
+use muster_state::State;
 use muster_traces::header::TRACE_PARENT;
 use muster_transport::{Expect, Principal, Security};
 use muster_types::{Consistency, JobId, LogIndex, Refusal, RefusalCode, ReplicaId};
@@ -192,6 +193,18 @@ impl Router {
         });
         let failed = |_| Err(Refusal::new(RefusalCode::Internal, "the answer could not be made"));
         made.await.unwrap_or_else(failed)
+    }
+
+    /// The present state of this replica, which leads: where it lacks the job, one that a quorum confirms.
+    ///
+    /// # Errors
+    /// `NOT_LEADER` when none does before the caller's deadline: another replica may lead by now, and have the job.
+    pub(crate) async fn view_with_job(&self, caller: Caller, job: JobId) -> Result<Arc<State>, Refusal> {
+        let view = self.engine().view_with_job(job, caller.deadline).await;
+        view.map_err(|refusal| match refusal.code {
+            RefusalCode::ReadUnconfirmed => not_leader(None),
+            _ => refusal,
+        })
     }
 
     /// Checks that the caller may report on a job's workers. Before a job is refused because this replica lacks it, this waits

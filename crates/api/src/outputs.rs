@@ -79,7 +79,9 @@ impl Outputs {
                     from_position: message.from_position,
                 };
                 let engine = router.engine();
-                caller.check_job_there(&engine.view(), job).map_err(|refusal| to_status(&refusal))?;
+                let view = router.view_with_job(caller, job).await.map_err(|refusal| to_status(&refusal))?;
+                caller.check_job_there(&view, job).map_err(|refusal| to_status(&refusal))?;
+                drop(view);
                 let of_node = self.place_at_node(router, account, job, (message_rank, attempt))?;
                 let reading = engine.read_logs(job, message.rank, attempt, request).await;
                 let (token, chunks) = reading.map_err(|refusal| to_status(&refusal))?;

@@ -435,6 +435,46 @@ mod tests {
     }
 
     #[test]
+    fn each_fault_of_a_replica_is_a_warning() {
+        let members = || (1..=3).map(|id| member(id, true, Some(1))).collect::<Vec<Member>>();
+        let reports: BTreeMap<_, _> = members().iter().map(|m| (m.replica, report(1))).collect();
+        let text = || Some("no space left".to_owned());
+        let nothing = LocalFacts::default;
+        let faults = [
+            ("DECISION_FAILED", LocalFacts { decision_fault: text(), ..nothing() }),
+            ("ARCHIVE_FAILING", LocalFacts { archive_failing: text(), ..nothing() }),
+            ("ARCHIVE_OFFLOAD_FAILING", LocalFacts { archive_offload_failing: text(), ..nothing() }),
+            ("CERTIFICATE_EXPIRES", LocalFacts { certificate_days_left: Some(13), ..nothing() }),
+        ];
+        for (code, facts) in faults {
+            assert_eq!(codes_with(&status(members()), &reports, &facts), [code]);
+        }
+        let later = LocalFacts { certificate_days_left: Some(CERTIFICATE_DAYS_MIN), ..nothing() };
+        assert!(codes_with(&status(members()), &reports, &later).is_empty());
+    }
+
+    #[test]
+    fn records_that_are_refused_and_a_network_beyond_the_bound_are_warnings() {
+        let members: Vec<Member> = (1..=3).map(|id| member(id, true, Some(1))).collect();
+        let reports: BTreeMap<_, _> = members.iter().map(|m| (m.replica, report(1))).collect();
+        let (status, facts) = (status(members), LocalFacts::default());
+        let snapshot = ClusterSnapshot {
+            drill: None,
+            status: &status,
+            reports: &reports,
+            facts: &facts,
+            format: 1,
+            generation: 1,
+            records_rejected: 2,
+            slow_beyond: vec!["h3".to_owned()],
+        };
+        let said = warnings(&snapshot);
+        let codes: Vec<&str> = said.iter().map(|warning| warning.code.as_str()).collect();
+        assert_eq!(codes, ["RECORDS_REJECTED", "NETWORK_SLOW"]);
+        assert!(said[1].message.contains("h3"), "{}", said[1].message);
+    }
+
+    #[test]
     fn waiting_for_leases_of_an_earlier_generation_is_a_warning() {
         let members: Vec<Member> = (1..=3).map(|id| member(id, true, Some(1))).collect();
         let reports: BTreeMap<_, _> = members.iter().map(|m| (m.replica, report(1))).collect();

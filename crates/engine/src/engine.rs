@@ -646,14 +646,15 @@ impl<G: Environment> Engine<G> {
 }
 
 /// Above nine tenths of the jobs that the state may hold, housekeeping forgets finished ones before their time.
-fn retention_cut(view: &State) -> Option<String> {
-    let (held, max) = (view.jobs().len() as u64, view.parameters().jobs_held_max);
+pub(crate) fn retention_cut(view: &State) -> Option<String> {
+    // Arrays and the ends of their members take rows too, and are counted by what forgets.
+    let (held, max) = (view.rows_held(), view.parameters().jobs_held_max);
     let days = view.parameters().job_retention_ms / 86_400_000;
     // Housekeeping brings it down to nine tenths, so it stands there or above.
     (held >= max - max / 10).then(|| {
         format!(
-            "the state holds {held} of at most {max} jobs, so finished jobs are forgotten before their {days} days; their \
-             records are in the archive"
+            "the state holds {held} of at most {max} jobs and arrays, so finished jobs are forgotten before their {days} days; \
+             their records are in the archive"
         )
     })
 }

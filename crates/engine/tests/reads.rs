@@ -262,8 +262,14 @@ async fn a_leader_that_is_cut_off_refuses_nothing_as_if_it_led() {
     let engine = &cluster.engines[&leader];
     let refused = guarded("a refusal", engine.execute(cancel(2))).await.unwrap_err();
     assert_eq!(refused.code, RefusalCode::JobNotFound);
+    let soon = || Instant::now() + Duration::from_secs(2);
+    let unknown = muster_types::JobId(77);
+    let view = guarded("a state", engine.view_with_job(unknown, soon())).await.unwrap();
+    assert!(view.tenant_of(unknown).is_none());
     cluster.connected[&leader].send_replace(false);
     // Another may lead by the time it is answered, and have the job.
     let answer = guarded("an answer", engine.execute(cancel(3))).await.unwrap_err();
     assert!(matches!(answer.code, RefusalCode::NotLeader | RefusalCode::OutcomeUnknown), "{answer}");
+    let answer = guarded("an answer", engine.view_with_job(unknown, soon())).await.unwrap_err();
+    assert_eq!(answer.code, RefusalCode::ReadUnconfirmed, "{answer}");
 }

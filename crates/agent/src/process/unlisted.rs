@@ -18,6 +18,10 @@ const END_MAX: Duration = Duration::from_secs(30);
 /// How long the ends of those that were found are waited for before others are looked for.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
+/// Descriptors of a process that are looked at, lowest first: a shim opens its FIFO early. Without a bound a worker that
+/// opens a million in each of many sessions would delay the first heartbeat of an agent that starts beyond every lease.
+const DESCRIPTORS_MAX: usize = 256;
+
 /// The processes that [`end`] killed, and the workers that they belonged to.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
@@ -68,8 +72,13 @@ fn find(tasks: &Path, is_of_holder: impl Fn(&str) -> bool) -> BTreeMap<Process, 
 
 /// The worker below `tasks` whose shim the process is, where its directory is not there any more, or another one by now.
 fn unlisted_worker_of_shim(tasks: &Path, pid: i32) -> Option<WorkerKey> {
+    // A worker that has a separate user is no shim.
+    let owner = std::fs::metadata(format!("/proc/{pid}")).ok()?.uid();
+    if owner != nix::unistd::geteuid().as_raw() {
+        return None;
+    }
     let open = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
-    open.flatten().find_map(|descriptor| {
+    open.flatten().take(DESCRIPTORS_MAX).find_map(|descriptor| {
         let to = std::fs::read_link(descriptor.path()).ok()?;
         let (key, alive) = alive_of(tasks, &to)?;
         let id = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
@@ -91,6 +100,40 @@ fn alive_of(tasks: &Path, open: &Path) -> Option<(WorkerKey, PathBuf)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read as _;
+    use std::process::{Child, Command, Stdio};
+
+    /// A process that has this FIFO open behind so many other files.
+    fn holding(fifo: &Path, others: u32) -> Child {
+        let script = "for ((n = 10; n < 10 + $1; n++)); do eval \"exec $n< /dev/null\"; done; exec 900<> \"$0\"; \
+                      echo; exec sleep 600";
+        let mut command = Command::new("bash");
+        command.args(["-c", script]).arg(fifo).arg(others.to_string());
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        child
+    }
+
+    #[test]
+    fn no_more_descriptors_of_a_process_are_looked_at_than_a_shim_has() {
+        let directory = tempfile::tempdir().unwrap();
+        let tasks = directory.path().canonicalize().unwrap();
+        let name = format!("{}_{}_0", muster_types::JobId(7), muster_types::FencingToken::default());
+        let fifo = tasks.join(name).join("alive");
+        std::fs::create_dir(fifo.parent().unwrap()).unwrap();
+        let make = || nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        make();
+        let (mut shim, mut worker) = (holding(&fifo, 0), holding(&fifo, 300));
+        let is_found = |child: &Child| unlisted_worker_of_shim(&tasks, child.id().cast_signed()).is_some();
+        assert!(!is_found(&shim), "its directory is that of now");
+        std::fs::remove_file(&fifo).unwrap();
+        make();
+        assert!(is_found(&shim) && !is_found(&worker));
+        for child in [&mut shim, &mut worker] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
 
     #[test]
     fn a_shim_is_known_by_the_fifo_that_it_holds() {

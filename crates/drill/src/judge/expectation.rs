@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::outage::{Figures, Kind};
 use super::replayed::LogSummary;
 use super::{Checked, Findings, Rule};
-use crate::history::{History, Operation};
+use crate::history::{History, Operation, Outcome};
 use crate::run::{Run, Runs};
 use crate::scenario::{Expectations, Leadership, MeasuredFrom, RecoveryTime};
 
@@ -114,10 +114,11 @@ fn minority(run: &Run, history: &History, checked: &mut Checked, findings: &mut 
     let asked = |operation: &&Operation| meanwhile.contains(&operation.completed_us);
     let mut looked_at = 0;
     for operation in history.operations.iter().filter(asked) {
-        let needs_majority = !matches!(Kind::of(operation), Kind::AnyRead | Kind::BoundedRead)
-            && operation.log_index().is_some();
+        // That there is no such job is an answer too, which only a majority can know.
+        let denies = matches!(&operation.outcome, Outcome::Refused { code } if code == "JOB_NOT_FOUND");
+        let needs_majority = !matches!(Kind::of(operation), Kind::AnyRead | Kind::BoundedRead);
         looked_at += 1;
-        if needs_majority {
+        if needs_majority && (denies || operation.log_index().is_some()) {
             findings.add(Rule::MinorityDecided, || {
                 let since_ms = run.since_fault_ms(operation.completed_us);
                 let text = format!("answered {since_ms} ms after the fault, without a majority");

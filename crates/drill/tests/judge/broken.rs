@@ -48,6 +48,7 @@ pub const BREACHES: &[(&str, Rule, Breach)] = &[
     ("no replica warns", Rule::WarningMissing, unwarned),
     ("a watch shows nothing more", Rule::WatchStalled, stalled),
     ("a minority acknowledges a change", Rule::MinorityDecided, minority),
+    ("a minority denies that there is a job", Rule::MinorityDecided, denying_minority),
     ("an answer makes no sense", Rule::ContentDiffers, malformed),
     ("a survivor has forgotten every job", Rule::SurvivorsSilent, forgetful),
     ("a process ended by itself", Rule::DrillIncomplete, troubled),
@@ -568,6 +569,31 @@ fn minority(sample: &mut Sample) -> Option<()> {
     sample.run.recovered_us = sample.run.heal_us;
     sample.run.steps.truncate(1);
     Some(())
+}
+
+/// The one that is left acknowledges nothing and shows nothing, and says of every linearizable read that there is no such job.
+fn denying_minority(sample: &mut Sample) -> Option<()> {
+    minority(sample)?;
+    let run = &sample.run;
+    let recovered_us = run.recovered_us?;
+    let before = run.steps.iter().map(|step| step.at_us).filter(|at_us| *at_us < recovered_us);
+    // Behind the answers that were on their way when the majority went.
+    let meanwhile = before.max().unwrap_or(run.fault_us) + 500_000..recovered_us;
+    let mut denied = None;
+    for operation in &mut sample.history.operations {
+        if !meanwhile.contains(&operation.completed_us) {
+            continue;
+        }
+        match operation.call {
+            Call::Read { consistency: Consistency::Linearizable, .. } => {
+                operation.outcome = Outcome::Refused { code: "JOB_NOT_FOUND".into() };
+                denied = Some(());
+            }
+            Call::Read { .. } => {}
+            Call::Submit { .. } | Call::Cancel { .. } => operation.outcome = Outcome::TimedOut,
+        }
+    }
+    denied
 }
 
 fn malformed(sample: &mut Sample) -> Option<()> {

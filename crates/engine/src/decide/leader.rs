@@ -59,6 +59,12 @@ const HOUSEKEEPING_PAUSE: Duration = Duration::from_millis(100);
 const LEFT_OUT: Duration = Duration::from_secs(30);
 /// The step that plans, by its name among those that are left out.
 const PLANNING: &str = "planning";
+/// The same of the one that finds which images hosts will need.
+const IMAGES: &str = "images";
+/// The same of the one that finds moments of schedules.
+const SCHEDULES: &str = "schedules";
+/// How long moments of schedules are left out after it met a broken invariant, by log time.
+const SCHEDULES_LEFT_OUT_MS: u64 = 30_000;
 
 /// Least time between two looks for jobs that may start now.
 const RELEASES_APART_MS: u64 = 50;
@@ -401,7 +407,12 @@ impl<G: Environment> Term<'_, G> {
             if self.left_out.holds(step.name, now) {
                 continue;
             }
-            if let Err(why) = self.attempt.step(&mut self.speculation, |speculation| step.run(speculation)) {
+            let ran = self.attempt.step(&mut self.speculation, |speculation| {
+                step.run(speculation);
+                #[cfg(test)]
+                crate::tests::poison_step(step.name, speculation.state());
+            });
+            if let Err(why) = ran {
                 self.outer.faults.note_step(step.name, &why);
                 self.left_out.until(step.name, now + LEFT_OUT);
                 // The others are taken once more with the next round.
@@ -421,7 +432,19 @@ impl<G: Environment> Term<'_, G> {
         if self.schedules_at > now || self.speculation.is_recovering() {
             return;
         }
-        let (commands, look) = schedules::due(self.speculation.state(), now);
+        let found = self.attempt.step(&mut self.speculation, |speculation| {
+            #[cfg(test)]
+            crate::tests::poison_step(SCHEDULES, speculation.state());
+            schedules::due(speculation.state(), now)
+        });
+        let (commands, look) = match found {
+            Ok(found) => found,
+            Err(why) => {
+                self.outer.faults.note_step(SCHEDULES, &why);
+                self.schedules_at = now.plus_ms(SCHEDULES_LEFT_OUT_MS);
+                return;
+            }
+        };
         self.schedules_at = look;
         for command in commands {
             if self.speculation.round_bytes() >= ROUND_BYTES_SOFT {
@@ -435,12 +458,20 @@ impl<G: Environment> Term<'_, G> {
 
     /// A moment that has come before its schedule is changed is one of the schedule as it was: what is set waits for later ones.
     fn run_before_change(&mut self, order: &ScheduleOrder) {
-        let (state, now) = (self.speculation.state(), self.speculation.now());
+        let now = self.speculation.now();
         if order.is_new || self.speculation.is_recovering() {
             return;
         }
-        if let Some(due) = schedules::due_of(state, &order.schedule.key, now) {
-            self.carry_out(due, oneshot::channel().0);
+        let due = self.attempt.step(&mut self.speculation, |speculation| {
+            schedules::due_of(speculation.state(), &order.schedule.key, now)
+        });
+        match due {
+            Ok(None) => {}
+            Ok(Some(due)) => {
+                self.carry_out(due, oneshot::channel().0);
+            }
+            // It is changed all the same: what it is then may be what mends it.
+            Err(why) => self.outer.faults.note_step(SCHEDULES, &why),
         }
     }
 
@@ -467,6 +498,8 @@ impl<G: Environment> Term<'_, G> {
             speculation.set_images(held);
             let mut budget = Budget::new(VISITS_PER_ROUND);
             is_complete = matches!(schedule(speculation, &mut budget), Pass::Complete { .. });
+            #[cfg(test)]
+            crate::tests::poison_step(PLANNING, speculation.state());
         });
         match planned {
             // The pass was interrupted, or something that concerns those it had passed came in between.
@@ -486,11 +519,27 @@ impl<G: Environment> Term<'_, G> {
     }
 
     /// Shows what the pass keeps for later, and has hosts fetch ahead what they will need then.
-    fn publish_kept(&self) {
+    fn publish_kept(&mut self) {
+        let now = instant::<G>();
         let mut kept = self.speculation.kept_reservations().clone();
-        let images = &self.outer.sessions.images;
-        images.plan(planned_images(self.speculation.state(), &kept));
-        kept.set_images(images.held());
+        if !self.left_out.holds(IMAGES, now) {
+            let planned = self.attempt.step(&mut self.speculation, |speculation| {
+                #[cfg(test)]
+                crate::tests::poison_step(IMAGES, speculation.state());
+                planned_images(speculation.state(), &kept)
+            });
+            match planned {
+                Ok(planned) => self.outer.sessions.images.plan(planned),
+                Err(why) => {
+                    self.outer.faults.note_step(IMAGES, &why);
+                    self.left_out.until(IMAGES, now + LEFT_OUT);
+                    // The pass is undone with it, and made once more.
+                    self.housekeeping = now;
+                    return;
+                }
+            }
+        }
+        kept.set_images(self.outer.sessions.images.held());
         self.outer.shared.kept.store(Arc::new(kept));
     }
 

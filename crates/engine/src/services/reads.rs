@@ -7,7 +7,7 @@
 
 use muster_consensus::{Environment, TokioEnv};
 use muster_state::State;
-use muster_types::{Consistency, LogIndex, PastPoint, ReadFrom, Refusal, RefusalCode, Violation};
+use muster_types::{Consistency, JobId, LogIndex, PastPoint, ReadFrom, Refusal, RefusalCode, Violation};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
@@ -187,6 +187,19 @@ impl<G: Environment> Engine<G> {
             }
         };
         Err(refusal.with("applied_log_index", reading.log_index()))
+    }
+
+    /// The present state where it has this job, and otherwise one that is confirmed: a leader that was replaced and has not
+    /// noticed knows nothing of a job that another one has acknowledged, and must not deny that there is one.
+    ///
+    /// # Errors
+    /// `READ_UNCONFIRMED` when no leader confirms a state before `deadline`.
+    pub async fn view_with_job(&self, job: JobId, deadline: Instant) -> Result<Arc<State>, Refusal> {
+        let view = self.view();
+        if view.tenant_of(job).is_some() {
+            return Ok(view);
+        }
+        Ok(self.linearizable(deadline).await?.state)
     }
 
     /// Holds the read through an election: a leader that is elected before the deadline answers it.

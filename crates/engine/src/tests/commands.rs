@@ -1,18 +1,21 @@
 //! Commands, reads and watches, and what bounds them.
 
-use muster_decider::{Answer, Command, QuotaOrder};
+use muster_decider::{Answer, BootstrapConfig, Command, QuotaOrder, ScheduleOrder, Speculation, handle};
 use muster_journal::FORMAT_MAX;
+use muster_state::State;
 use muster_types::policy::{PolicyDraft, PurchaseKind, QuotaGrant, TenantPolicy};
 use muster_types::{
-    CapacityFallback, CapacityRules, FencingToken, JobDraft, JobId, LogIndex, LogTime, NodeDraft,
-    PurchaseSet, RefusalCode, RequestId, Requester, limits,
+    ArraySpec, CapacityFallback, CapacityRules, FencingToken, HolderId, JobDraft, JobId, Leadership, LogIndex,
+    LogTime, NodeDraft, OverlapRule, Parameters, PurchaseSet, RefusalCode, RequestId, Requester, Schedule,
+    ScheduleKey, ScheduleTemplate, limits,
 };
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::sample::{job, name};
+use crate::engine::retention_cut;
+use crate::sample::{host, job, name};
 use crate::tests::{
-    GUARD, REPLICA, code, config, consensus, engine_with, guarded, leader, open, opening, submit, submitted,
-    until,
+    CLUSTER, GUARD, REPLICA, code, config, consensus, engine_with, guarded, leader, open, opening, submit,
+    submitted, until,
 };
 use crate::{Change, Engine, EngineConfig, ReplicaInfo, WatchPosition, replicated};
 
@@ -287,6 +290,110 @@ async fn a_command_that_meets_a_broken_invariant_costs_itself_alone() {
     assert_eq!(engine.view().jobs().len(), 6);
     submitted(&engine, 3, 1).await;
     assert!(engine.is_leader() && engine.failed().borrow().is_none());
+}
+
+#[tokio::test]
+async fn a_step_that_meets_a_broken_invariant_is_left_out_and_the_leader_goes_on() {
+    for step in ["planning", "images", "retention"] {
+        let engine = engine_with(EngineConfig { contain_faults: true, ..config(64) }).await;
+        until(&engine, "the cluster is founded", |view| view.cluster().is_some()).await;
+        let _session = open(&engine, opening("h1", 1)).await;
+        // What time brings about is looked at when the job may start.
+        let soon = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + Duration::from_millis(300);
+        let mut draft = JobDraft::clone(&job(&format!("poison-{step}"), 1));
+        draft.not_before = Some(LogTime(u64::try_from(soon.as_millis()).unwrap()));
+        let jobs = muster_types::Submission::plain([draft.check().unwrap()]);
+        let answer = guarded("it", engine.execute(Command::submit(RequestId(1), jobs))).await;
+        assert!(answer.is_ok(), "{step}: {answer:?}");
+        until(&engine, "its time", |view| view.not_before().next().is_none()).await;
+        guarded("the fault is known", async {
+            while engine.local_facts().decision_faults == 0 {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        let other = submitted(&engine, 2, 1).await;
+        if step != "planning" {
+            let is_placed = |view: &State| view.job(other).is_some_and(|row| row.placement.is_some());
+            until(&engine, "the other steps are taken", is_placed).await;
+        }
+        let facts = engine.local_facts();
+        let fault = facts.decision_fault.unwrap_or_default();
+        assert!(fault.contains(&format!("`{step}`")), "{fault}");
+        assert_eq!(facts.decision_faults, 1, "{step} is not taken again at once");
+        assert!(engine.is_leader() && engine.failed().borrow().is_none());
+    }
+}
+
+/// Moments are found from texts of users.
+#[tokio::test]
+async fn a_schedule_whose_moments_cannot_be_found_stops_no_leader() {
+    let engine = engine_with(EngineConfig { contain_faults: true, ..config(64) }).await;
+    until(&engine, "the cluster is founded", |view| view.cluster().is_some()).await;
+    let _session = open(&engine, opening("h1", 1)).await;
+    let jobs = muster_types::Submission::plain([job("poison-schedules", 1)]);
+    let answer = guarded("it", engine.execute(Command::submit(RequestId(1), jobs))).await;
+    assert!(answer.is_ok(), "{answer:?}");
+    let schedule = Schedule {
+        key: ScheduleKey { tenant: name("lab"), name: name("nightly") },
+        cron: "0 * * * *".parse().expect("an expression"),
+        zone: "UTC".to_owned(),
+        template: ScheduleTemplate::of(job("nightly", 1).into()).expect("a job"),
+        overlap: OverlapRule::Allow,
+        starting_deadline_ms: 60_000,
+        runs_max: 5,
+    };
+    let order = ScheduleOrder {
+        request: RequestId(2),
+        by: Requester { name: "admin/ops".to_owned(), is_operator: true, address: None },
+        acts_for: None,
+        role: None,
+        schedule,
+        is_new: true,
+    };
+    let answer = guarded("it", engine.execute(Command::SetSchedule(Box::new(order)))).await;
+    assert!(answer.is_ok(), "{answer:?}");
+    guarded("the fault is known", async {
+        while engine.local_facts().decision_faults == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    submitted(&engine, 3, 1).await;
+    let fault = engine.local_facts().decision_fault.unwrap_or_default();
+    assert!(fault.contains("`schedules`"), "{fault}");
+    assert_eq!(engine.view().schedule_count(), 1);
+    assert!(engine.is_leader() && engine.failed().borrow().is_none());
+}
+
+/// Where arrays fill the state, it has far fewer jobs than rows when it begins to forget.
+#[test]
+fn jobs_that_are_forgotten_early_are_told_of_also_where_arrays_fill_the_state() {
+    let parameters = Parameters { jobs_held_max: 1_000, ..Parameters::DEFAULT };
+    let founding = BootstrapConfig::new(CLUSTER, parameters);
+    let leadership = Leadership { term: 1, replica: REPLICA };
+    let mut speculation = Speculation::begin(State::default(), leadership, LogTime(1_000_000), founding);
+    let register = Command::Register { spec: host("h1"), holder: HolderId(1), other_session_is_over: false };
+    handle(&mut speculation, &register).expect("it is admitted");
+    let mut told = Vec::new();
+    for request in 1..200 {
+        let of_one = |at: usize| muster_types::Submission {
+            array: Some(ArraySpec::of_size(1)),
+            ..muster_types::Submission::from(job(&format!("a{request}-{at}"), 1))
+        };
+        let submit = Command::submit(RequestId(request), (0..5).map(of_one).collect());
+        handle(&mut speculation, &submit).expect("there is enough space");
+        let state = speculation.state();
+        let rows = state.rows_held();
+        assert_eq!(retention_cut(state).is_some(), rows >= 900, "{rows} rows");
+        told.extend(retention_cut(state));
+        if rows >= 950 {
+            break;
+        }
+        let _ = speculation.take_round();
+    }
+    assert!(speculation.state().jobs().len() < 900, "{} jobs", speculation.state().jobs().len());
+    assert!(told.first().is_some_and(|text| text.contains("of at most 1000")), "{told:?}");
 }
 
 async fn engine_without_cluster() -> Engine {

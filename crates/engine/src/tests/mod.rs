@@ -214,3 +214,12 @@ pub(crate) fn poison_command(command: &Command) {
     let Command::Submit { jobs, .. } = command else { return };
     assert!(jobs.iter().all(|job| job.spec.name.as_str() != "poison"), "an invariant that no job may break");
 }
+
+/// A step that meets a broken invariant as long as there is a job of its name, for the tests below.
+pub(crate) fn poison_step(step: &str, state: &State) {
+    let name_of = |job: &JobId| state.spec(*job).map(|spec| spec.name.as_str().to_owned());
+    let names = state.jobs().iter().filter_map(|(job, _)| name_of(job));
+    for name in names {
+        assert_ne!(name.strip_prefix("poison-"), Some(step), "an invariant that no step may break");
+    }
+}

@@ -654,9 +654,10 @@ async fn no_attack_of_a_worker_reaches_its_host_or_another_tenant() {
     assert!(!Path::new("/tmp/of-victim").exists() && !Path::new("/dev/shm/of-victim").exists());
     assert!(directory.join("tmp/of-victim").exists());
     let table = std::mem::take(&mut scene.table);
-    let (forty, made) = (labels["isolation.devices"] == "filtered", table.made());
+    let made = table.made();
     table.conclude("attacks of workers");
-    assert!(!forty || made >= 60, "{made}");
+    // Of some eighty; those that this machine has no target for were skipped.
+    assert!(made >= 60, "{made}");
 
     // The agent is started again in the midst of what was left, and is there at once; the victim went on.
     agents.kill("h1").await;

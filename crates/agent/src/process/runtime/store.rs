@@ -6,7 +6,7 @@
 
 use super::credentials::Credentials;
 use super::{FoundImage, ImageConfig, ImageError, ImageFault, Runtime};
-use crate::disk::tree;
+use crate::disk::{disposal, tree};
 use crate::offload::blocking;
 use crate::turns::Turns;
 use muster_types::{Container, PullRule, StartStage, limits};
@@ -193,7 +193,7 @@ impl<R: Runtime> ImageStore<R> {
     ) -> io::Result<ImageStore<R>> {
         // Programs of images may have a set-user-ID bit: nobody else on the host finds them.
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
-        remove_unfinished(&directory)?;
+        discard_unfinished(&directory)?;
         credentials.remove_left()?;
         Ok(ImageStore {
             runtime,
@@ -556,6 +556,21 @@ fn given_up(directory: &Path, live: &Live) -> Vec<String> {
     found
 }
 
+/// Has what was not unpacked whole removed when an agent starts, and what an earlier one was removing. An image may have millions
+/// of files, and the gangs of this host go on only if the first heartbeat comes soon.
+fn discard_unfinished(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if disposal::is_set_aside(&name) {
+            disposal::remove(entry.path());
+        } else if name.to_str().is_some_and(|name| name.starts_with(UNFINISHED)) {
+            disposal::discard(directory, &entry.path())?;
+        }
+    }
+    Ok(())
+}
+
 fn remove_unfinished(directory: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
@@ -570,7 +585,12 @@ fn remove_unfinished(directory: &Path) -> io::Result<()> {
 fn trim(directory: &Path, max: u64) -> io::Result<Vec<String>> {
     let mut images = Vec::new();
     for entry in fs::read_dir(directory)? {
-        let path = entry?.path();
+        let entry = entry?;
+        // What is not whole, or is being removed.
+        if entry.file_name().as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
+        let path = entry.path();
         let Ok(lock) = OpenOptions::new().write(true).open(path.join(LOCK)) else { continue };
         let size =
             fs::read_to_string(path.join(SIZE)).ok().and_then(|text| text.parse().ok()).unwrap_or(0u64);
@@ -856,6 +876,13 @@ mod tests {
         assert_eq!(registry.local.lock().len(), 2);
         let left = directory.path().join("images").join(format!("{UNFINISHED}x"));
         fs::create_dir(&left).unwrap();
+        fs::write(left.join("file"), "x").unwrap();
+        // What is removed waits until this ends, and an agent that starts does not.
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        disposal::run(move || {
+            let _ = released.recv();
+            Ok(())
+        });
         drop(
             ImageStore::open(
                 registry,
@@ -867,5 +894,8 @@ mod tests {
             .unwrap(),
         );
         assert!(!left.exists());
+        let mut names = fs::read_dir(directory.path().join("images")).unwrap().flatten();
+        assert!(names.any(|entry| disposal::is_set_aside(&entry.file_name())));
+        drop(release);
     }
 }

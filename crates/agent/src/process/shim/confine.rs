@@ -29,6 +29,9 @@ const COMMON: [&str; 2] = ["/tmp", "/var/tmp"];
 /// Where every gang finds its shared memory on a host.
 pub(crate) const SHARED_MEMORY: &str = "/dev/shm";
 
+/// Ends the name of one that is being removed.
+const OLD: &str = ".old";
+
 /// The gang's directory for shared memory on this host: of all its workers here, so that they find each other.
 pub(crate) fn shared_memory_of(spec: &TaskSpec) -> PathBuf {
     let key = spec.key;
@@ -72,18 +75,35 @@ impl Drop for SharedMemory {
     }
 }
 
-/// Removes those of an agent that shims have left which were killed. Nothing may be launched meanwhile.
+/// Has those of an agent removed that shims have left which were killed. Nothing may be launched before this returns.
 pub(crate) fn remove_unused_shared_memory(holder: HolderId) {
     let prefix = shared_memory_prefix(holder);
-    for entry in fs::read_dir(SHARED_MEMORY).into_iter().flatten().flatten() {
-        if !entry.file_name().to_str().is_some_and(|name| name.starts_with(&prefix)) {
+    for directory in unused_shared_memory(Path::new(SHARED_MEMORY), &prefix) {
+        crate::disk::disposal::remove(directory);
+    }
+}
+
+/// Those that begin with `prefix` and that nobody has. They lose their names here and are not removed: a worker may have left
+/// millions of files in one, and an agent that starts has no time for that before its first heartbeat.
+fn unused_shared_memory(base: &Path, prefix: &str) -> Vec<PathBuf> {
+    let mut unused = Vec::new();
+    for entry in fs::read_dir(base).into_iter().flatten().flatten() {
+        let (name, path) = (entry.file_name(), entry.path());
+        let Some(name) = name.to_str().filter(|name| name.starts_with(prefix)) else { continue };
+        // A worker that shares the host's may have put anything there, also a FIFO that nobody writes to.
+        let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let opened = open(path.as_path(), flags, Mode::empty()).map(File::from);
+        if !opened.is_ok_and(|directory| directory.try_lock().is_ok()) {
             continue;
         }
-        let unused = File::open(entry.path()).is_ok_and(|directory| directory.try_lock().is_ok());
-        if unused {
-            let _ = crate::disk::tree::remove(&entry.path());
+        // An earlier agent may have been killed before it had removed it.
+        let old =
+            if name.ends_with(OLD) { path.clone() } else { path.with_file_name(format!("{name}{OLD}")) };
+        if fs::rename(&path, &old).is_ok() {
+            unused.push(old);
         }
     }
+    unused
 }
 
 /// Confines this process as the launch says.
@@ -319,6 +339,25 @@ mod tests {
         let shown = ["/local/scratch", "/tmp/state", "/var/tmp/scratch", "/tmpfs"].map(PathBuf::from);
         let found: Vec<&PathBuf> = covered(&shown).collect();
         assert_eq!(found, [&shown[1], &shown[2]]);
+    }
+
+    #[test]
+    fn shared_memory_that_nobody_has_loses_its_name_and_is_removed_later() {
+        let base = tempfile::tempdir().unwrap();
+        let path = |name: &str| base.path().join(name);
+        for name in ["muster_1_used", "muster_1_left", "muster_1_half.old", "muster_2_left"] {
+            fs::create_dir(path(name)).unwrap();
+        }
+        fs::write(path("muster_1_left").join("file"), "x").unwrap();
+        // To open it for reading would take for ever.
+        nix::unistd::mkfifo(&path("muster_1_fifo"), Mode::S_IRWXU).unwrap();
+        let used = File::open(path("muster_1_used")).unwrap();
+        used.lock_shared().unwrap();
+        let mut unused = unused_shared_memory(base.path(), "muster_1_");
+        unused.sort_unstable();
+        assert_eq!(unused, [path("muster_1_half.old"), path("muster_1_left.old")]);
+        assert!(unused[1].join("file").exists());
+        assert!(path("muster_1_used").exists() && path("muster_2_left").exists());
     }
 
     #[test]
