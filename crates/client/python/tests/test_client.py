@@ -22,6 +22,7 @@ from google.rpc import error_details_pb2, status_pb2
 import muster
 import muster.aio
 from muster import _trace as trace, worker
+from muster._agent import Worker as AgentWorker
 from muster._attempts import Attempts
 from muster._core import Call, Logs, Seen, Waiting, Watch, call_metadata
 from muster._features import required_features
@@ -293,6 +294,7 @@ def _throw(error: muster.MusterError) -> None:
         ("RIGHT_MISSING", "PERMISSION_DENIED", muster.PermissionDenied),
         ("POLICY_CHANGED", "ABORTED", muster.Conflict),
         ("REQUEST_ID_REUSED", "INVALID_ARGUMENT", muster.Conflict),
+        ("BOOKING_EXISTS", "ALREADY_EXISTS", muster.Conflict),
         ("TENANT_LIMIT", "RESOURCE_EXHAUSTED", muster.QuotaExceeded),
         ("OF_A_NEWER_SERVER", "ABORTED", muster.Conflict),
         ("OF_A_NEWER_SERVER", "INTERNAL", muster.Refused),
@@ -423,6 +425,7 @@ def test_a_worker_knows_where_it_is(tmp_path: Path) -> None:
     assert (outside.job_id, outside.rank, outside.world_size, outside.array_index) == ("", 0, 1, None)
     outside.step(1)
     outside.checkpoint_committed(1)
+    outside.ready()
     socket_path = tmp_path / "agent.sock"
     inside = worker.current(
         {
@@ -446,7 +449,7 @@ def test_a_worker_knows_where_it_is(tmp_path: Path) -> None:
     asked = []
 
     def agent(listener: socket.socket) -> None:
-        for answer in (b'{"ok":true}\n', b'{"error":"old"}\n'):
+        for answer in (b'{"ok":true}\n', b'{"error":"old"}\n', b'{"ok":true}\n'):
             stream, _ = listener.accept()
             with stream, stream.makefile("rb") as lines:
                 asked.append(json.loads(lines.readline()))
@@ -460,9 +463,18 @@ def test_a_worker_knows_where_it_is(tmp_path: Path) -> None:
         inside.checkpoint_committed(12)
         with pytest.raises(worker.Refused, match="old"):
             inside.checkpoint_committed(13)
+        inside.ready()
         serving.join(60)
     who = {"job_id": "job-7", "fencing_token": "1.42", "rank": 3}
     assert asked[0] == {**who, "checkpoint_committed": {"step": 12}}
+    assert asked[2] == {**who, "ready": {}}
+
+
+def test_a_worker_says_all_that_the_file_it_stands_on_can_say() -> None:
+    of_the_file = {name for name in vars(AgentWorker) if not name.startswith("_")}
+    # What the environment says is asked by other names, or not needed by programs.
+    internal = {"from_env", "fencing_token", "socket_path", "notice_file"}
+    assert of_the_file - internal <= set(dir(worker.Worker))
 
 
 def test_calls_are_a_part_of_a_span() -> None:
