@@ -21,7 +21,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 import muster
 import muster.aio
-from muster import _trace as trace, worker
+from muster import _features, _trace as trace, worker
 from muster._agent import Worker as AgentWorker
 from muster._attempts import Attempts
 from muster._core import Call, Logs, Seen, Waiting, Watch, call_metadata
@@ -500,11 +500,20 @@ def test_the_current_span_of_opentelemetry_goes_first(monkeypatch: pytest.Monkey
     assert trace.metadata(given) == (("traceparent", current), ("tracestate", "v=1"))
 
 
+def test_both_clients_know_the_same_features() -> None:
+    text = (RETRIES.parents[1] / "crates" / "wire" / "src" / "features.rs").read_text()
+    rust = set(re.findall(r', "([a-z-]+)"\),', text))
+    python = set(re.findall(r'"((?:job|container)-[a-z-]+)"', Path(_features.__file__).read_text()))
+    assert rust == python and len(rust) > 15
+
+
 def test_what_a_job_needs_is_required_of_the_replica() -> None:
     plain = muster.job("a", ["x"]).to_message()
     files = muster.job("a", ["x"], workdir="sha256:" + "0" * 64, nodes={"exclude": ["h1"]}).to_message()
     assert required_features([plain]) == ""
     assert required_features([plain, files, files]) == "job-nodes,job-workdir"
+    nested = muster.job("a", ["x"], workers=4, topology={"segments": [{"level": "rack", "workers": 2}]}).to_message()
+    assert required_features([nested]) == "job-segments"
     calls = [Call("submit job", "/", files, bytes, bytes, required=required) for required in ("", "job-nodes")]
     assert call_metadata(calls[0], "") is None
     assert call_metadata(calls[1], "") == (("muster-required-features", "job-nodes"),)
