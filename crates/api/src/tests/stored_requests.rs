@@ -825,7 +825,7 @@ fn others() -> Vec<Stored> {
     let answer = v1::AnswerQuotaRequest {
         request_id: "00000000-0000-4000-8000-0000000000aa".to_owned(),
         id: 7,
-        approve: true,
+        approve: Some(true),
         reason: "agreed".to_owned(),
     };
     let grants = v1::ListQuotaGrantsRequest { read: read(), tenant: "lab".to_owned(), include_over: true };

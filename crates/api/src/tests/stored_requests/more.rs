@@ -245,7 +245,7 @@ fn of_nodes() -> Vec<Stored> {
     let hold = v1::SetFleetHoldRequest {
         request_id: ID.to_owned(),
         target: Some(v1::HoldTarget { tenant: "lab".to_owned(), ..Default::default() }),
-        held: true,
+        held: Some(true),
         ..Default::default()
     };
     let shape = v1::BookingShape { nodes: vec!["h1".to_owned()], hosts: 1, ..Default::default() };
