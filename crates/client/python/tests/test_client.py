@@ -177,6 +177,24 @@ def test_a_watch_that_lost_its_place_begins_again() -> None:
     assert changed == muster.Changed(9, "", "job-1")
 
 
+def test_what_was_seen_of_an_earlier_generation_is_forgotten() -> None:
+    seen = Seen()
+
+    def after(log_index: int, generation: int) -> tuple[int, int]:
+        seen.take(log_index, generation)
+        return seen.generation, seen.log_index
+
+    assert after(900, 1) == (1, 900)
+    assert after(800, 1) == (1, 900)
+    assert after(950, 0) == (1, 950), "of a watch, or told by another process"
+    # Rebuilt from a backup: the log is shorter.
+    assert after(500, 2) == (2, 500)
+    assert after(990, 1) == (2, 500), "it is late"
+    assert after(501, 2) == (2, 501)
+    asked = muster.Read.any().to_message(seen.log_index, seen.generation)
+    assert (asked.min_log_index, asked.generation) == (501, 2)
+
+
 def test_a_job_that_a_watch_passes_without_showing_it_is_not_there() -> None:
     seen = Seen()
     seen.take(9)
