@@ -153,7 +153,7 @@ async fn ask_of_nodes(channel: Channel, ids: &mut Ids) {
     let hold = v1::SetFleetHoldRequest {
         request_id: ids.next(),
         target: Some(target),
-        held: true,
+        held: Some(true),
         reason: "a flood".to_owned(),
         ..Default::default()
     };
@@ -248,7 +248,7 @@ async fn ask_of_quota(channel: Channel, ids: &mut Ids) {
     let asked = guarded("a request", quotas.request_quota(request)).await.expect("everybody may");
     let id = asked.into_inner().grant.expect("it is recorded").id;
     let answer =
-        v1::AnswerQuotaRequest { request_id: ids.next(), id, approve: true, reason: "agreed".to_owned() };
+        v1::AnswerQuotaRequest { request_id: ids.next(), id, approve: Some(true), reason: "agreed".to_owned() };
     guarded("an answer", quotas.answer_quota(answer)).await.expect("an operator may");
     let give = v1::GrantQuotaRequest { request_id: ids.next(), grant: Some(grant), ..Default::default() };
     guarded("a grant", quotas.grant_quota(give)).await.expect("an operator may");

@@ -107,6 +107,9 @@ mod tests {
 
     #[test]
     fn what_clients_require_is_known() {
+        let container = v1::ContainerRuntime { credentials: "hub".to_owned(), ..Default::default() };
+        let runtime = Some(v1::task_group::Runtime::Container(container));
+        let nested = v1::TopologyRule { segments: vec![v1::Segment::default()], ..Default::default() };
         let spec = v1::JobSpec {
             nodes: Some(v1::NodeRequirements::default()),
             workdir: Some(v1::Workdir::default()),
@@ -121,11 +124,20 @@ mod tests {
             exclusive: true,
             scratch_bytes: 1,
             readiness: Some(v1::ReadinessRule::default()),
+            terminal: true,
+            topology: Some(nested),
+            groups: vec![v1::TaskGroup { runtime, ..Default::default() }],
             ..Default::default()
         };
         let job = v1::Job { spec: Some(spec), hold: true, ..Default::default() };
         let names = muster_wire::features::required_by(&[job]);
-        assert_eq!(names.len(), 14);
+        assert_eq!(names.len(), 17);
+        // A field of a job that replicas list as a feature, and that no client requires, would be left out unseen.
+        let listed: Vec<&str> = FEATURES.into_iter().filter(|name| name.starts_with("job-")).collect();
+        let calls = ["job-controls", "job-limits"];
+        for name in listed.iter().filter(|name| !calls.contains(name)) {
+            assert!(names.contains(name), "{name} is required by no job");
+        }
         assert_eq!(checked(&[&names.join(",")]), Ok(()));
     }
 

@@ -267,6 +267,42 @@ fn every_reason_is_one_of_some_call() {
     assert!(missing.is_empty(), "reasons that no call states: {missing:?}");
 }
 
+/// The reasons of each set that has a name.
+fn reasons_of_sets() -> BTreeMap<&'static str, BTreeSet<String>> {
+    let page = std::fs::read_to_string(directory().join("README.md")).expect("it is there");
+    let of = |set: &str| -> BTreeSet<String> {
+        let begins = format!("- *{set}*: ");
+        let line = page.lines().find(|line| line.trim_start().starts_with(&begins)).expect("it is listed");
+        reasons(line).into_iter().map(str::to_owned).collect()
+    };
+    // The others have those of every call.
+    SETS.into_iter().map(|set| (set, &of(set) | &of(SETS[0]))).collect()
+}
+
+/// Of the calls that are made in tests with stored requests: what they were refused for is among what they state.
+#[test]
+fn what_stored_requests_are_refused_for_is_stated() {
+    let sets = reasons_of_sets();
+    let comments: BTreeMap<String, Vec<String>> = calls().into_iter().collect();
+    let index = directory().join("../tests/golden/requests/v1beta1/index.txt");
+    let index = std::fs::read_to_string(index).expect("the index is there");
+    let mut refusals = 0;
+    for line in index.lines() {
+        let mut words = line.split(' ').skip(1);
+        let (call, outcome) = (words.next().expect("a call"), words.next().expect("an outcome"));
+        if outcome == "OK" {
+            continue;
+        }
+        refusals += 1;
+        let comment = &comments[&format!("/muster.v1beta1.{call}")];
+        let stated = stated(comment).expect("it states its reasons");
+        let of_set = SETS.into_iter().find(|set| stated[3].starts_with(set)).expect("it names a set");
+        let is_stated = reasons(&stated[3]).contains(outcome) || sets[of_set].contains(outcome);
+        assert!(is_stated, "{call} was refused with {outcome}, which its comment does not state: {line}");
+    }
+    assert!(refusals > 20, "refusals are found: {refusals}");
+}
+
 #[test]
 fn a_comment_that_lacks_something_is_noticed() {
     let comment = |lines: &[&str]| lines.iter().map(|&line| line.to_owned()).collect::<Vec<_>>();

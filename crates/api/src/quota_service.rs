@@ -6,7 +6,7 @@ use muster_decider::{
 use muster_engine::{Engine, Reading};
 use muster_state::{QuotaGrantEnd, QuotaGrantRow, QuotaGrantStatus, State};
 use muster_types::policy::QuotaGrant;
-use muster_types::{LogIndex, LogTime, Name, Refusal, RefusalCode};
+use muster_types::{LogIndex, LogTime, Name, Refusal, RefusalCode, Violation};
 use muster_wire::convert::{UNSAID_OF_LISTS, quota_grant_from_proto, request_id, request_id_of};
 use muster_wire::status::to_status;
 use muster_wire::time::{log_time, timestamp};
@@ -74,12 +74,16 @@ impl QuotaService for Quotas {
         let acts_for = caller.acts_for().map_err(|refusal| to_status(&refusal))?;
         let id =
             request_id("request_id", &message.request_id).map_err(|violation| invalid(vec![violation]))?;
+        let Some(approved) = message.approve else {
+            let text = "must be given: true grants it, and false denies or ends it";
+            return Err(invalid(vec![Violation::new("approve", text)]));
+        };
         let order = QuotaAnswerOrder {
             request: id,
             by: requester(&caller),
             acts_for,
             id: LogIndex(message.id),
-            approved: message.approve,
+            approved,
             reason: message.reason.clone(),
         };
         let engine = self.router.engine();

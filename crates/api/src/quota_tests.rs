@@ -62,8 +62,12 @@ async fn ask(channel: &Channel, number: u32, grant: v1::QuotaGrant) -> Result<v1
 }
 
 async fn answer(channel: &Channel, number: u32, of: u64) -> Result<v1::QuotaGrant, Status> {
-    let request =
-        v1::AnswerQuotaRequest { request_id: id(number), id: of, approve: true, reason: "agreed".to_owned() };
+    let request = v1::AnswerQuotaRequest {
+        request_id: id(number),
+        id: of,
+        approve: Some(true),
+        reason: "agreed".to_owned(),
+    };
     let mut client = QuotaServiceClient::new(channel.clone());
     let answer = guarded("an answer", client.answer_quota(request)).await?;
     Ok(answer.into_inner().grant.expect("it is there"))
@@ -105,6 +109,16 @@ async fn a_tenant_asks_and_an_operator_answers() {
     let granted = answer(&root, 22, asked.id).await.expect("an operator may");
     assert_eq!(granted.status(), v1::QuotaGrantStatus::Granted);
     assert_eq!(granted.answered_by, "admin/root");
+    // What was forgotten does not end it.
+    let request = v1::AnswerQuotaRequest {
+        request_id: id(25),
+        id: asked.id,
+        reason: "agreed".to_owned(),
+        ..Default::default()
+    };
+    let forgotten = QuotaServiceClient::new(root.clone()).answer_quota(request);
+    let forgotten = guarded("an answer", forgotten).await.expect_err("it says neither");
+    assert_eq!(Refused::from_status(&forgotten).violations[0].field, "approve");
     let above = ask(&ada, 23, grant("video", 7_000)).await.expect("it is recorded");
     let refused = answer(&root, 24, above.id).await.expect_err("vision has 8, and video 2 of them");
     assert_eq!(code(refused), Some(RefusalCode::QuotaNotAvailable));

@@ -419,7 +419,7 @@ async fn every_role_and_quota_of_its_tenant_of_others_and_not_there() {
                 id = at.0;
             }
             let reason = "a test".to_owned();
-            let deny = v1::AnswerQuotaRequest { request_id: next_id(), id, approve: false, reason };
+            let deny = v1::AnswerQuotaRequest { request_id: next_id(), id, approve: Some(false), reason };
             ask!("AnswerQuota", &[RefusalCode::QuotaRequestNotFound], deny);
         }
     }

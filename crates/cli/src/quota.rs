@@ -194,7 +194,8 @@ async fn answer(
     approve: bool,
 ) -> Result<Exit, Failure> {
     let AnswerArgs { id, reason, request_id } = args;
-    let request = v1::AnswerQuotaRequest { request_id: named(request_id), id, approve, reason };
+    let request =
+        v1::AnswerQuotaRequest { request_id: named(request_id), id, approve: Some(approve), reason };
     let answer = global.client().await?.answer_quota(request).await?;
     let grant = answer.grant.unwrap_or_else(|| v1::QuotaGrant { id, ..Default::default() });
     let done = format!("request {id} is {}", status(&grant));

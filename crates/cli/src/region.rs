@@ -211,7 +211,7 @@ async fn hold(client: &Client, console: &Console, args: &HoldArgs) -> Result<(),
     let request = v1::SetFleetHoldRequest {
         request_id: String::new(),
         target: Some(target.clone()),
-        held: true,
+        held: Some(true),
         reason: args.reason.clone(),
         end_time: args.until.map(timestamp),
         drain: args.drain,
@@ -228,7 +228,8 @@ async fn hold(client: &Client, console: &Console, args: &HoldArgs) -> Result<(),
 
 async fn release(client: &Client, console: &Console, args: &TargetArgs) -> Result<(), Failure> {
     let target = args.target();
-    let request = v1::SetFleetHoldRequest { target: Some(target.clone()), ..Default::default() };
+    let request =
+        v1::SetFleetHoldRequest { target: Some(target.clone()), held: Some(false), ..Default::default() };
     client.set_fleet_hold(request).await?;
     console.progress(&format!("{} is released", named(&target)));
     Ok(())

@@ -131,6 +131,11 @@ impl JobSpec {
         self.with(|spec| spec.working_directory = directory.into())
     }
 
+    /// The booking on whose nodes it runs, while a window of it is open, and nowhere else.
+    pub fn booking(self, name: impl Into<String>) -> JobSpec {
+        self.with(|spec| spec.booking = name.into())
+    }
+
     /// Where its workers lie with respect to those of other jobs: one entry more, of at most 8.
     pub fn affinity(self, entry: v1::JobAffinity) -> JobSpec {
         self.with(|spec| spec.affinity.push(entry))
@@ -575,6 +580,75 @@ mod tests {
         assert_eq!((spec.preemptible, spec.spare_workers), (Some(false), 1));
         assert_eq!(spec.ulimits.as_ref().and_then(|ulimits| ulimits.open_files), Some(4_096));
         assert_eq!((spec.notify[0].receiver.as_str(), spec.notify[0].events.len()), ("chat", 1));
+    }
+
+    /// Names of the fields of a job that are as they are without a call. One that is added does not compile before it is
+    /// named here.
+    macro_rules! unset_fields {
+        ($spec:expr, $($field:ident),* $(,)?) => {{
+            let v1::JobSpec { $($field),* } = $spec;
+            let unset = v1::JobSpec::default();
+            let fields = [$((stringify!($field), *$field == unset.$field)),*];
+            fields.into_iter().filter_map(|(name, is_unset)| is_unset.then_some(name)).collect::<Vec<_>>()
+        }};
+    }
+
+    #[test]
+    fn every_field_of_a_job_has_a_call() {
+        let second = Duration::from_secs(1);
+        let affinity = v1::JobAffinity { job_name: "cache".to_owned(), ..Default::default() };
+        let spec = JobSpec::new("all", TaskGroup::process(["true"]))
+            .tier(Tier::Batch)
+            .retry(RetryPolicy::new().max_failures(1))
+            .checkpoint(CheckpointPolicy::directory("/shared"))
+            .topology(TopologyRule::new().balanced())
+            .after("job-1", DependencyRule::Finished)
+            .run_time_limit(second)
+            .deadline(UNIX_EPOCH + second)
+            .not_before(UNIX_EPOCH + second)
+            .expected_run(second)
+            .region("eu")
+            .stop_grace(second)
+            .working_directory("/work")
+            .booking("night")
+            .affinity(affinity)
+            .licence("matlab", 1)
+            .nice(5)
+            .exclusive()
+            .scratch(1 << 30)
+            .ready_within(second)
+            .held()
+            .notify("chat", [v1::NotificationEvent::JobFailed])
+            .ulimits(v1::Ulimits::default())
+            .host(v1::HostRules::default())
+            .terminal()
+            .capacity(v1::CapacityRules::default())
+            .workdir("sha256:00")
+            .artifacts(["out"])
+            .node_label("zone", ["a"])
+            .node_test("zone", v1::NodeOperator::In, ["a"])
+            .only_nodes(["h1"])
+            .exclude_nodes(["h2"])
+            .toleration("serving")
+            .preemptible(false)
+            .dataset("corpus")
+            .launch(LaunchForm::Torchrun)
+            .notice(9_000, "/stop")
+            .spare_workers(1)
+            .preflight(Preflight::On);
+        let job = v1::Job::from(spec);
+        assert!(job.hold);
+        let nodes = job.spec().nodes.as_ref().expect("it asks for some");
+        assert_eq!((nodes.expressions.len(), nodes.only.len(), nodes.exclude.len()), (1, 1, 1));
+        #[rustfmt::skip]
+        let unset = unset_fields!(
+            job.spec(), groups, tier, retry, checkpoint, topology, dependencies, run_time_limit, deadline, array, regions,
+            stop_grace, working_directory, node_selector, tolerations, preemptible, not_before, expected_run, datasets,
+            launch, notice, spare_workers, preflight, nodes, workdir, booking, artifacts, ulimits, capacity, affinity,
+            licences, trace_parent, nice, exclusive, readiness, host, terminal, notify, scratch_bytes,
+        );
+        // An array has several handles, and the span is that of the call.
+        assert_eq!(unset, ["array", "trace_parent"]);
     }
 
     #[test]

@@ -15,3 +15,8 @@ pub(crate) fn storage_full() -> Refusal {
 pub(crate) fn stopping() -> Refusal {
     Refusal::new(RefusalCode::OutcomeUnknown, "this replica stops; repeat the request at another")
 }
+
+/// Of a read, which changes nothing, so that no outcome is unknown: clients turn to another replica.
+pub(crate) fn stopping_reads() -> Refusal {
+    Refusal::new(RefusalCode::ReplicaStopping, "this replica stops; read through another")
+}

@@ -149,6 +149,22 @@ fn group(only: bool) -> impl Strategy<Value = v1::TaskGroup> {
     )
 }
 
+/// A group that forms slices: how many workers and chips these come to, the server fills in.
+fn slices() -> impl Strategy<Value = v1::TaskGroup> {
+    (1..3u32, prop::sample::select(vec!["4x4x4", "4x4x8"])).prop_map(|(count, shape)| {
+        let choice = v1::AcceleratorChoice { r#type: "v5p".to_owned(), throughput_milli: 0 };
+        v1::TaskGroup {
+            runtime: muster_wire::process(vec!["train".to_owned()]),
+            slice: Some(v1::SliceRequest { shape: shape.to_owned(), count }),
+            resources: Some(v1::Resources {
+                accelerators: Some(v1::AcceleratorRequest { choices: vec![choice], amount: None }),
+                ..v1::Resources::default()
+            }),
+            ..v1::TaskGroup::default()
+        }
+    })
+}
+
 fn above_zero(ms: u64) -> Option<Duration> {
     (ms > 0).then(|| duration(ms))
 }
@@ -328,8 +344,9 @@ fn topology() -> impl Strategy<Value = Option<v1::TopologyRule>> {
 /// Jobs of which most are right; what a server would refuse is left out by the test.
 fn job() -> impl Strategy<Value = v1::Job> {
     let groups = prop_oneof![
-        3 => group(true).prop_map(|only| vec![only]),
-        1 => (group(false), group(false)).prop_map(|(a, b)| vec![a, b]),
+        6 => group(true).prop_map(|only| vec![only]),
+        2 => (group(false), group(false)).prop_map(|(a, b)| vec![a, b]),
+        1 => slices().prop_map(|only| vec![only]),
     ];
     let label = "[A-Za-z0-9]([A-Za-z0-9._-]{0,6}[A-Za-z0-9])?";
     let key =
@@ -343,7 +360,7 @@ fn job() -> impl Strategy<Value = v1::Job> {
     let paths =
         (prop_oneof![Just(String::new()), "/[a-z é]{1,8}"], prop_oneof![Just(String::new()), "/[a-z]{1,8}"]);
     let tier = 0..6i32;
-    let rest = (topology(), rules(), 0..3i32, 0..3usize, nodes(), affinity(), licences());
+    let rest = (topology(), rules(), 0..3i32, 0..5usize, nodes(), affinity(), licences());
     (groups, metadata, times, lists, numbers, paths, tier, rest).prop_map(
         |(
             groups,
@@ -357,6 +374,8 @@ fn job() -> impl Strategy<Value = v1::Job> {
         )| {
             rules.retry_mut().max_failures = numbers.0;
             rules.checkpoint_mut().directory = paths.0;
+            // Only hosts without accelerators can be had whole.
+            let without = groups.iter().all(|group| group.resources().accelerators.is_none());
             let asked = v1::JobSpec {
                 tier,
                 groups,
@@ -381,6 +400,8 @@ fn job() -> impl Strategy<Value = v1::Job> {
                 nodes,
                 affinity,
                 licences,
+                exclusive: times.3 && without,
+                booking: if times.4 { metadata.1.clone() } else { String::new() },
                 ..rules
             };
             v1::Job {
@@ -410,12 +431,13 @@ fn dependency(number: usize, rule: i32) -> v1::Dependency {
     let id = format!("{:x}", number + 1);
     match number {
         0 => v1::Dependency { job_id: format!("job-{id}"), rule, ..v1::Dependency::default() },
-        _ => v1::Dependency {
+        1 | 2 => v1::Dependency {
             array_id: format!("array-{id}"),
             by_member: number == 1,
             rule,
             ..v1::Dependency::default()
         },
+        _ => v1::Dependency { job_name: "before".to_owned(), rule, ..v1::Dependency::default() },
     }
 }
 
@@ -454,6 +476,124 @@ fn most_generated_jobs_are_jobs() {
         right += usize::from(as_kept(message).is_ok());
     }
     assert!(right > 40, "{right} of 200");
+}
+
+/// The fields of a message and whether they are set. A field that is added does not compile before it is named, and then
+/// the test asks for jobs that have it.
+macro_rules! set_fields {
+    ($message:expr => $name:ident { $($field:ident),* $(,)? }) => {{
+        let v1::$name { $($field),* } = $message;
+        let unset = v1::$name::default();
+        [$((concat!(stringify!($name), ".", stringify!($field)), *$field != unset.$field)),*]
+    }};
+}
+
+fn note(found: &[(&'static str, bool)], set: &mut BTreeMap<&'static str, bool>) {
+    for (field, is_set) in found {
+        *set.entry(*field).or_default() |= *is_set;
+    }
+}
+
+fn fields_of_group(group: &v1::TaskGroup, set: &mut BTreeMap<&'static str, bool>) {
+    let fields = set_fields!(group => TaskGroup {
+        name, workers, min_workers, runtime, environment, resources, slice
+    });
+    note(&fields, set);
+    note(&set_fields!(group.resources() => Resources { accelerators, cpu_milli, memory_bytes }), set);
+    if let Some(container) = group.container() {
+        let fields = set_fields!(container => ContainerRuntime {
+            image, command, user, pull, mounts, shared_memory_bytes, credentials
+        });
+        note(&fields, set);
+    }
+}
+
+fn fields_of(spec: &v1::JobSpec, set: &mut BTreeMap<&'static str, bool>) {
+    let fields = set_fields!(spec => JobSpec {
+        groups, tier, retry, checkpoint, topology, dependencies, run_time_limit, deadline, array, regions, stop_grace,
+        working_directory, node_selector, tolerations, preemptible, not_before, expected_run, datasets, launch, notice,
+        spare_workers, preflight, nodes, workdir, booking, artifacts, ulimits, capacity, affinity, licences,
+        trace_parent, nice, exclusive, readiness, host, terminal, notify, scratch_bytes
+    });
+    note(&fields, set);
+    for group in &spec.groups {
+        fields_of_group(group, set);
+    }
+    for on in &spec.dependencies {
+        note(&set_fields!(on => Dependency { job_id, rule, array_id, by_member, job_name }), set);
+    }
+    for entry in &spec.affinity {
+        let fields = set_fields!(entry => JobAffinity {
+            job_id, array_id, job_name, label_selector, level, rule, required, weight
+        });
+        note(&fields, set);
+    }
+    if let Some(rule) = &spec.topology {
+        let fields = set_fields!(rule => TopologyRule {
+            required, preferred, balanced, segment_workers, spread, segments
+        });
+        note(&fields, set);
+    }
+    if let Some(rules) = &spec.host {
+        note(&set_fields!(rules => HostRules { binding, shell, shared_memory_bytes }), set);
+    }
+    if let Some(rules) = &spec.retry {
+        note(&set_fields!(rules => RetryPolicy { max_failures, limits, backoff, max_backoff, avoid }), set);
+    }
+    if let Some(rules) = &spec.checkpoint {
+        note(&set_fields!(rules => CheckpointPolicy { directory, dataset, step, save, interval }), set);
+    }
+    if let Some(rules) = &spec.capacity {
+        let fields = set_fields!(rules => CapacityRules { purchases, fallback, max_interruptions_per_day_milli });
+        note(&fields, set);
+    }
+}
+
+/// Fields that a job was submitted with and that a replica does not show. What a rule or a form can say that means the same as
+/// nothing is left out.
+fn lost_fields(sent: &v1::Job, kept: &v1::Job) -> Vec<&'static str> {
+    const MAY_SAY_NOTHING: [&str; 7] = [
+        "JobSpec.checkpoint",
+        "JobSpec.host",
+        "JobSpec.launch",
+        "JobSpec.nodes",
+        "JobSpec.preflight",
+        "JobSpec.retry",
+        "JobSpec.topology",
+    ];
+    let (mut asked, mut shown) = (BTreeMap::new(), BTreeMap::new());
+    fields_of(sent.spec(), &mut asked);
+    fields_of(kept.spec(), &mut shown);
+    let is_lost = |field: &str| shown.get(field) != Some(&true) && !MAY_SAY_NOTHING.contains(&field);
+    let messages = ["JobSpec.", "TaskGroup.", "Dependency.", "JobAffinity."];
+    let asked = asked.into_iter().filter(|(_, is_set)| *is_set).map(|(field, _)| field);
+    asked
+        .filter(|field| messages.iter().any(|message| field.starts_with(message)) && is_lost(field))
+        .collect()
+}
+
+/// The property says something of a field only where jobs that have it are right.
+#[test]
+fn every_field_of_a_job_is_among_those_that_are_shown_and_read() {
+    use proptest::strategy::ValueTree;
+    use proptest::test_runner::TestRunner;
+    // The span of a submission is in no file, and no release takes a user.
+    let never = ["ContainerRuntime.user", "JobSpec.trace_parent"];
+    let (mut runner, jobs) = (TestRunner::deterministic(), job());
+    let mut set = BTreeMap::new();
+    let mut unset = Vec::new();
+    for _ in 0..20_000 {
+        let message = jobs.new_tree(&mut runner).expect("a value").current();
+        let Ok(kept) = as_kept(message.clone()) else { continue };
+        let lost = lost_fields(&message, &kept);
+        assert!(lost.is_empty(), "{lost:?} of {message:?} are not in {kept:?}");
+        fields_of(message.spec(), &mut set);
+        unset = set.iter().filter(|(_, is_set)| !**is_set).map(|(field, _)| *field).collect();
+        if unset == never {
+            break;
+        }
+    }
+    assert_eq!(unset, never);
 }
 
 fn job_files() -> Vec<(PathBuf, String)> {

@@ -425,6 +425,8 @@ mod tests {
         holds::<BookingClearing>(|value| value.name().to_owned());
         holds::<HealthAction>(|value| value.name().to_owned());
         holds::<XidRule>(|value| value.name().to_owned());
+        holds::<AffinityLevel>(|value| value.as_str().to_owned());
+        holds::<AffinityRule>(|value| value.as_str().to_owned());
         holds::<DependencyRule>(|value| value.word().to_owned());
         holds::<Order>(|value| value.word().to_owned());
         holds::<v1::JobPhase>(|value| phase_word(value).to_owned());
@@ -432,6 +434,8 @@ mod tests {
         holds::<v1::OutputStream>(|value| value.word().to_owned());
         holds::<v1::QuotaStanding>(|value| value.word().to_owned());
         holds::<v1::QuotaLimit>(|value| value.word().to_owned());
+        holds::<v1::QuotaGrantStatus>(|value| value.word().to_owned());
+        holds::<v1::QuotaGrantEnd>(|value| value.word().to_owned());
         holds::<v1::NodeOperator>(|value| value.word().to_owned());
         holds::<v1::RepairPhase>(|value| value.word().to_owned());
         holds::<v1::ReplicaRole>(|value| value.word().to_owned());

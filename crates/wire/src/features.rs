@@ -30,6 +30,7 @@ pub fn required_by<'a>(jobs: impl IntoIterator<Item = &'a v1::Job>) -> Vec<&'sta
             (spec.groups.iter().any(has_credentials), "container-credentials"),
             (spec.terminal, "job-terminal"),
             (!spec.notify.is_empty(), "job-notify"),
+            (spec.topology.as_ref().is_some_and(|rule| !rule.segments.is_empty()), "job-segments"),
         ];
         required.extend(uses.into_iter().filter_map(|(is_used, name)| is_used.then_some(name)));
     }
@@ -57,5 +58,10 @@ mod tests {
             || job(v1::JobSpec { nodes: Some(v1::NodeRequirements::default()), ..Default::default() });
         let apart = job(v1::JobSpec { affinity: vec![v1::JobAffinity::default()], ..Default::default() });
         assert_eq!(required_by(&[nodes(), apart, nodes()]), ["job-affinity", "job-nodes"]);
+        let placed = |rule| job(v1::JobSpec { topology: Some(rule), ..Default::default() });
+        let plain = v1::TopologyRule { balanced: true, segment_workers: 2, ..Default::default() };
+        assert!(required_by(&[placed(plain)]).is_empty());
+        let nested = v1::TopologyRule { segments: vec![v1::Segment::default()], ..Default::default() };
+        assert_eq!(required_by(&[placed(nested)]), ["job-segments"]);
     }
 }

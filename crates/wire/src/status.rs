@@ -235,23 +235,36 @@ fn fact<'a>(refusal: &'a Refusal, name: &str) -> Option<&'a str> {
     refusal.metadata.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str())
 }
 
+/// Facts that name an object, and what kind of object that is.
+const RESOURCES: [(&str, &str); 7] = [
+    ("job_id", "muster.dev/Job"),
+    ("node", "muster.dev/Node"),
+    ("drill_id", "muster.dev/Drill"),
+    ("schedule", "muster.dev/Schedule"),
+    ("booking", "muster.dev/Booking"),
+    ("token_id", "muster.dev/Token"),
+    ("quota_request_id", "muster.dev/QuotaRequest"),
+];
+
 /// The facts again in the messages that `google.rpc` has for them.
 fn describe(refusal: &Refusal, details: &mut ErrorDetails) {
     let text = cut(&refusal.message, SENTENCE_BYTES_MAX);
     let grpc = grpc_code(refusal.code);
     if let Some(limit) = fact(refusal, "limit").filter(|_| grpc == Code::ResourceExhausted) {
-        let owner = ["tenant", "account", "principal", "node"]
+        // Where a limit is of one user, the tenant only says whose user that is.
+        let owner = ["user", "tenant", "account", "principal", "node"]
             .into_iter()
             .find_map(|kind| fact(refusal, kind).map(|name| format!("{kind}:{}", cut(name, NAME_BYTES_MAX))));
         let subject = owner.unwrap_or_else(|| "cluster".to_owned());
         details.add_quota_failure_violation(subject, format!("{}: {text}", cut(limit, NAME_BYTES_MAX)));
     }
-    let resource =
-        [("job_id", "muster.dev/Job"), ("node", "muster.dev/Node"), ("drill_id", "muster.dev/Drill")]
-            .into_iter()
-            .find_map(|(name, kind)| fact(refusal, name).map(|value| (kind, cut(value, NAME_BYTES_MAX))));
+    let resource = RESOURCES
+        .into_iter()
+        .find_map(|(name, kind)| fact(refusal, name).map(|value| (kind, cut(value, NAME_BYTES_MAX))));
     let (kind, name) = resource.unwrap_or_default();
-    if !kind.is_empty() && matches!(grpc, Code::NotFound | Code::FailedPrecondition | Code::Unavailable) {
+    let is_about_it =
+        matches!(grpc, Code::NotFound | Code::AlreadyExists | Code::FailedPrecondition | Code::Unavailable);
+    if !kind.is_empty() && is_about_it {
         details.set_resource_info(kind, name, "", text);
     }
     if grpc == Code::FailedPrecondition {
@@ -426,6 +439,26 @@ mod tests {
         );
         let first = &details.precondition_failure().expect("it must stop first").violations[0];
         assert_eq!((first.r#type.as_str(), first.subject.as_str()), ("NODE_IN_USE", "h1"));
+
+        for (code, fact, kind) in [
+            (RefusalCode::ScheduleNotFound, "schedule", "muster.dev/Schedule"),
+            (RefusalCode::BookingExists, "booking", "muster.dev/Booking"),
+            (RefusalCode::TokenNotFound, "token_id", "muster.dev/Token"),
+            (RefusalCode::QuotaRequestAnswered, "quota_request_id", "muster.dev/QuotaRequest"),
+            (RefusalCode::ScheduleBusy, "job_id", "muster.dev/Job"),
+        ] {
+            assert!(code.facts().contains(&fact), "{code}: {fact}");
+            let details = to_status(&Refusal::new(code, "no").with(fact, "it")).get_error_details();
+            let resource = details.resource_info().expect("it is about an object");
+            assert_eq!((resource.resource_type.as_str(), resource.resource_name.as_str()), (kind, "it"));
+        }
+
+        let refusal = Refusal::new(RefusalCode::TenantLimit, "too many jobs")
+            .with("tenant", "vision")
+            .with("user", "ada")
+            .with("limit", "jobsWaiting");
+        let details = to_status(&refusal).get_error_details();
+        assert_eq!(details.quota_failure().expect("a limit").violations[0].subject, "user:ada");
 
         let refusal = Refusal::new(RefusalCode::StateFull, "full").with("limit", "jobs_held_max");
         let details = to_status(&refusal).get_error_details();

@@ -82,3 +82,23 @@ async fn what_no_release_can_run_is_refused_by_every_call_that_takes_a_job() {
         assert_eq!(refusal.metadata["feature"], "container.user", "{refusal:?}");
     }
 }
+
+#[tokio::test]
+async fn a_call_that_requires_what_nobody_knows_is_refused_and_changes_nothing() {
+    let served = TestServer::start().await;
+    let (_send, _session) = served.agent().await;
+    let requiring = |features: &str| {
+        let mut request = Request::new(submission(ONE, "requiring"));
+        let features = features.parse().expect("it is ASCII");
+        request.metadata_mut().insert(muster_wire::features::REQUIRED_FEATURES, features);
+        request
+    };
+    let mut jobs = served.jobs();
+    let unknown = jobs.submit_job(requiring("job-nodes,time-travel"));
+    let refusal = refused(guarded("an answer", unknown).await);
+    assert_eq!((refusal.grpc, refusal.code), (Code::FailedPrecondition, Some(RefusalCode::FeatureUnknown)));
+    assert_eq!(refusal.metadata["feature"], "time-travel", "{refusal:?}");
+    let listed = guarded("a list", jobs.list_jobs(v1::ListJobsRequest::default())).await;
+    assert!(listed.expect("it is answered").into_inner().jobs.is_empty());
+    guarded("an answer", jobs.submit_job(requiring("job-nodes"))).await.expect("it is known");
+}

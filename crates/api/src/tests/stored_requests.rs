@@ -1,6 +1,6 @@
 //! Requests of earlier clients: their bytes are kept, and every later build reads in them what was written, and takes them.
 //!
-//! `tests/golden/requests/v1beta1` has one file for each request that [`jobs`], [`fleet`] and [`others`] make, and `index.txt` with
+//! `tests/golden/requests/v1beta1` has one file for each request of [`every_request`], and `index.txt` with
 //! the call and the outcome of each. `tests/golden/README.md` says when which of them may change.
 
 use prost::Message;
@@ -14,8 +14,11 @@ use v1::set_node_approval_request::Approval;
 use super::*;
 
 mod bookings;
+mod coverage;
+mod more;
 
 use bookings::bookings;
+use more::more;
 
 const WRITE: &str = "MUSTER_GOLDEN_WRITE";
 const PACKAGE: &str = "muster.v1beta1";
@@ -822,7 +825,7 @@ fn others() -> Vec<Stored> {
     let answer = v1::AnswerQuotaRequest {
         request_id: "00000000-0000-4000-8000-0000000000aa".to_owned(),
         id: 7,
-        approve: true,
+        approve: Some(true),
         reason: "agreed".to_owned(),
     };
     let grants = v1::ListQuotaGrantsRequest { read: read(), tenant: "lab".to_owned(), include_over: true };
@@ -889,7 +892,7 @@ fn write(all: &[Stored], lines: &[String]) {
 
 fn every_request() -> Vec<Stored> {
     let of_jobs = jobs().into_iter().chain(schedules());
-    of_jobs.chain(fleet()).chain(others()).chain(bookings()).collect()
+    of_jobs.chain(fleet()).chain(others()).chain(bookings()).chain(more()).collect()
 }
 
 #[tokio::test]

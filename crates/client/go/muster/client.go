@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -181,11 +182,18 @@ func retryStream(ctx context.Context, call func(context.Context) error) error {
 
 // passes reports whether another replica, or the same one later, may answer.
 func passes(err error, tried time.Duration) bool {
+	details := status.Convert(err).Proto().GetDetails()
 	switch status.Code(err) {
-	case codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted:
+	case codes.Unavailable, codes.DeadlineExceeded:
 		return true
-	case codes.Unknown, codes.Internal: // A connection that broke, or a stream whose replica stopped.
-		return true
+	case codes.ResourceExhausted: // Too much at a time says when to come back; a limit of the tenant does not.
+		for _, detail := range details {
+			if strings.HasSuffix(detail.GetTypeUrl(), "/google.rpc.RetryInfo") {
+				return true
+			}
+		}
+	case codes.Unknown, codes.Internal: // A connection that broke, or a stream whose replica stopped: no replica says so.
+		return len(details) == 0
 	case codes.NotFound: // The replica may not have applied the job yet.
 		return tried < behindMax
 	}

@@ -21,7 +21,8 @@ from google.rpc import error_details_pb2, status_pb2
 
 import muster
 import muster.aio
-from muster import _trace as trace, worker
+from muster import _features, _trace as trace, worker
+from muster._agent import Worker as AgentWorker
 from muster._attempts import Attempts
 from muster._core import Call, Logs, Seen, Waiting, Watch, call_metadata
 from muster._features import required_features
@@ -176,6 +177,24 @@ def test_a_watch_that_lost_its_place_begins_again() -> None:
     assert changed == muster.Changed(9, "", "job-1")
 
 
+def test_what_was_seen_of_an_earlier_generation_is_forgotten() -> None:
+    seen = Seen()
+
+    def after(log_index: int, generation: int) -> tuple[int, int]:
+        seen.take(log_index, generation)
+        return seen.generation, seen.log_index
+
+    assert after(900, 1) == (1, 900)
+    assert after(800, 1) == (1, 900)
+    assert after(950, 0) == (1, 950), "of a watch, or told by another process"
+    # Rebuilt from a backup: the log is shorter.
+    assert after(500, 2) == (2, 500)
+    assert after(990, 1) == (2, 500), "it is late"
+    assert after(501, 2) == (2, 501)
+    asked = muster.Read.any().to_message(seen.log_index, seen.generation)
+    assert (asked.min_log_index, asked.generation) == (501, 2)
+
+
 def test_a_job_that_a_watch_passes_without_showing_it_is_not_there() -> None:
     seen = Seen()
     seen.take(9)
@@ -293,6 +312,7 @@ def _throw(error: muster.MusterError) -> None:
         ("RIGHT_MISSING", "PERMISSION_DENIED", muster.PermissionDenied),
         ("POLICY_CHANGED", "ABORTED", muster.Conflict),
         ("REQUEST_ID_REUSED", "INVALID_ARGUMENT", muster.Conflict),
+        ("BOOKING_EXISTS", "ALREADY_EXISTS", muster.Conflict),
         ("TENANT_LIMIT", "RESOURCE_EXHAUSTED", muster.QuotaExceeded),
         ("OF_A_NEWER_SERVER", "ABORTED", muster.Conflict),
         ("OF_A_NEWER_SERVER", "INTERNAL", muster.Refused),
@@ -423,6 +443,7 @@ def test_a_worker_knows_where_it_is(tmp_path: Path) -> None:
     assert (outside.job_id, outside.rank, outside.world_size, outside.array_index) == ("", 0, 1, None)
     outside.step(1)
     outside.checkpoint_committed(1)
+    outside.ready()
     socket_path = tmp_path / "agent.sock"
     inside = worker.current(
         {
@@ -446,7 +467,7 @@ def test_a_worker_knows_where_it_is(tmp_path: Path) -> None:
     asked = []
 
     def agent(listener: socket.socket) -> None:
-        for answer in (b'{"ok":true}\n', b'{"error":"old"}\n'):
+        for answer in (b'{"ok":true}\n', b'{"error":"old"}\n', b'{"ok":true}\n'):
             stream, _ = listener.accept()
             with stream, stream.makefile("rb") as lines:
                 asked.append(json.loads(lines.readline()))
@@ -460,9 +481,18 @@ def test_a_worker_knows_where_it_is(tmp_path: Path) -> None:
         inside.checkpoint_committed(12)
         with pytest.raises(worker.Refused, match="old"):
             inside.checkpoint_committed(13)
+        inside.ready()
         serving.join(60)
     who = {"job_id": "job-7", "fencing_token": "1.42", "rank": 3}
     assert asked[0] == {**who, "checkpoint_committed": {"step": 12}}
+    assert asked[2] == {**who, "ready": {}}
+
+
+def test_a_worker_says_all_that_the_file_it_stands_on_can_say() -> None:
+    of_the_file = {name for name in vars(AgentWorker) if not name.startswith("_")}
+    # What the environment says is asked by other names, or not needed by programs.
+    internal = {"from_env", "fencing_token", "socket_path", "notice_file"}
+    assert of_the_file - internal <= set(dir(worker.Worker))
 
 
 def test_calls_are_a_part_of_a_span() -> None:
@@ -488,11 +518,20 @@ def test_the_current_span_of_opentelemetry_goes_first(monkeypatch: pytest.Monkey
     assert trace.metadata(given) == (("traceparent", current), ("tracestate", "v=1"))
 
 
+def test_both_clients_know_the_same_features() -> None:
+    text = (RETRIES.parents[1] / "crates" / "wire" / "src" / "features.rs").read_text()
+    rust = set(re.findall(r', "([a-z-]+)"\),', text))
+    python = set(re.findall(r'"((?:job|container)-[a-z-]+)"', Path(_features.__file__).read_text()))
+    assert rust == python and len(rust) > 15
+
+
 def test_what_a_job_needs_is_required_of_the_replica() -> None:
     plain = muster.job("a", ["x"]).to_message()
     files = muster.job("a", ["x"], workdir="sha256:" + "0" * 64, nodes={"exclude": ["h1"]}).to_message()
     assert required_features([plain]) == ""
     assert required_features([plain, files, files]) == "job-nodes,job-workdir"
+    nested = muster.job("a", ["x"], workers=4, topology={"segments": [{"level": "rack", "workers": 2}]}).to_message()
+    assert required_features([nested]) == "job-segments"
     calls = [Call("submit job", "/", files, bytes, bytes, required=required) for required in ("", "job-nodes")]
     assert call_metadata(calls[0], "") is None
     assert call_metadata(calls[1], "") == (("muster-required-features", "job-nodes"),)

@@ -14,6 +14,7 @@ import yaml
 
 import muster
 from fake import CommandLine
+from muster import _manifest
 from muster.v1beta1 import job_pb2
 
 EXAMPLES = Path(__file__).resolve().parents[4] / "ops" / "examples"
@@ -163,6 +164,12 @@ RIGHT = [
     "scratch: 200Gi",
     "readiness: {timeout: 10m}",
     "notify: [{receiver: chat, events: [job_failed, job_evicted]}]",
+    "terminal: true",
+    "booking: night",
+    "slice: {shape: 4x4x8, count: 2}\n  accelerators: v5p",
+    "slice: 4x4x4\n  accelerators: v5p:4",
+    "container: {image: registry.example.org/a:1, pull: always, mounts: [{source: /a, target: /b, readOnly: true}]}",
+    "memory: 4Gi\n  container: {image: a.example/b:1, sharedMemory: 1Gi, credentials: 'muster-secret://hub'}",
     "expectedRun: 90m\n  retry: {maxFailures: 0}",
     "workers: 8\n  minWorkers: 2",
 ]
@@ -270,6 +277,15 @@ def world(draw: random.Random) -> dict[str, Any]:
     else:
         spec.update((name, value) for name, value in group.items() if name == "command" or draw.random() < 0.6)
     return {"apiVersion": "muster.dev/v1", "kind": "Job", "metadata": {"name": "x", "tenant": "t"}, "spec": spec}
+
+
+def test_every_field_of_job_files_is_among_what_is_compared() -> None:
+    draw = random.Random(7)
+    specs = [yaml.safe_load(document(lines))["spec"] for lines in RIGHT]
+    specs += [world(draw)["spec"] for _ in range(WORLDS)]
+    compared = {field for spec in specs for field in spec}
+    # Planned by `muster submit` alone.
+    assert set(_manifest._SPEC) - compared == {"parallel"}
 
 
 def test_generated_files_give_the_same_messages(command_line: CommandLine, tmp_path: Path) -> None:

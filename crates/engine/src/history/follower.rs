@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use crate::background::in_background;
 use crate::history::records::History;
-use crate::refusals::stopping;
+use crate::refusals::stopping_reads;
 
 /// One reader of the log's records. Between two batches it keeps nothing of the log.
 pub struct LogFollower {
@@ -213,7 +213,7 @@ impl LogFollower {
                     let taken = step.take();
                     (step, taken)
                 });
-                stepped.await.map_err(|_| stopping())?
+                stepped.await.map_err(|_| stopping_reads())?
             };
             taken.map_err(|error| self.history.refusal(&error))?;
             if let Some(first) = step.found.first()
@@ -249,7 +249,7 @@ impl LogFollower {
                 let run = part.run();
                 (part, run)
             });
-            told.await.map_err(|_| stopping())?
+            told.await.map_err(|_| stopping_reads())?
         };
         run.map_err(|error| self.history.refusal(&error))?;
         if part.has_gap {
@@ -284,8 +284,8 @@ impl LogFollower {
         let next = self.next;
         let reached = self.end.wait_for(|end| *end >= next);
         tokio::select! {
-            reached = reached => reached.map(|_| ()).map_err(|_| stopping()),
-            () = self.history.shutdown.cancelled() => Err(stopping()),
+            reached = reached => reached.map(|_| ()).map_err(|_| stopping_reads()),
+            () = self.history.shutdown.cancelled() => Err(stopping_reads()),
         }
     }
 }

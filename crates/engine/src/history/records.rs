@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::apply::replicated::Shared;
 use crate::background::in_background;
 use crate::history::settings::HistorySettings;
-use crate::refusals::stopping;
+use crate::refusals::stopping_reads;
 
 /// Bytes between two marks: what is read in vain at most before a record that is asked for.
 const MARK_BYTES: u64 = 128 << 10;
@@ -390,7 +390,7 @@ impl History {
                 Err(error) => {
                     let error = &error as &dyn std::error::Error;
                     tracing::warn!(error, "the log cannot be read for a follower");
-                    return Err(stopping());
+                    return Err(stopping_reads());
                 }
             }
         }
@@ -401,7 +401,7 @@ impl History {
         if let Some(slice) = self.kept_of_archive(index) {
             return Ok(slice);
         }
-        let place = Arc::clone(&self.archive_reads).acquire_owned().await.map_err(|_| stopping())?;
+        let place = Arc::clone(&self.archive_reads).acquire_owned().await.map_err(|_| stopping_reads())?;
         // Who had the place before may have read the same.
         if let Some(slice) = self.kept_of_archive(index) {
             return Ok(slice);
@@ -412,7 +412,7 @@ impl History {
             archive.slice_with(index)
         });
         let read = read.await;
-        match read.map_err(|_| stopping())? {
+        match read.map_err(|_| stopping_reads())? {
             Ok(slice) => {
                 let slice = Arc::new(slice);
                 self.keep(true, &slice);
@@ -426,13 +426,13 @@ impl History {
     /// them.
     pub(crate) async fn rounds_from(&self, raft_index: u64) -> Result<(Vec<ArchivedRound>, u64), Refusal> {
         if let Some(archive) = self.archive().cloned() {
-            let place = Arc::clone(&self.archive_reads).acquire_owned().await.map_err(|_| stopping())?;
+            let place = Arc::clone(&self.archive_reads).acquire_owned().await.map_err(|_| stopping_reads())?;
             let read = in_background(move || {
                 let _place = place;
                 archive.slice_with_raft(raft_index)
             });
             let read = read.await;
-            let slice = read.map_err(|_| stopping())?.map_err(|error| self.refusal(&error))?;
+            let slice = read.map_err(|_| stopping_reads())?.map_err(|error| self.refusal(&error))?;
             if let Some(slice) = slice {
                 let rounds = slice.rounds.into_iter().filter(|round| round.raft_index >= raft_index);
                 return Ok((rounds.collect(), slice.end.next_raft));
@@ -447,7 +447,7 @@ impl History {
                 let text = format!("the entry at Raft index {raft_index} is not kept here any more");
                 Err(Refusal::new(RefusalCode::ResumeTokenCompacted, text))
             }
-            Err(_) => Err(stopping()),
+            Err(_) => Err(stopping_reads()),
         }
     }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::background::in_background;
 use crate::clock;
 use crate::engine::Engine;
-use crate::refusals::stopping;
+use crate::refusals::stopping_reads;
 use crate::services::reads::Reading;
 
 /// Jobs of one forecast of starts.
@@ -198,12 +198,12 @@ impl Engine {
         view: &Reading,
         explain: impl FnOnce(&State, LogTime) -> T + Send + 'static,
     ) -> Result<T, Refusal> {
-        let place = Arc::clone(&self.inner.explainers).acquire_owned().await.map_err(|_| stopping())?;
+        let place = Arc::clone(&self.inner.explainers).acquire_owned().await.map_err(|_| stopping_reads())?;
         let (view, now) = (Arc::clone(view.state()), Engine::now_of(view));
         let explained = in_background(move || {
             let _place = place;
             explain(&view, now)
         });
-        explained.await.map_err(|_| stopping())
+        explained.await.map_err(|_| stopping_reads())
     }
 }

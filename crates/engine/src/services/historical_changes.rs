@@ -14,7 +14,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::background::in_background;
 use crate::engine::Engine;
 use crate::history::records::{History, generation_of};
-use crate::refusals::stopping;
+use crate::refusals::stopping_reads;
 use crate::watch::changes::{Event, WatchPosition};
 use crate::watch::events::EventMaker;
 
@@ -101,7 +101,7 @@ impl HistoricalChanges {
                 (run, result)
             });
             let result;
-            (run, result) = stepped.await.map_err(|_| stopping())?;
+            (run, result) = stepped.await.map_err(|_| stopping_reads())?;
             result.map_err(|error| self.history.refusal(&error))?;
             // The first round may begin before the place.
             let events: Vec<Event> =
@@ -123,7 +123,7 @@ impl HistoricalChanges {
             let text = "as many watches go on from the archive as may at a time; try again";
             Refusal::new(RefusalCode::Overloaded, text)
         })?;
-        let place = place.map_err(|_| stopping())?;
+        let place = place.map_err(|_| stopping_reads())?;
         let mut run = self.run_from(state_before(self.from), place).await?;
         if let Some(round) = run.replay.open_round()
             && self.read(&mut run).await?
@@ -140,7 +140,7 @@ impl HistoricalChanges {
             LogIndex::ZERO => Replay::founding(),
             start => {
                 let making = Arc::clone(&self.engine.inner.historical_states.making).acquire_owned().await;
-                self.engine.make(PastPoint::Index(start), making.map_err(|_| stopping())?).await?
+                self.engine.make(PastPoint::Index(start), making.map_err(|_| stopping_reads())?).await?
             }
         };
         let maker = EventMaker::behind(replay.state());

@@ -16,7 +16,7 @@ use crate::background::in_background;
 use crate::clock;
 use crate::engine::Engine;
 use crate::history::records::{History, round};
-use crate::refusals::stopping;
+use crate::refusals::stopping_reads;
 
 /// A past state that is being made goes on for so long behind the last caller who waits for it: callers ask again.
 const GIVEN_UP_AFTER: Duration = Duration::from_secs(60);
@@ -44,7 +44,7 @@ impl Engine {
             return Ok(state);
         }
         let making =
-            Arc::clone(&self.inner.historical_states.making).acquire_owned().await.map_err(|_| stopping())?;
+            Arc::clone(&self.inner.historical_states.making).acquire_owned().await.map_err(|_| stopping_reads())?;
         if let Some(state) = self.inner.historical_states.find(at) {
             return Ok(state);
         }
@@ -91,7 +91,7 @@ impl Engine {
             // The caller that asked may have gone.
             let _ = made.send(replay);
         });
-        (&mut waits).await.unwrap_or_else(|_| Err(stopping()))
+        (&mut waits).await.unwrap_or_else(|_| Err(stopping_reads()))
     }
 }
 
@@ -122,7 +122,7 @@ async fn make(
     };
     let asked = Arc::clone(&goes_on);
     let replayed = in_background(move || archive.replay_while(at, known, || asked.load(Ordering::Relaxed)));
-    let replayed = replayed.await.map_err(|_| stopping())?;
+    let replayed = replayed.await.map_err(|_| stopping_reads())?;
     let (mut replay, mut reached) = replayed.map_err(|error| history.refusal(&error))?;
     while !reached {
         if !goes_on.load(Ordering::Relaxed) {
@@ -139,7 +139,7 @@ async fn make(
                 Ok(LogSlice::Purged { .. }) => {
                     return Err(history.compacted(replay.state().log_index().next()));
                 }
-                Err(_) => return Err(stopping()),
+                Err(_) => return Err(stopping_reads()),
             };
         let applied = in_background(move || {
             for round in &rounds {
@@ -150,7 +150,7 @@ async fn make(
             replay.pass(next);
             Ok((replay, false))
         });
-        let applied = applied.await.map_err(|_| stopping())?;
+        let applied = applied.await.map_err(|_| stopping_reads())?;
         (replay, reached) = applied.map_err(|error| history.refusal(&error))?;
     }
     match at {

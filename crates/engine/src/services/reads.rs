@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::clock::{self, instant, until};
 use crate::engine::Engine;
-use crate::refusals::stopping;
+use crate::refusals::stopping_reads;
 
 /// How long a read waits for this replica to reach what the caller has already seen.
 const CATCH_UP_MAX: Duration = Duration::from_secs(5);
@@ -210,7 +210,7 @@ impl<G: Environment> Engine<G> {
             leadership.mark_unchanged();
             match G::within(until::<G>(deadline), self.inner.consensus.read_index()).await {
                 Ok(Ok(_)) => return Ok(self.reading()),
-                Ok(Err(_)) if self.is_stopping() => return Err(stopping()),
+                Ok(Err(_)) if self.is_stopping() => return Err(stopping_reads()),
                 Ok(Err(_)) => {}
                 Err(_) => return Err(too_late(self)),
             }
@@ -219,7 +219,7 @@ impl<G: Environment> Engine<G> {
             }
             tokio::select! {
                 biased;
-                () = self.stopping() => return Err(stopping()),
+                () = self.stopping() => return Err(stopping_reads()),
                 _ = G::within(pause, leadership.changed()) => {}
             }
             pause = (pause * 2).min(PAUSE_LONGEST);

@@ -5,8 +5,8 @@ use muster_journal::FORMAT_MAX;
 use muster_state::State;
 use muster_types::policy::{PolicyDraft, PurchaseKind, QuotaGrant, TenantPolicy};
 use muster_types::{
-    ArraySpec, CapacityFallback, CapacityRules, FencingToken, HolderId, JobDraft, JobId, Leadership, LogIndex,
-    LogTime, NodeDraft, OverlapRule, Parameters, PurchaseSet, RefusalCode, RequestId, Requester, Schedule,
+    ArraySpec, CapacityFallback, CapacityRules, Consistency, FencingToken, HolderId, JobDraft, JobId, Leadership,
+    LogIndex, LogTime, NodeDraft, OverlapRule, Parameters, PurchaseSet, RefusalCode, RequestId, Requester, Schedule,
     ScheduleKey, ScheduleTemplate, limits,
 };
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -246,6 +246,10 @@ async fn a_replica_that_does_not_lead_refuses_what_only_a_leader_can() {
     guarded("it stops", engine.stopping()).await;
     let late = guarded("too late", engine.execute(submit(2, 1, 1))).await;
     assert!(matches!(code(late), Some(RefusalCode::OutcomeUnknown | RefusalCode::NotLeader)));
+    let deadline = tokio::time::Instant::now() + GUARD;
+    let read = engine.read_present(Consistency::Linearizable, LogIndex::ZERO, deadline);
+    let read = guarded("a read that is too late", read).await;
+    assert_eq!(code(read), Some(RefusalCode::ReplicaStopping), "nothing is unknown of a read");
 }
 
 #[tokio::test]

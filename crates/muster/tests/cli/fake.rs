@@ -618,6 +618,7 @@ impl FleetService for Service {
         request: Request<v1::SetFleetHoldRequest>,
     ) -> Result<Response<v1::SetFleetHoldResponse>, Status> {
         let v1::SetFleetHoldRequest { target, held, reason, .. } = request.into_inner();
+        let held = held.ok_or_else(|| Status::invalid_argument("held must be given"))?;
         let hold = held.then(|| v1::FleetHold { target, reason, ..Default::default() });
         Ok(Response::new(v1::SetFleetHoldResponse { hold, freshness: freshness() }))
     }

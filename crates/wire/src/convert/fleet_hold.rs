@@ -43,7 +43,11 @@ pub fn hold_target_from_proto(message: Option<v1::HoldTarget>) -> Result<HoldTar
 pub fn fleet_hold_from_proto(message: &v1::SetFleetHoldRequest) -> Result<Option<FleetHold>, Vec<Violation>> {
     let mut found = Found::default();
     let until = moment("", "end_time", message.end_time, &mut found);
-    if !message.held {
+    let Some(held) = message.held else {
+        found.push(Violation::new("held", "must be given: true holds it, and false releases it"));
+        return Err(found.into_violations());
+    };
+    if !held {
         if !message.reason.is_empty() || message.end_time.is_some() || message.drain {
             found.push(Violation::new("held", "must be set where a reason, an end or a drain is given"));
         }
@@ -93,14 +97,20 @@ mod tests {
 
     #[test]
     fn a_hold_says_why_and_a_release_says_nothing_more() {
-        let hold = v1::SetFleetHoldRequest { held: true, reason: "a flood".to_owned(), ..Default::default() };
+        let hold = v1::SetFleetHoldRequest {
+            held: Some(true),
+            reason: "a flood".to_owned(),
+            ..Default::default()
+        };
         assert!(fleet_hold_from_proto(&hold).is_ok_and(|hold| hold.is_some()));
-        let release = v1::SetFleetHoldRequest::default();
+        let release = v1::SetFleetHoldRequest { held: Some(false), ..Default::default() };
         assert_eq!(fleet_hold_from_proto(&release), Ok(None));
         for wrong in [
             v1::SetFleetHoldRequest { reason: String::new(), ..hold.clone() },
-            v1::SetFleetHoldRequest { held: false, ..hold },
+            v1::SetFleetHoldRequest { held: Some(false), ..hold },
             v1::SetFleetHoldRequest { drain: true, ..release },
+            // What was forgotten releases nothing.
+            v1::SetFleetHoldRequest::default(),
         ] {
             assert!(fleet_hold_from_proto(&wrong).is_err(), "{wrong:?}");
         }

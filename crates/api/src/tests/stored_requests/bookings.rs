@@ -41,7 +41,7 @@ pub(super) fn bookings() -> Vec<Stored> {
             cluster: "c1".to_owned(),
             tenant: String::new(),
         }),
-        held: true,
+        held: Some(true),
         reason: "a flood".to_owned(),
         end_time: Some(timestamp(4_102_444_800_000)),
         drain: true,

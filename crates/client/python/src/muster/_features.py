@@ -34,4 +34,6 @@ def required_features(jobs: Iterable[job_pb2.Job]) -> str:
         required.add("job-hold")
     if any(group.container.credentials for job in asked for group in job.spec.groups):
         required.add("container-credentials")
+    if any(job.spec.topology.segments for job in asked):
+        required.add("job-segments")
     return ",".join(sorted(required))

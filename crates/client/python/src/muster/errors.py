@@ -168,6 +168,7 @@ _BY_CODE: dict[str, type[Refused]] = {
     "UNAUTHENTICATED": PermissionDenied,
     "FAILED_PRECONDITION": Conflict,
     "ABORTED": Conflict,
+    "ALREADY_EXISTS": Conflict,
     "RESOURCE_EXHAUSTED": QuotaExceeded,
 }
 

@@ -100,6 +100,14 @@ class Worker:
         """
         self._agent.checkpoint_committed(step, seconds(timeout))
 
+    def ready(self, *, timeout: Seconds = COMMIT_MAX_S) -> None:
+        """Says that this worker does what it was started for, and waits until the cluster knows.
+
+        A job with ``readiness`` fails to start unless every worker says that in time; to others it makes no
+        difference. Raises as :meth:`checkpoint_committed` does.
+        """
+        self._agent.ready(seconds(timeout))
+
     def _number(self, name: str, default: int) -> int:
         text = self._environment.get(name, "")
         return int(text) if text.isascii() and text.isdigit() else default
