@@ -122,8 +122,9 @@ async fn coming_from_slurm() {
         let expected = if command.contains("job wait") { Some(1) } else { Some(0) };
         eventually(&format!("`{command}` does not succeed"), || async {
             let ran = cluster.operate(&words).await;
-            // The example files ask for more than these two hosts have.
-            let is_too_big = command.contains("ops/examples/") && ran.err.contains("NEVER_FITS");
+            // Some example files ask for more than these two hosts have. What is submitted has to be taken.
+            let is_looked_at = command.contains("--validate-only") || command.starts_with("muster plan ");
+            let is_too_big = is_looked_at && ran.err.contains("NEVER_FITS");
             let is_done = ran.code == expected || is_too_big;
             if !is_done {
                 println!("{command}: {ran:#?}");
