@@ -121,7 +121,7 @@ impl Model {
         }
     }
 
-    /// Throttles, holds of the fleet and of tenants, quota for some time, and maintenance of a region.
+    /// Throttles, holds of the fleet and of tenants, quota for some time, what jobs carry, and maintenance of a region.
     fn order(&mut self) -> Option<Command> {
         self.orders += 1;
         let request = request((1 << 100) | self.orders);
@@ -130,7 +130,7 @@ impl Model {
         let region = name(["eu", "us"][random.below(2) as usize]);
         let tenant = name(["a", "b", "c"][random.below(3) as usize]);
         let soon = now.plus_ms(1 + random.below(30_000));
-        Some(match random.below(10) {
+        Some(match random.below(12) {
             0 | 1 => {
                 let arrays = state.arrays().iter().filter(|(_, row)| row.uncreated > 0);
                 let array = random.pick(&arrays.map(|(id, _)| *id).collect::<Vec<ArrayId>>())?;
@@ -169,6 +169,19 @@ impl Model {
                 let (approved, reason) = (!random.once_in(3), "as agreed".to_owned());
                 let order = QuotaAnswerOrder { request, by, acts_for: None, id, approved, reason };
                 Command::AnswerQuota(Box::new(order))
+            }
+            9 | 10 => {
+                let jobs = state.jobs().iter().map(|(id, _)| *id);
+                let job = random.pick(&jobs.collect::<Vec<JobId>>())?;
+                let team = ["a", "b"][random.below(2) as usize].to_owned();
+                // Other jobs want to be with those of a team, or apart from them.
+                let change = match random.below(4) {
+                    0 => FieldChange::NodeSelector(Default::default()),
+                    1 => FieldChange::Annotations([("note".to_owned(), team)].into()),
+                    _ => FieldChange::Labels([("team".to_owned(), team)].into()),
+                };
+                let (expected, changes) = (None, vec![change]);
+                Command::Modify(Box::new(ModifyOrder { request, by, acts_for: None, job, expected, changes }))
             }
             _ => maintenance((request, by), state, now, region),
         })
