@@ -157,7 +157,7 @@ fn moved(client: &Client) -> Option<Vec<FieldChange>> {
             let size = GroupSize { group: None, workers: 1 + below(2) as u32, workers_min: None };
             FieldChange::Groups(vec![size])
         }
-        // Nodes lose the label that they may have here, and the job has to find one at the end.
+        // None: the label that a node has may be taken away, and a job that asks for it would wait for good.
         5 => FieldChange::NodeSelector(Default::default()),
         _ => FieldChange::Tenant(Name::literal(if chance(500) { BOUND_TENANT } else { FREE_TENANT })),
     }])
