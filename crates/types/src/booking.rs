@@ -570,6 +570,40 @@ mod tests {
     }
 
     #[test]
+    fn windows_of_every_form_meet_as_when_they_are_compared_one_by_one() {
+        let mut all = vec![];
+        for start in [0, 5, 22, 47, 100] {
+            for length_ms in [HOUR_MS, 2 * HOUR_MS, DAY_MS] {
+                let first = once(start * HOUR_MS, length_ms);
+                all.push(first.clone().every(2, 3));
+                all.push(daily(start * HOUR_MS, length_ms, 4));
+                all.push(first);
+            }
+        }
+        // One and the same local time, where a day has 23 hours and one has 25.
+        for length_ms in [HOUR_MS, 20 * HOUR_MS] {
+            all.push(listed(&[9, 33, 56, 80], length_ms));
+            all.push(listed(&[9, 33, 58, 82], length_ms));
+        }
+        let windows = |times: &BookingTimes| -> Vec<BookingWindow> {
+            (0..times.windows).filter_map(|number| times.window(number)).collect()
+        };
+        let mut met = 0;
+        for (one, other) in all.iter().flat_map(|one| all.iter().map(move |other| (one, other))) {
+            let mut moments = vec![];
+            for own in windows(one) {
+                let meets = |theirs: &BookingWindow| own.from < theirs.until && theirs.from < own.until;
+                let open = windows(other).into_iter().filter(meets);
+                moments.extend(open.map(|theirs| own.from.max(theirs.from)));
+            }
+            let first = moments.into_iter().min();
+            assert_eq!(one.meets(other), first, "{one} and {other}");
+            met += usize::from(first.is_some());
+        }
+        assert!(met > 0 && met < all.len() * all.len(), "{met}");
+    }
+
+    #[test]
     fn listed_windows_are_those_of_the_list() {
         let times = listed(&[9, 33, 58, 130], 2 * HOUR_MS);
         assert_eq!((times.violations(), times.is_whole()), (vec![], true));

@@ -16,14 +16,15 @@ const CHAOS_MS: u64 = 15_000;
 const SEEDS: u64 = 64;
 /// What no client brings about: there is no record format newer than the first, so that the request is refused.
 const NEVER_ACCEPTED: [&str; 1] = ["format_raised"];
-/// What clients change of jobs, by its field.
-const CHANGED_FIELDS: [&str; 13] = [
+/// What clients change of jobs, by its field: all that a call can name. A size is what becomes of groups while a job runs.
+const CHANGED_FIELDS: [&str; 14] = [
     "annotations",
     "deadline",
     "expected_run",
     "groups",
     "labels",
     "nice",
+    "node_selector",
     "nodes",
     "not_before",
     "place in the queue",

@@ -31,7 +31,7 @@ fn commands(page: &str) -> Vec<String> {
 }
 
 /// What people type who use Slurm every week.
-const WEEKLY: [&str; 37] = [
+const WEEKLY: [&str; 39] = [
     "srun ",
     "sbatch -N",
     "sbatch --array",
@@ -66,6 +66,8 @@ const WEEKLY: [&str; 37] = [
     "sinfo",
     "sacct -",
     "sacctmgr",
+    "sacctmgr add user",
+    "GrpJobs=0",
     "sreport",
     "sshare",
     "scrontab",
@@ -82,8 +84,12 @@ fn what_people_of_slurm_type_every_week_is_on_the_page() {
 }
 
 /// Commands of which the page shows the help: what they do depends on the host, and other tests carry them out.
-const SHOWN_BY_HELP: [&str; 3] =
-    ["muster exec train --help", "muster port-forward train --help", "muster node repair h2 --help"];
+const SHOWN_BY_HELP: [&str; 4] = [
+    "muster exec train --help",
+    "muster port-forward train --help",
+    "muster node repair h2 --help",
+    "muster token create --help",
+];
 
 #[test]
 fn all_commands_but_these_do_what_their_row_is_about() {
@@ -93,7 +99,7 @@ fn all_commands_but_these_do_what_their_row_is_about() {
     assert_eq!(shown, SHOWN_BY_HELP);
 }
 
-/// Repeated until it succeeds, as by somebody who is a moment early: a job does not run at once.
+/// Each is repeated until it succeeds, as by somebody who is a moment early: a job does not run at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn coming_from_slurm() {
     let _heavy = heavy().await;
@@ -116,8 +122,9 @@ async fn coming_from_slurm() {
         let expected = if command.contains("job wait") { Some(1) } else { Some(0) };
         eventually(&format!("`{command}` does not succeed"), || async {
             let ran = cluster.operate(&words).await;
-            // The example files ask for more than these two hosts have.
-            let is_too_big = command.contains("ops/examples/") && ran.err.contains("NEVER_FITS");
+            // Some example files ask for more than these two hosts have. What is submitted has to be taken.
+            let is_looked_at = command.contains("--validate-only") || command.starts_with("muster plan ");
+            let is_too_big = is_looked_at && ran.err.contains("NEVER_FITS");
             let is_done = ran.code == expected || is_too_big;
             if !is_done {
                 println!("{command}: {ran:#?}");

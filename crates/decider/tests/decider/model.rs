@@ -5,24 +5,25 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use muster_decider::{
-    BookingOrder, BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder,
-    OverridesOrder, RepairOrder, Speculation, handle, schedule, settle_all, tick,
+    BookingOrder, BootstrapConfig, Command, ControlOrder, DrainOrder, FleetHoldOrder, JobSelection,
+    ModifyOrder, OverridesOrder, QuotaAnswerOrder, QuotaOrder, RepairOrder, Speculation, ThrottleOrder,
+    handle, schedule, settle_all, tick,
 };
 use muster_journal::{FORMAT_MAX, FORMAT_MIN, RankUpdate, Round};
 use muster_planner::Budget;
-use muster_state::{Phase, State};
+use muster_state::{Phase, QuotaGrantStatus, State};
 use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
 use muster_types::policy::{
-    CountedResource, OnLimit, Order, PolicyDraft, Price, QueueOrder, QueuePreemption, Quota, SpendBudget,
-    TenantPolicy, UserShares, Window, WindowPurpose, WindowScope,
+    CountedResource, OnLimit, Order, PolicyDraft, Price, QueueOrder, QueuePreemption, Quota, QuotaGrant,
+    SpendBudget, TenantPolicy, UserShares, Window, WindowPurpose, WindowScope,
 };
 use muster_types::{
     AcceleratorChoice, Affinity, AffinityLevel, AffinityRule, AffinityTarget, ArrayId, ArraySpec,
     BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, Control, Dependency,
     DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FieldChange,
-    GroupSize, JobContract, JobDraft, JobId, JobMetadata, JobSpec, Level, LogTime, Name, NodeId,
-    NodeOverridesChange, NodeRequirements, NodeSpec, PriorityTier, RequestId, Requester, Segment, Spread,
-    Submission, TaskGroup,
+    FleetHold, FleetPart, GroupSize, HoldTarget, JobContract, JobDraft, JobId, JobMetadata, JobSpec, Level,
+    LogIndex, LogTime, Name, NodeId, NodeOverridesChange, NodeRequirements, NodeSpec, PriorityTier,
+    RequestId, Requester, Segment, Spread, Submission, TaskGroup,
 };
 
 use crate::random::Random;
@@ -34,6 +35,10 @@ use crate::support::{
 /// A leader that random things are asked of, and replicas that apply what it decides.
 pub struct Model {
     pub random: Random,
+    /// For what operators ask of the fleet, of arrays and of quotas.
+    random_of_operators: Random,
+    /// Requests of operators.
+    orders: u128,
     pub speculation: Speculation,
     /// Applies rounds as they commit.
     pub replica: State,
@@ -57,6 +62,8 @@ impl Model {
         let speculation = Speculation::begin(State::default(), leadership(1, 1), LogTime(1_000), BOOTSTRAP);
         Model {
             random: Random::new(seed),
+            random_of_operators: Random::new(seed ^ 0x0a5c),
+            orders: 0,
             speculation,
             replica: State::default(),
             follower: State::default(),
@@ -103,9 +110,81 @@ impl Model {
             _ if self.random.once_in(3) => self.forget(),
             _ => self.speculation.push_digest_if_due(),
         }
+        if self.random_of_operators.once_in(12)
+            && let Some(command) = self.order()
+        {
+            // It may have no place, or come at the wrong time.
+            let _ = handle(&mut self.speculation, &command);
+        }
         if self.random.once_in(3) {
             self.take();
         }
+    }
+
+    /// Throttles, holds of the fleet and of tenants, quota for some time, what jobs carry, and maintenance of a region.
+    fn order(&mut self) -> Option<Command> {
+        self.orders += 1;
+        let request = request((1 << 100) | self.orders);
+        let by = Requester { name: "admin/ops".to_owned(), is_operator: true, address: None };
+        let (state, now, random) = (self.speculation.state(), self.now, &mut self.random_of_operators);
+        let region = name(["eu", "us"][random.below(2) as usize]);
+        let tenant = name(["a", "b", "c"][random.below(3) as usize]);
+        let soon = now.plus_ms(1 + random.below(30_000));
+        Some(match random.below(12) {
+            0 | 1 => {
+                let arrays = state.arrays().iter().filter(|(_, row)| row.uncreated > 0);
+                let array = random.pick(&arrays.map(|(id, _)| *id).collect::<Vec<ArrayId>>())?;
+                let throttle = (!random.once_in(4)).then(|| 1 + random.below(4) as u32);
+                Command::SetThrottle(Box::new(ThrottleOrder { request, by, acts_for: None, array, throttle }))
+            }
+            2..5 => {
+                let part = FleetPart { region: Some(region), cluster: None };
+                let target = match random.once_in(2) {
+                    true => HoldTarget::Part(part),
+                    false => HoldTarget::Tenant(tenant),
+                };
+                let stops_work = matches!(target, HoldTarget::Part(_)) && random.once_in(3);
+                let until = (!random.once_in(4)).then_some(soon);
+                let hold = FleetHold { reason: "a new switch".to_owned(), until, stops_work };
+                let hold = state.fleet_hold(&target).is_none().then_some(hold);
+                Command::SetFleetHold(Box::new(FleetHoldOrder { request, by, target, hold }))
+            }
+            kind @ 5..7 => {
+                let grant = QuotaGrant {
+                    tenant,
+                    kind: name("h100"),
+                    region: None,
+                    amount_milli: (1 + random.below(8)) * 1_000,
+                    until: soon,
+                    reason: "a deadline".to_owned(),
+                };
+                let order = Box::new(QuotaOrder { request, by, acts_for: None, grant });
+                if kind == 5 { Command::RequestQuota(order) } else { Command::GrantQuota(order) }
+            }
+            7 | 8 => {
+                let live = state.quota_grants().filter(|(_, row)| {
+                    matches!(row.status, QuotaGrantStatus::Requested | QuotaGrantStatus::Granted)
+                });
+                let id = random.pick(&live.map(|(id, _)| id).collect::<Vec<LogIndex>>())?;
+                let (approved, reason) = (!random.once_in(3), "as agreed".to_owned());
+                let order = QuotaAnswerOrder { request, by, acts_for: None, id, approved, reason };
+                Command::AnswerQuota(Box::new(order))
+            }
+            9 | 10 => {
+                let jobs = state.jobs().iter().map(|(id, _)| *id);
+                let job = random.pick(&jobs.collect::<Vec<JobId>>())?;
+                let team = ["a", "b"][random.below(2) as usize].to_owned();
+                // Other jobs want to be with those of a team, or apart from them.
+                let change = match random.below(4) {
+                    0 => FieldChange::NodeSelector(Default::default()),
+                    1 => FieldChange::Annotations([("note".to_owned(), team)].into()),
+                    _ => FieldChange::Labels([("team".to_owned(), team)].into()),
+                };
+                let (expected, changes) = (None, vec![change]);
+                Command::Modify(Box::new(ModifyOrder { request, by, acts_for: None, job, expected, changes }))
+            }
+            _ => maintenance((request, by), state, now, region),
+        })
     }
 
     fn take(&mut self) {
@@ -872,6 +951,26 @@ impl Model {
             }
         }
     }
+}
+
+/// Maintenance of a region from now on and again the next day, or its end.
+fn maintenance((request, by): (RequestId, Requester), state: &State, now: LogTime, region: Name) -> Command {
+    let name = name("upgrade");
+    if state.booking(&name).is_some() {
+        return Command::DeleteBooking { request, by, acts_for: None, name };
+    }
+    let spec = BookingSpec {
+        tenant: None,
+        user: None,
+        jobs: Vec::new(),
+        is_shared: false,
+        shape: BookingShape::Part(FleetPart { region: Some(region), cluster: None }),
+        times: BookingTimes::once(now, 60_000).every(1, 2),
+        notice_ms: 0,
+        clearing: BookingClearing::Stop,
+        reason: "a new switch".to_owned(),
+    };
+    Command::CreateBooking(Box::new(BookingOrder { request, by, acts_for: None, name, spec }))
 }
 
 /// An operator sets a taint that no job tolerates, or takes it back.

@@ -15,7 +15,7 @@ const SEEDS: u64 = 40;
 /// Seeds within which the generator has to reach what is rare.
 const SEEDS_MAX: u64 = 400;
 /// Decisions that the generator is there for and that come about in few seeds.
-const RARE: [&str; 13] = [
+const RARE: [&str; 21] = [
     "rearranged",
     "promise_dropped",
     "job_released",
@@ -29,6 +29,14 @@ const RARE: [&str; 13] = [
     "attempt_failed",
     "spares_taken",
     "straggler_noted",
+    "array_throttle_set",
+    "booking_opened",
+    "booking_ended",
+    "fleet_hold_set",
+    "fleet_hold_ended",
+    "quota_requested",
+    "quota_answered",
+    "quota_granted",
 ];
 const STEPS: u64 = 300;
 

@@ -4,18 +4,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use muster_decider::{
-    Answer, BookingOrder, BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder,
-    Pass, QuotaOrder, Speculation, handle, schedule, tick,
+    Answer, BookingOrder, BootstrapConfig, Command, ControlOrder, DrainOrder, FleetHoldOrder, JobSelection,
+    ModifyOrder, OverridesOrder, Pass, QuotaAnswerOrder, QuotaOrder, Speculation, ThrottleOrder, handle,
+    schedule, tick,
 };
 use muster_drill::judge::LogBooks;
 use muster_journal::{Decision, RankUpdate, RearrangeCause, StopCause};
 use muster_planner::Budget;
-use muster_state::State;
+use muster_state::{QuotaGrantStatus, State};
 use muster_types::policy::QuotaGrant;
 use muster_types::{
-    BookingAmount, BookingShape, BookingSpec, BookingTimes, ClusterId, ExitStatus, FencingToken, HolderId,
-    JobId, JobMetadata, Leadership, LogTime, NodeId, Parameters, Refusal, ReplicaId, RequestId, Requester,
-    Submission,
+    ArraySpec, BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, ClusterId,
+    ExitStatus, FencingToken, FleetHold, FleetPart, HoldTarget, HolderId, JobId, JobMetadata, Leadership,
+    LogTime, NodeId, NodeOverridesChange, Parameters, Refusal, ReplicaId, RequestId, Requester, Submission,
 };
 
 use crate::measure::Observer;
@@ -33,6 +34,21 @@ const FIRST: Leadership = Leadership { term: 1, replica: ReplicaId(1) };
 
 fn bootstrap() -> BootstrapConfig {
     BootstrapConfig::new(ClusterId(1), Parameters::DEFAULT)
+}
+
+/// Who asks for something: the owner of jobs, or an operator.
+fn requester(is_operator: bool) -> Requester {
+    Requester { name: "tenant/lab/ada".to_owned(), is_operator, address: None }
+}
+
+/// The only region of every world.
+fn region() -> FleetPart {
+    FleetPart { region: Some(name("eu")), cluster: None }
+}
+
+/// What is held: the jobs of a tenant, or the region.
+fn held(tenant: Option<&str>) -> HoldTarget {
+    tenant.map_or_else(|| HoldTarget::Part(region()), |tenant| HoldTarget::Tenant(name(tenant)))
 }
 
 /// What became of a job.
@@ -97,8 +113,10 @@ pub struct Drive<'a> {
     pub open: BTreeSet<usize>,
     /// Passes over the queue that were completed.
     pub passes: u64,
-    /// Orders of people that were taken: of jobs, bookings and quota.
+    /// Orders of people that were taken: of jobs, arrays, nodes, the region, bookings and quota.
     pub orders_taken: u64,
+    /// Names of decisions that were made.
+    pub made: BTreeSet<&'static str>,
     /// What every record is held against: the books that drills are judged by, which ask no state.
     books: LogBooks,
     /// What these found.
@@ -125,6 +143,7 @@ impl<'a> Drive<'a> {
             open: BTreeSet::new(),
             passes: 0,
             orders_taken: 0,
+            made: BTreeSet::new(),
             books: LogBooks::default(),
             broken: Vec::new(),
             queue: BTreeMap::new(),
@@ -248,7 +267,14 @@ impl<'a> Drive<'a> {
 
     fn submit(&mut self, place: usize, observer: &mut dyn Observer) {
         let plan = &self.world.jobs[place];
+        if plan.members == 0 {
+            return;
+        }
         let mut submission: Submission = plan.spec(EPOCH).into();
+        if plan.members > 1 {
+            let members = ArraySpec::of_size(plan.members);
+            submission.array = Some(ArraySpec { throttle: plan.throttle, ..members });
+        }
         let metadata = JobMetadata { creator: plan.user.to_owned(), ..JobMetadata::default() };
         submission.metadata = (!metadata.is_default()).then(|| Arc::new(metadata));
         let request = self.request();
@@ -256,9 +282,11 @@ impl<'a> Drive<'a> {
         let answer = handle(&mut self.speculation, &Command::submit(request, [submission].into()));
         match answer {
             Ok(Answer::Submitted { jobs, .. }) => {
-                self.records[place].id = Some(jobs[0]);
-                self.jobs.insert(jobs[0], place);
-                self.open.insert(place);
+                for (place, job) in (place..).zip(jobs) {
+                    self.records[place].id = Some(job);
+                    self.jobs.insert(job, place);
+                    self.open.insert(place);
+                }
             }
             Ok(_) => unreachable!("a submission is answered as one"),
             Err(refusal) => self.records[place].refused = Some(refusal),
@@ -306,7 +334,15 @@ impl<'a> Drive<'a> {
             | Act::Modify { .. }
             | Act::Book { .. }
             | Act::Unbook { .. }
-            | Act::Grant { .. } => self.order(request, act, observer),
+            | Act::Grant { .. }
+            | Act::AskQuota { .. }
+            | Act::AnswerQuota { .. }
+            | Act::Cordon { .. }
+            | Act::Taint { .. }
+            | Act::HoldFleet { .. }
+            | Act::ReleaseFleet { .. }
+            | Act::Maintain { .. }
+            | Act::Throttle { .. } => self.order(request, act, observer),
             Act::SetPolicy { policy } => {
                 self.note("another policy".into());
                 self.set_policy(policy, observer);
@@ -335,7 +371,7 @@ impl<'a> Drive<'a> {
     }
 
     fn command_of(&self, request: RequestId, act: &Act) -> Option<Command> {
-        let by = |is_operator| Requester { name: "tenant/lab/ada".to_owned(), is_operator, address: None };
+        let by = requester;
         Some(match act {
             Act::Control { job, control, is_operator } => {
                 let selection = JobSelection::named(vec![self.records[*job].id?]);
@@ -376,17 +412,15 @@ impl<'a> Drive<'a> {
             Act::Unbook { booking } => {
                 Command::DeleteBooking { request, by: by(true), acts_for: None, name: name(booking) }
             }
-            Act::Grant { tenant, devices, length_ms } => {
-                let grant = QuotaGrant {
-                    tenant: name(tenant),
-                    kind: name("h100"),
-                    region: None,
-                    amount_milli: devices * 1_000,
-                    until: self.log_time().plus_ms(*length_ms),
-                    reason: "a deadline".to_owned(),
-                };
-                Command::GrantQuota(Box::new(QuotaOrder { request, by: by(true), acts_for: None, grant }))
-            }
+            Act::Grant { .. }
+            | Act::AskQuota { .. }
+            | Act::AnswerQuota { .. }
+            | Act::Cordon { .. }
+            | Act::Taint { .. }
+            | Act::HoldFleet { .. }
+            | Act::ReleaseFleet { .. }
+            | Act::Maintain { .. }
+            | Act::Throttle { .. } => return self.command_of_operators(request, act),
             Act::Drain { .. }
             | Act::EndDrain { .. }
             | Act::Lose { .. }
@@ -395,6 +429,84 @@ impl<'a> Drive<'a> {
             | Act::ChangeLeader
             | Act::Jump { .. } => return None,
         })
+    }
+
+    /// The same of what is asked of quota, hosts, the region and arrays.
+    fn command_of_operators(&self, request: RequestId, act: &Act) -> Option<Command> {
+        let by = requester(!matches!(act, Act::AskQuota { .. }));
+        let grant = |tenant: &str, devices: u64, length_ms: u64| QuotaGrant {
+            tenant: name(tenant),
+            kind: name("h100"),
+            region: None,
+            amount_milli: devices * 1_000,
+            until: self.log_time().plus_ms(length_ms),
+            reason: "a deadline".to_owned(),
+        };
+        Some(match act {
+            Act::Grant { tenant, devices, length_ms } => {
+                let grant = grant(tenant, *devices, *length_ms);
+                Command::GrantQuota(Box::new(QuotaOrder { request, by, acts_for: None, grant }))
+            }
+            Act::AskQuota { tenant, devices, length_ms } => {
+                let (acts_for, grant) = (Some(name(tenant)), grant(tenant, *devices, *length_ms));
+                Command::RequestQuota(Box::new(QuotaOrder { request, by, acts_for, grant }))
+            }
+            Act::AnswerQuota { approved } => {
+                let is_open = |status: QuotaGrantStatus| status == QuotaGrantStatus::Requested;
+                let (id, _) = self.replica.quota_grants().find(|(_, row)| is_open(row.status))?;
+                let (approved, reason) = (*approved, "as agreed".to_owned());
+                let order = QuotaAnswerOrder { request, by, acts_for: None, id, approved, reason };
+                Command::AnswerQuota(Box::new(order))
+            }
+            Act::Cordon { node, cordoned } => {
+                let (node, cordoned) = (self.hosts[*node].node, *cordoned);
+                Command::SetCordon { request, by, node, cordoned, reason: None }
+            }
+            Act::Taint { node, is_set } => {
+                let (node, taints) = (self.hosts[*node].node, BTreeSet::from([name("set-aside")]));
+                let change = match is_set {
+                    true => NodeOverridesChange { set_taints: taints, ..NodeOverridesChange::default() },
+                    false => NodeOverridesChange { remove_taints: taints, ..NodeOverridesChange::default() },
+                };
+                Command::SetNodeOverrides(Box::new(OverridesOrder { request, by, node, change }))
+            }
+            Act::HoldFleet { tenant, length_ms, stops_work } => {
+                let until = length_ms.map(|ms| self.log_time().plus_ms(ms));
+                let hold = FleetHold { reason: "a new switch".to_owned(), until, stops_work: *stops_work };
+                let (target, hold) = (held(*tenant), Some(hold));
+                Command::SetFleetHold(Box::new(FleetHoldOrder { request, by, target, hold }))
+            }
+            Act::ReleaseFleet { tenant } => {
+                let target = held(*tenant);
+                Command::SetFleetHold(Box::new(FleetHoldOrder { request, by, target, hold: None }))
+            }
+            Act::Maintain { booking, node, length_ms } => {
+                let (name, spec) = (name(booking), self.maintenance(*node, *length_ms));
+                Command::CreateBooking(Box::new(BookingOrder { request, by, acts_for: None, name, spec }))
+            }
+            Act::Throttle { throttle } => {
+                let (array, _) = self.replica.arrays().iter().find(|(_, row)| row.uncreated > 0)?;
+                let (array, throttle) = (*array, Some(*throttle));
+                Command::SetThrottle(Box::new(ThrottleOrder { request, by, acts_for: None, array, throttle }))
+            }
+            _ => return None,
+        })
+    }
+
+    /// Maintenance of a host or of the region, from now on and again a day later.
+    fn maintenance(&self, node: Option<usize>, length_ms: u64) -> BookingSpec {
+        let of_node = |node: usize| BookingShape::Nodes(vec![self.world.hosts[node].name.clone()]);
+        BookingSpec {
+            tenant: None,
+            user: None,
+            jobs: Vec::new(),
+            is_shared: false,
+            shape: node.map_or_else(|| BookingShape::Part(region()), of_node),
+            times: BookingTimes::once(LogTime(0), length_ms).every(1, 2),
+            notice_ms: 0,
+            clearing: BookingClearing::Stop,
+            reason: "a new switch".to_owned(),
+        }
     }
 
     fn set_policy(&mut self, draft: &muster_types::policy::PolicyDraft, observer: &mut dyn Observer) {
@@ -484,6 +596,7 @@ impl<'a> Drive<'a> {
         for (ordinal, decision) in round.decisions.iter().enumerate() {
             let index = muster_types::LogIndex(round.first_index.0 + ordinal as u64);
             observer.before(self, decision);
+            self.made.insert(decision.name());
             let broken = self.books.record(index, round.log_time, decision, true);
             self.broken.extend(broken.into_iter().map(|text| format!("{text} (record {index})")));
             let applied = self.replica.apply(self.leadership, index, round.log_time, decision);

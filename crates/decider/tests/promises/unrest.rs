@@ -1,12 +1,19 @@
 //! G2, G6 and G7 while everything changes under gangs that wait, run and have reserved: the policy, the leader, hosts,
-//! the leader's clock, and what people ask of jobs, nodes and quotas: holds, suspensions, changes, bookings and grants. Nobody is
-//! stopped by who has no right to, the state stays sound, no record is refused, and once
-//! there is peace everybody runs to the end.
+//! the leader's clock, and what people ask of jobs, arrays, nodes, the region and quotas: holds, suspensions, changes, throttles,
+//! cordons, taints, bookings, maintenance, and grants that are asked for or given. Nobody is
+//! stopped by who has no right to or cleared from a host where no operator asked for that, the state stays sound, no record is
+//! refused, and once there is peace everybody runs to the end.
 
+use std::collections::BTreeSet;
+
+use muster_journal::{Decision, StopCause};
+use muster_state::{RankState, State};
 use muster_types::policy::{
     NonPreemptible, Order, PolicyDraft, TenantPolicy, TenantRights, Window, WindowPurpose, WindowScope,
 };
-use muster_types::{BookingClearing, Control, FieldChange, GroupSize, LogTime, PriorityTier};
+use muster_types::{
+    BookingClearing, Control, FieldChange, GroupSize, JobId, LogTime, NodeId, NodeRequirements, PriorityTier,
+};
 
 use crate::drive::{Drive, EPOCH};
 use crate::measure::{Evictions, Observer};
@@ -16,6 +23,8 @@ use crate::world::{Act, HOUR, JobPlan, MINUTE, SECOND, World, hosts, name, tenan
 
 const HOSTS: usize = 4;
 const DEVICES: u16 = 8;
+/// Of each array.
+const MEMBERS: u32 = 12;
 
 /// How long there is unrest, and by when everybody is to be done.
 const UNREST_MS: u64 = 3 * HOUR;
@@ -133,8 +142,22 @@ fn world(seed: u64) -> World {
         }
         world.submit(job);
     }
+    arrays(&mut world, &mut random);
     acts(&mut world, &mut random, &peace);
     world.sorted()
+}
+
+/// Arrays whose throttles keep members back for as long as there is unrest.
+fn arrays(world: &mut World, random: &mut Random) {
+    for (n, tenant) in ["lab-b", "guest"].into_iter().enumerate() {
+        let at = n as u64 * 30 * MINUTE;
+        for member in 0..MEMBERS {
+            let mut job = JobPlan::new(at, &format!("sweep-{n}"), tenant, "h100");
+            job = job.runs((10 + random.below(20)) * MINUTE, false);
+            (job.members, job.throttle) = (if member == 0 { MEMBERS } else { 0 }, Some(1));
+            world.submit(job);
+        }
+    }
 }
 
 /// Unrest, and peace at the end of it.
@@ -168,10 +191,18 @@ fn acts(world: &mut World, random: &mut Random, peace: &PolicyDraft) {
         at += random.below(25 * MINUTE);
     }
     orders(world, random);
+    orders_of_operators(world, random);
     let end = UNREST_MS + 2 * HOUR;
     world.acts.push((end, Act::SetPolicy { policy: Box::new(peace.clone()) }));
-    for booking in BOOKINGS {
+    for booking in BOOKINGS.into_iter().chain([MAINTENANCE]) {
         world.acts.push((end, Act::Unbook { booking }));
+    }
+    for tenant in HELD {
+        world.acts.push((end, Act::ReleaseFleet { tenant }));
+    }
+    for node in 0..HOSTS {
+        world.acts.push((end, Act::Cordon { node, cordoned: false }));
+        world.acts.push((end, Act::Taint { node, is_set: false }));
     }
     // The hold of an operator, and the one of the owner beneath it.
     for job in (0..world.jobs.len()).flat_map(|job| [job, job]) {
@@ -181,6 +212,27 @@ fn acts(world: &mut World, random: &mut Random, peace: &PolicyDraft) {
 }
 
 const BOOKINGS: [&str; 2] = ["exam", "course"];
+const MAINTENANCE: &str = "upgrade";
+
+/// What operators hold: the jobs of a tenant, or the region.
+const HELD: [Option<&str>; 3] = [None, Some("lab-a"), Some("guest")];
+
+/// What somebody asks for and gets in some world at least, by the names of the decisions.
+const ASKED: [&str; 13] = [
+    "array_throttle_set",
+    "arrays_submitted",
+    "booking_created",
+    "booking_deleted",
+    "fleet_hold_set",
+    "job_hold_set",
+    "job_modified",
+    "job_requeue_requested",
+    "node_cordon_set",
+    "node_overrides_set",
+    "quota_answered",
+    "quota_granted",
+    "quota_requested",
+];
 
 /// What people ask for meanwhile.
 fn orders(world: &mut World, random: &mut Random) {
@@ -207,12 +259,20 @@ fn orders(world: &mut World, random: &mut Random) {
                 let tiers = PriorityTier::ALL;
                 // One worker is fewer than most have, and no more than an elastic gang may go on with.
                 let size = GroupSize { group: None, workers: 1, workers_min: None };
-                let change = match random.below(6) {
+                let later = EPOCH.plus_ms(at + random.below(6 * HOUR));
+                let change = match random.below(9) {
                     0 => FieldChange::Tier(tiers[random.below(tiers.len() as u64) as usize]),
                     1 => FieldChange::ExpectedRun(Some(MINUTE + random.below(3 * HOUR))),
                     2 => FieldChange::RunTimeLimit(Some(HOUR + random.below(3 * HOUR))),
                     3 => FieldChange::Nice(i8::try_from(random.below(101)).unwrap_or_default()),
                     4 => FieldChange::Front(None),
+                    5 => FieldChange::NotBefore(random.once_in(2).then_some(later)),
+                    6 => FieldChange::Deadline(random.once_in(2).then_some(later.plus_ms(6 * HOUR))),
+                    7 => {
+                        let exclude = [name(&format!("h100-{}", random.below(HOSTS as u64)))].into();
+                        let nodes = NodeRequirements { exclude, ..NodeRequirements::default() };
+                        FieldChange::Nodes(random.once_in(2).then(|| Box::new(nodes)))
+                    }
                     _ => FieldChange::Groups(vec![size]),
                 };
                 Act::Modify { job, change }
@@ -236,6 +296,105 @@ fn orders(world: &mut World, random: &mut Random) {
     }
 }
 
+/// What operators ask for meanwhile, and tenants of quota: one kind after the other, each at a time and with arguments of the seed.
+fn orders_of_operators(world: &mut World, random: &mut Random) {
+    let mut at = 10 * MINUTE;
+    for kind in (0..8).cycle() {
+        if at >= UNREST_MS {
+            return;
+        }
+        let node = random.below(HOSTS as u64) as usize;
+        let (tenant, length_ms) =
+            (HELD[random.below(HELD.len() as u64) as usize], MINUTE + random.below(20 * MINUTE));
+        let act = match kind {
+            0 => Act::AskQuota {
+                tenant: ["a-1", "guest"][random.below(2) as usize],
+                devices: 1 + random.below(8),
+                length_ms: HOUR + random.below(HOUR),
+            },
+            1 => {
+                world.acts.push((at + length_ms, Act::Cordon { node, cordoned: false }));
+                Act::Cordon { node, cordoned: true }
+            }
+            2 => Act::Throttle { throttle: 1 + random.below(2) as u32 },
+            3 => Act::HoldFleet {
+                tenant,
+                length_ms: random.once_in(2).then_some(length_ms),
+                // What runs is stopped by where it runs, and not by whose it is.
+                stops_work: tenant.is_none() && random.once_in(2),
+            },
+            4 => Act::AnswerQuota { approved: !random.once_in(4) },
+            5 => {
+                world.acts.push((at + length_ms, Act::Taint { node, is_set: false }));
+                Act::Taint { node, is_set: true }
+            }
+            6 => {
+                world.acts.push((at + length_ms + 10 * MINUTE, Act::Unbook { booking: MAINTENANCE }));
+                let node = (!random.once_in(3)).then_some(node);
+                Act::Maintain { booking: MAINTENANCE, node, length_ms }
+            }
+            _ => Act::ReleaseFleet { tenant },
+        };
+        world.acts.push((at, act));
+        at += 2 * MINUTE + random.below(6 * MINUTE);
+    }
+}
+
+/// Every gang that is cleared from a host, held against what operators have asked for there.
+#[derive(Default)]
+struct Clearings {
+    count: u64,
+    wrong: Vec<String>,
+}
+
+impl Observer for Clearings {
+    fn before(&mut self, drive: &Drive<'_>, decision: &Decision) {
+        let Decision::GangStopRequested { job, cause: StopCause::Evicted { node }, .. } = decision else {
+            return;
+        };
+        if has_lost_a_host(&drive.replica, *job) {
+            return;
+        }
+        self.count += 1;
+        if !is_to_be_cleared(&drive.replica, drive.log_time(), *job, *node) {
+            let (whom, tail) = (drive.label(*job), drive.tail());
+            self.wrong.push(format!("{whom} is cleared from {node}, and nobody asked for that; {tail}"));
+        }
+    }
+}
+
+fn has_lost_a_host(state: &State, job: JobId) -> bool {
+    let placement = state.job(job).and_then(|row| row.placement.as_ref());
+    placement.is_some_and(|placement| placement.ranks.iter().any(|rank| *rank == RankState::Lost))
+}
+
+/// By a drain that is overdue, a booking, a window of the policy, or a hold that stops what runs.
+fn is_to_be_cleared(state: &State, now: LogTime, job: JobId, node: NodeId) -> bool {
+    let (Some(spec), Some(row)) = (state.spec(job), state.node(node)) else { return false };
+    let policy = &state.policy().policy;
+    let drain = state.restriction(node).and_then(|row| row.drain.as_ref());
+    let is_overdue = drain.and_then(|drain| drain.deadline).is_some_and(|deadline| deadline <= now);
+    let is_booked = state.bookings().any(|(name, booking)| {
+        let is_there = booking.has_node(&row.spec.name)
+            || booking.spec.part().is_some_and(|part| part.covers(&row.spec));
+        let clears = booking.is_open && booking.spec.clearing.stops_others();
+        is_there && clears && !booking.spec.admits(policy, name, spec)
+    });
+    let is_held =
+        state.fleet_holds().any(|(target, held)| held.hold.stops_work && target.part().covers(&row.spec));
+    let is_window = policy.windows.iter().any(|window| {
+        let is_open = window.from <= now && now < window.until && window.scope.covers(&row.spec);
+        is_open
+            && match &window.purpose {
+                WindowPurpose::Maintenance => true,
+                WindowPurpose::ReservedFor { tenant } => {
+                    spec.preemptible && policy.ancestry(&spec.tenant).all(|above| above != tenant)
+                }
+            }
+    });
+    is_overdue || is_booked || is_held || is_window
+}
+
 /// Holds the state against its own rules now and then.
 #[derive(Default)]
 struct Sound {
@@ -253,12 +412,15 @@ impl Observer for Sound {
 
 #[test]
 fn whatever_changes_nobody_is_stopped_without_right_and_in_peace_everybody_ends() {
-    let (mut evictions, mut admitted) = (0, 0);
+    let (mut evictions, mut clearings, mut admitted) = (0, 0, 0);
+    let mut made = BTreeSet::new();
     for seed in 0..seeds(2) {
         let world = world(seed);
-        let mut seen = (Evictions::default(), Sound::default());
+        let mut seen = (Evictions::default(), (Clearings::default(), Sound::default()));
         let drive = Drive::run(&world, &mut seen);
-        assert_eq!(seen.0.wrong.first(), None, "seed {seed}: {} are wrong", seen.0.wrong.len());
+        let (of_policy, (of_operators, _)) = &seen;
+        assert_eq!(of_policy.wrong.first(), None, "seed {seed}: {} are wrong", of_policy.wrong.len());
+        assert_eq!(of_operators.wrong.first(), None, "seed {seed}: {} are wrong", of_operators.wrong.len());
         let broken: Vec<&String> =
             drive.broken.iter().filter(|text| !text.starts_with(LATE_BY_THE_MINUTE)).collect();
         assert_eq!(broken.first(), None, "seed {seed}: {} records break a rule", broken.len());
@@ -266,6 +428,7 @@ fn whatever_changes_nobody_is_stopped_without_right_and_in_peace_everybody_ends(
         let left: Vec<String> = drive
             .open
             .iter()
+            .filter(|place| !is_over(&drive, **place))
             .map(|place| {
                 let job = drive.records[*place].id.expect("who is open was admitted");
                 let phase = drive.replica.job(job).map(|row| row.phase.clone());
@@ -276,8 +439,19 @@ fn whatever_changes_nobody_is_stopped_without_right_and_in_peace_everybody_ends(
             })
             .collect();
         assert!(left.is_empty(), "seed {seed}: {} are not over: {}; {}", left.len(), left[0], drive.tail());
-        evictions += seen.0.count;
+        evictions += of_policy.count;
+        clearings += of_operators.count;
         admitted += drive.records.iter().filter(|record| record.id.is_some()).count();
+        made.extend(drive.made.iter().copied());
     }
     assert!(evictions > 0 && admitted > 0, "worlds have evictions: {evictions} of {admitted} jobs");
+    assert!(clearings > 0, "nobody was cleared from a host");
+    let never: Vec<&str> = ASKED.into_iter().filter(|name| !made.contains(name)).collect();
+    assert!(never.is_empty(), "nobody asked for {never:?}, or it was refused in every world");
+}
+
+/// Members that were cancelled before they were created end without a record of each.
+fn is_over(drive: &Drive<'_>, place: usize) -> bool {
+    let job = drive.records[place].id.expect("who is open was admitted");
+    drive.replica.job(job).is_none() && drive.replica.waiting_member(job).is_none()
 }

@@ -56,6 +56,11 @@ pub struct JobPlan {
     pub cancel_at_ms: Option<u64>,
     /// What else its owner asks of it, and when.
     pub orders: Vec<(u64, JobOrder)>,
+    /// 1 for a single job. The first member of an array has the number of all of them and is submitted as the array; the others
+    /// follow it in the world, with 0.
+    pub members: u32,
+    /// How many members of the array may be unfinished at a time.
+    pub throttle: Option<u32>,
 }
 
 impl JobPlan {
@@ -82,6 +87,8 @@ impl JobPlan {
             checkpointed: false,
             cancel_at_ms: None,
             orders: Vec::new(),
+            members: 1,
+            throttle: None,
         }
     }
 
@@ -187,6 +194,46 @@ pub enum Act {
         tenant: &'static str,
         devices: u64,
         length_ms: u64,
+    },
+    /// A tenant asks for quota for some time.
+    AskQuota {
+        tenant: &'static str,
+        devices: u64,
+        length_ms: u64,
+    },
+    /// An operator answers the oldest request for quota that nobody has answered.
+    AnswerQuota {
+        approved: bool,
+    },
+    /// An operator keeps new work away from a host, or lets it back.
+    Cordon {
+        node: usize,
+        cordoned: bool,
+    },
+    /// An operator sets a taint that no job tolerates, or takes it back.
+    Taint {
+        node: usize,
+        is_set: bool,
+    },
+    /// An operator holds the region, or the jobs of a tenant; without a length until that is released.
+    HoldFleet {
+        tenant: Option<&'static str>,
+        length_ms: Option<u64>,
+        stops_work: bool,
+    },
+    /// An operator releases it.
+    ReleaseFleet {
+        tenant: Option<&'static str>,
+    },
+    /// An operator sets a host or the region aside for maintenance, now and again a day later.
+    Maintain {
+        booking: &'static str,
+        node: Option<usize>,
+        length_ms: u64,
+    },
+    /// An operator changes the throttle of the oldest array that has members which are not created.
+    Throttle {
+        throttle: u32,
     },
     /// Another policy, whatever runs, waits or has reserved under the one before.
     SetPolicy {

@@ -15,9 +15,9 @@ use muster_decider::{
 use muster_state::{QuotaGrantStatus, RankState, State};
 use muster_types::policy::QuotaGrant;
 use muster_types::{
-    ArrayId, BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, FencingToken, JobId,
-    LogIndex, LogTime, Name, OverlapRule, RefusalCode, Requester, Schedule, ScheduleKey, ScheduleTemplate,
-    TokenGrant, TokenId, TokenRole,
+    ArrayId, BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, FencingToken,
+    FleetPart, JobId, LogIndex, LogTime, Name, OverlapRule, RefusalCode, Requester, Schedule, ScheduleKey,
+    ScheduleTemplate, TokenGrant, TokenId, TokenRole,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -173,7 +173,9 @@ fn answer(client: &Client, state: &State) -> Option<Command> {
     })))
 }
 
+/// For a tenant, now and then again a day later; or for maintenance of a node or of the cluster.
 fn booking(client: &Client, now: LogTime) -> BookingOrder {
+    let is_maintenance = chance(200);
     let tenants = [FREE_TENANT, FREE_TENANT, BOUND_TENANT, GUEST_TENANT];
     let chosen = BookingShape::Chosen {
         amount: if chance(700) { BookingAmount::Hosts(1) } else { BookingAmount::Devices(4) },
@@ -183,8 +185,13 @@ fn booking(client: &Client, now: LogTime) -> BookingOrder {
         labels: BTreeMap::new(),
     };
     let named = BookingShape::Nodes(vec![Name::literal(if chance(900) { "m2" } else { "nowhere" })]);
+    let part = FleetPart { region: None, cluster: Some(Name::literal(BOOKED_CLUSTER)) };
+    let whole = if is_maintenance { BookingShape::Part(part) } else { chosen };
     let start = pick(&[LogTime(0), now.plus_ms(2 * SECOND_MS), now.plus_ms(6 * SECOND_MS)]);
-    let clearing = pick(&BookingClearing::ALL).unwrap_or_default();
+    let clearing = match is_maintenance {
+        true => BookingClearing::Stop,
+        false => pick(&BookingClearing::ALL).unwrap_or_default(),
+    };
     let acts_for = bound_to();
     BookingOrder {
         request: client.request_of_control(),
@@ -192,12 +199,12 @@ fn booking(client: &Client, now: LogTime) -> BookingOrder {
         acts_for,
         name: Name::literal(if chance(500) { "exam" } else { "course" }),
         spec: BookingSpec {
-            tenant: Some(Name::literal(pick(&tenants).unwrap_or(FREE_TENANT))),
+            tenant: (!is_maintenance).then(|| Name::literal(pick(&tenants).unwrap_or(FREE_TENANT))),
             user: None,
             jobs: Vec::new(),
-            is_shared: chance(600),
-            shape: if chance(700) { chosen } else { named },
-            times: BookingTimes::once(start.unwrap_or(now), MINUTE_MS),
+            is_shared: !is_maintenance && chance(600),
+            shape: if chance(700) { whole } else { named },
+            times: BookingTimes::once(start.unwrap_or(now), MINUTE_MS).every(1, 1 + below(2) as u16),
             notice_ms: below(4 * SECOND_MS),
             clearing,
             reason: String::new(),

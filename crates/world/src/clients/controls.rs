@@ -144,7 +144,7 @@ fn request_of(client: &Client) -> RequestId {
 /// Another place, time, size or tenant: none that a job could not have been submitted with.
 fn moved(client: &Client) -> Option<Vec<FieldChange>> {
     let now = state_of(client)?.log_time();
-    Some(vec![match below(6) {
+    Some(vec![match below(7) {
         0 => FieldChange::Deadline(chance(700).then(|| now.plus_ms(10_000 + below(40_000)))),
         1 => FieldChange::NotBefore(Some(now.plus_ms(below(3_000)))),
         2 => {
@@ -157,6 +157,8 @@ fn moved(client: &Client) -> Option<Vec<FieldChange>> {
             let size = GroupSize { group: None, workers: 1 + below(2) as u32, workers_min: None };
             FieldChange::Groups(vec![size])
         }
+        // None: the label that a node has may be taken away, and a job that asks for it would wait for good.
+        5 => FieldChange::NodeSelector(Default::default()),
         _ => FieldChange::Tenant(Name::literal(if chance(500) { BOUND_TENANT } else { FREE_TENANT })),
     }])
 }
