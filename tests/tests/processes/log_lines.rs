@@ -33,7 +33,7 @@ async fn a_line_is_an_object_whose_fields_are_those_of_the_guide() {
     cluster.leader().await;
     let _agents = Agents::start(&cluster, &["h1"]).await;
     let log = cluster.replicas[0].home.join("log");
-    let served = line(&log, "replica serves", ("replica", "1")).await;
+    let served = line(&log, "replica serves", ("replica", "r1")).await;
     assert!(served["timestamp"].is_string() && served["level"] == "INFO", "{served}");
     let leads = line(&log, "leadership begins", ("level", "INFO")).await;
     assert!(leads["term"].as_u64() >= Some(1), "{leads}");
