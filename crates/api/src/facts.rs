@@ -137,6 +137,7 @@ fn of_state(view: &State) -> ReplicaFacts {
             total: pool.total_devices,
             free_milli: pool.free_milli,
             idle: pool.idle_devices,
+            idle_in_one_rack: pool.racks.values().map(|rack| rack.idle_devices).max().unwrap_or(0),
         })
     };
     ReplicaFacts {

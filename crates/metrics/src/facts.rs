@@ -164,6 +164,8 @@ pub struct PoolFacts {
     pub free_milli: u64,
     /// Wholly free.
     pub idle: u64,
+    /// Those of the rack that has most of them.
+    pub idle_in_one_rack: u64,
     /// Price of an accelerator for an hour, in millionths of a dollar, where the policy has one.
     pub hourly_micro_dollars: Option<u64>,
 }

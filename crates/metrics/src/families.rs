@@ -104,6 +104,7 @@ families! {
     DEVICES_FREE = "muster_accelerators_free" Gauge ["region", "cluster", "type"] "Accelerators, and shares of them, that are free on nodes that take jobs";
     DEVICE_PRICE = "muster_accelerator_price_dollars" Gauge ["region", "cluster", "type"] "Price of an accelerator for an hour by which decisions compare places; absent where the policy has none";
     DEVICES_IDLE = "muster_accelerators_idle" Gauge ["region", "cluster", "type"] "Accelerators that are free as a whole on nodes that take jobs";
+    RACK_IDLE = "muster_accelerators_idle_rack" Gauge ["region", "cluster", "type"] "Accelerators that are free as a whole in the rack that has most of them: what a gang within one rack can get";
     STORAGE_FREE = "muster_storage_free_bytes" Gauge [] "Space left on the disk of the data directory";
     FLUSH_SECONDS = "muster_storage_flush_duration_seconds" Histogram [] "Duration of flushes of the log to disk";
     STALLED = "muster_storage_stalled_seconds" Gauge [] "For how long the flush under way has lasted";

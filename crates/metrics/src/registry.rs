@@ -228,14 +228,20 @@ fn fleet(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
     let mut nodes = Rows::new(families::NODES);
     nodes.row(["up"], count(facts.nodes_up));
     nodes.row(["lost"], count(facts.nodes_lost));
-    let [mut total, mut free, mut idle, mut price] =
-        [families::DEVICES, families::DEVICES_FREE, families::DEVICES_IDLE, families::DEVICE_PRICE]
-            .map(Rows::new);
+    let [mut total, mut free, mut idle, mut of_rack, mut price] = [
+        families::DEVICES,
+        families::DEVICES_FREE,
+        families::DEVICES_IDLE,
+        families::RACK_IDLE,
+        families::DEVICE_PRICE,
+    ]
+    .map(Rows::new);
     for pool in &facts.pools {
         let labels: [&str; 3] = [&pool.region, &pool.cluster, &pool.kind];
         total.row(labels, count(pool.total));
         free.row(labels, units(pool.free_milli));
         idle.row(labels, count(pool.idle));
+        of_rack.row(labels, count(pool.idle_in_one_rack));
         if let Some(micro_dollars) = pool.hourly_micro_dollars {
             price.row(labels, rows::millionths(micro_dollars));
         }
@@ -251,7 +257,10 @@ fn fleet(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
     let sessions = Rows::one(families::SESSIONS, facts.sessions.map(count));
     let restricted = Rows::one(families::NODES_RESTRICTED, Some(count(facts.nodes_restricted)));
     let pending = Rows::one(families::NODES_PENDING, Some(count(facts.nodes_awaiting_admission)));
-    vec![jobs, held_back, nodes, restricted, sessions, pending, total, used, states, free, idle, price]
+    vec![
+        jobs, held_back, nodes, restricted, sessions, pending, total, used, states, free, idle, of_rack,
+        price,
+    ]
 }
 
 fn tenants(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
@@ -355,6 +364,7 @@ mod tests {
                 total: 16,
                 free_milli: 5_500,
                 idle: 5,
+                idle_in_one_rack: 3,
                 hourly_micro_dollars: Some(2_500_000),
                 ..PoolFacts::default()
             }],
@@ -431,6 +441,7 @@ mod tests {
                 "1.5",
             ),
             (r#"muster_accelerators_free{region="",cluster="",type=""}"#, "5.5"),
+            (r#"muster_accelerators_idle_rack{region="",cluster="",type=""}"#, "3.0"),
             ("muster_certificate_days_left", "-1.0"),
             (r#"muster_notifications_total{result="given_up"}"#, "1.0"),
             ("muster_notification_lag_records", "12.0"),
