@@ -123,6 +123,8 @@ pub struct TenantFacts {
     pub active: u64,
     /// What its pending jobs ask for, in thousandths of accelerators.
     pub pending_milli: u64,
+    /// What fair share goes by, in billionths of the fleet.
+    pub share_billionths: u64,
     /// What pending jobs of it and of those below it would take at once, if it were free: type and thousandths of
     /// accelerators, of types that nodes or quotas have. A job that accepts several types counts for each.
     pub eligible_milli: Vec<(String, u64)>,

@@ -88,6 +88,7 @@ families! {
     TENANT_PENDING = "muster_tenant_pending_accelerators" Gauge ["tenant"] "Accelerators that pending jobs of a tenant ask for";
     TENANT_ELIGIBLE = "muster_tenant_eligible_accelerators" Gauge ["tenant", "type"] "Accelerators that jobs of a tenant and those below it wait for; not held jobs";
     TENANT_DEVICES = "muster_tenant_accelerators" Gauge ["tenant", "type"] "Accelerators that jobs of a tenant and of those below it hold";
+    TENANT_SHARE = "muster_tenant_share" Gauge ["tenant"] "What fair share goes by: decayed use of the dominant resource, as a part of the fleet, divided by the weight";
     TENANTS_LEFT_OUT = "muster_tenants_left_out" Gauge [] "1 while there are more tenants than have separate series";
     QUOTA_NOMINAL = "muster_quota_nominal_accelerators" Gauge ["tenant", "type", "region"] "Accelerators that a quota guarantees";
     QUOTA_USED = "muster_quota_used_accelerators" Gauge ["tenant", "type", "region"] "Accelerators of a quota that are in use, by the tenant and those below it";

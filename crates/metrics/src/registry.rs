@@ -264,9 +264,10 @@ fn fleet(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
 }
 
 fn tenants(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
-    let [mut jobs, mut pending, mut eligible, mut used] = [
+    let [mut jobs, mut pending, mut share, mut eligible, mut used] = [
         families::TENANT_JOBS,
         families::TENANT_PENDING,
+        families::TENANT_SHARE,
         families::TENANT_ELIGIBLE,
         families::TENANT_DEVICES,
     ]
@@ -285,6 +286,7 @@ fn tenants(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
         held,
         active,
         pending_milli,
+        share_billionths,
         eligible_milli,
         used_milli,
         quotas,
@@ -294,6 +296,7 @@ fn tenants(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
         jobs.row([tenant, "held"], count(*held));
         jobs.row([tenant, "active"], count(*active));
         pending.row([tenant], units(*pending_milli));
+        share.row([tenant], rows::billionths(*share_billionths));
         for (rows, of_kinds) in [(&mut eligible, eligible_milli), (&mut used, used_milli)] {
             for (kind, milli) in of_kinds {
                 rows.row([tenant, kind], units(*milli));
@@ -322,7 +325,7 @@ fn tenants(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
         }
     }
     let left_out = Rows::one(families::TENANTS_LEFT_OUT, Some(truth(facts.leaves_tenants_out)));
-    vec![jobs, pending, eligible, used, left_out, nominal, of_quota, borrowed, borrowing, lending]
+    vec![jobs, pending, share, eligible, used, left_out, nominal, of_quota, borrowed, borrowing, lending]
 }
 
 #[cfg(test)]
@@ -345,6 +348,7 @@ mod tests {
             tenant: "vision \"lab\"\n".to_owned(),
             pending: 3,
             active: 2,
+            share_billionths: 250_000_000,
             eligible_milli: vec![("h100".to_owned(), 8_000)],
             used_milli: vec![("h100".to_owned(), 2_500)],
             quotas: vec![quota("h100", Some(4_000)), quota("a100", None)],
@@ -456,6 +460,7 @@ mod tests {
                 ),
                 "4.0",
             ),
+            (&format!(r#"muster_tenant_share{{tenant="{escaped}"}}"#), "0.25"),
             ("muster_grpc_calls_open", "1"),
             (r#"muster_grpc_calls_total{method="JobService/WatchJobs",code="CANCELLED"}"#, "1"),
         ] {

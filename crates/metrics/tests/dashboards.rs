@@ -163,6 +163,11 @@ const DASHBOARDS: &[Dashboard] = &[
                 &[("{{cause}}", "max by (cause) (increase(muster_gangs_stopped_total[1h]))")],
             ),
             Panel(
+                "What fair share goes by: those with most",
+                "percentunit",
+                &[("{{tenant}}", "topk(10, max by (tenant) (muster_tenant_share))")],
+            ),
+            Panel(
                 "Quota",
                 "short",
                 &[
