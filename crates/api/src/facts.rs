@@ -1,10 +1,11 @@
 //! What a replica tells monitoring systems about itself, read from its applied state and its consensus at the moment of the
-//! request. The cost depends on the numbers of tenants, pools, lost and restricted nodes, and gangs that start or stop, and not on other
+//! request. The cost depends on the numbers of tenants, pools, racks, lost and restricted nodes, and gangs that start or stop, and not on other
 //! jobs and nodes.
 
 use muster_engine::{Delivery, Engine, ReplicaStatus, Role};
 use muster_metrics::{PoolFacts, QuotaFacts, ReplicaFacts, StateFacts, TENANTS_MAX, TenantFacts, UsedFacts};
 use muster_monitoring::process_facts;
+use muster_state::usage::Capacity;
 use muster_state::{EligibleDemand, QuotaUse, State};
 use muster_types::{DeviceSet, JobId, Name, NodeSpec};
 use std::collections::BTreeMap;
@@ -126,7 +127,9 @@ fn of_state(view: &State) -> ReplicaFacts {
     let nodes_up = view.nodes_up();
     let names = view.queues_behind(None, TENANTS_MAX + 1);
     let eligible = view.eligible_demand();
-    let tenants = names.iter().take(TENANTS_MAX).filter_map(|name| tenant(view, &eligible, name)).collect();
+    let capacity = view.capacity();
+    let of_tenant = |name: &Name| tenant(view, (&eligible, &capacity), name);
+    let tenants = names.iter().take(TENANTS_MAX).filter_map(of_tenant).collect();
     let pool = |(key, pool): (&muster_state::PoolKey, &muster_state::Pool)| {
         let kind = key.kind.as_ref()?;
         Some(PoolFacts {
@@ -137,6 +140,7 @@ fn of_state(view: &State) -> ReplicaFacts {
             total: pool.total_devices,
             free_milli: pool.free_milli,
             idle: pool.idle_devices,
+            idle_in_one_rack: pool.racks.values().map(|rack| rack.idle_devices).max().unwrap_or(0),
         })
     };
     ReplicaFacts {
@@ -248,7 +252,11 @@ fn kind_of(spec: &NodeSpec) -> Option<(&Name, &Name)> {
     spec.accelerators.as_ref().map(|has| (&spec.region, &has.kind))
 }
 
-fn tenant(view: &State, eligible: &EligibleDemand, name: &Name) -> Option<TenantFacts> {
+fn tenant(
+    view: &State,
+    (eligible, capacity): (&EligibleDemand, &Capacity),
+    name: &Name,
+) -> Option<TenantFacts> {
     let row = view.queue(name)?;
     let quota = |QuotaUse { quota, used_milli }: &QuotaUse| QuotaFacts {
         kind: quota.kind.to_string(),
@@ -266,6 +274,10 @@ fn tenant(view: &State, eligible: &EligibleDemand, name: &Name) -> Option<Tenant
         held: row.load.held_jobs,
         active: row.load.active_jobs,
         pending_milli: row.load.pending_milli,
+        share_billionths: row
+            .usage
+            .as_ref()
+            .map_or(0, |usage| usage.share(row.at, capacity, row.weight_milli)),
         eligible_milli: eligible.map(|(kind, milli)| (kind.to_string(), *milli)).collect(),
         used_milli: running.map(|(kind, milli)| (kind.to_string(), milli)).collect(),
         quotas: row.quotas.iter().map(quota).collect(),

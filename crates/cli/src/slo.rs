@@ -21,8 +21,8 @@ Examples:
   muster slo rules my-objective.yaml | promtool check rules /dev/stdin
 
 An objective names the share of good events, a period, and two PromQL expressions over $window (bad and all), or one for
-the share of bad time (badTime). Each becomes an alert that pages (2 % of the budget spent in 1 h, or 5 % in 6 h) and one
-that opens a ticket (10 % in 1 d or in 3 d).")]
+the share of bad time (badTime), which may look at the window every $step. Each becomes an alert that pages (2 % of the
+budget spent in 1 h, or 5 % in 6 h) and one that opens a ticket (10 % in 1 d or in 3 d).")]
     Rules(RulesArgs),
 }
 

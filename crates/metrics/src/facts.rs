@@ -123,6 +123,8 @@ pub struct TenantFacts {
     pub active: u64,
     /// What its pending jobs ask for, in thousandths of accelerators.
     pub pending_milli: u64,
+    /// What fair share goes by, in billionths of the fleet.
+    pub share_billionths: u64,
     /// What pending jobs of it and of those below it would take at once, if it were free: type and thousandths of
     /// accelerators, of types that nodes or quotas have. A job that accepts several types counts for each.
     pub eligible_milli: Vec<(String, u64)>,
@@ -164,6 +166,8 @@ pub struct PoolFacts {
     pub free_milli: u64,
     /// Wholly free.
     pub idle: u64,
+    /// Those of the rack that has most of them.
+    pub idle_in_one_rack: u64,
     /// Price of an accelerator for an hour, in millionths of a dollar, where the policy has one.
     pub hourly_micro_dollars: Option<u64>,
 }

@@ -88,6 +88,7 @@ families! {
     TENANT_PENDING = "muster_tenant_pending_accelerators" Gauge ["tenant"] "Accelerators that pending jobs of a tenant ask for";
     TENANT_ELIGIBLE = "muster_tenant_eligible_accelerators" Gauge ["tenant", "type"] "Accelerators that jobs of a tenant and those below it wait for; not held jobs";
     TENANT_DEVICES = "muster_tenant_accelerators" Gauge ["tenant", "type"] "Accelerators that jobs of a tenant and of those below it hold";
+    TENANT_SHARE = "muster_tenant_share" Gauge ["tenant"] "What fair share goes by: decayed use of the dominant resource, as a part of the fleet, divided by the weight";
     TENANTS_LEFT_OUT = "muster_tenants_left_out" Gauge [] "1 while there are more tenants than have separate series";
     QUOTA_NOMINAL = "muster_quota_nominal_accelerators" Gauge ["tenant", "type", "region"] "Accelerators that a quota guarantees";
     QUOTA_USED = "muster_quota_used_accelerators" Gauge ["tenant", "type", "region"] "Accelerators of a quota that are in use, by the tenant and those below it";
@@ -104,6 +105,7 @@ families! {
     DEVICES_FREE = "muster_accelerators_free" Gauge ["region", "cluster", "type"] "Accelerators, and shares of them, that are free on nodes that take jobs";
     DEVICE_PRICE = "muster_accelerator_price_dollars" Gauge ["region", "cluster", "type"] "Price of an accelerator for an hour by which decisions compare places; absent where the policy has none";
     DEVICES_IDLE = "muster_accelerators_idle" Gauge ["region", "cluster", "type"] "Accelerators that are free as a whole on nodes that take jobs";
+    RACK_IDLE = "muster_accelerators_idle_rack" Gauge ["region", "cluster", "type"] "Accelerators that are free as a whole in the rack that has most of them: what a gang within one rack can get";
     STORAGE_FREE = "muster_storage_free_bytes" Gauge [] "Space left on the disk of the data directory";
     FLUSH_SECONDS = "muster_storage_flush_duration_seconds" Histogram [] "Duration of flushes of the log to disk";
     STALLED = "muster_storage_stalled_seconds" Gauge [] "For how long the flush under way has lasted";

@@ -14,6 +14,8 @@ const API_VERSION: &str = "muster.dev/v1";
 const KIND: &str = "ServiceLevelObjective";
 /// What stands for the window in an expression.
 const WINDOW: &str = "$window";
+/// What stands for the time between two looks at a window, in an expression of bad time.
+const STEP: &str = "$step";
 /// Millionths in the whole.
 const WHOLE: u64 = 1_000_000;
 const NAME_BYTES_MAX: usize = 63;
@@ -35,8 +37,11 @@ const SPEEDS: [Speed; 4] = [
     Speed { severity: "ticket", long: "3d", long_s: 259_200, short: "6h", budget_percent: 10 },
 ];
 
-/// Every window that an alert reads, the shortest first.
-const WINDOWS: [&str; 7] = ["5m", "30m", "1h", "2h", "6h", "1d", "3d"];
+/// Every window that an alert reads, the shortest first, and the time between two looks at it. Of an objective of 99.95 % in 30 days
+/// one bad look within an hour, six hours, a day or three days is less than what an alert takes: a failover that lasts for a moment
+/// fires nothing, whenever it is seen.
+const WINDOWS: [(&str, &str); 7] =
+    [("5m", "15s"), ("30m", "15s"), ("1h", "15s"), ("2h", "30s"), ("6h", "30s"), ("1d", "1m"), ("3d", "2m")];
 
 /// One objective.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -229,10 +234,10 @@ impl Objective {
     fn write(&self, text: &mut String) {
         let Objective { name, .. } = self;
         put(text, format_args!("  - name: muster-slo-{name}\n    rules:\n"));
-        for window in WINDOWS {
+        for (window, step) in WINDOWS {
             let expression = match &self.ratio {
                 Ratio::Events { bad, all, .. } => format!("(({bad}) or vector(0)) / ({all})"),
-                Ratio::Time(time) => time.clone(),
+                Ratio::Time(time) => time.replace(STEP, step),
             };
             let expression = quoted(&expression.replace(WINDOW, window));
             put(
@@ -376,8 +381,30 @@ spec:
         assert!(text.contains("- alert: MusterCallsAnsweredBurnsSlow"), "{text}");
         assert!(text.contains(r#"and on() (sum(rate(all_total[1h]))) * 3600 >= 20)"#), "{text}");
         assert!(text.contains("runbook_url: ops/runbooks/leader-lost.md"), "{text}");
+        let is_recorded = |window: &str| WINDOWS.iter().any(|(recorded, _)| *recorded == window);
         for speed in &SPEEDS {
-            assert!(WINDOWS.contains(&speed.long) && WINDOWS.contains(&speed.short));
+            assert!(is_recorded(speed.long) && is_recorded(speed.short));
+        }
+    }
+
+    #[test]
+    fn one_look_at_a_bad_moment_fires_nothing() {
+        let counts = FILE.split_once("  bad: ").unwrap().0.to_owned();
+        let objective =
+            format!("{counts}  badTime: 1 - avg_over_time(good[$window:$step])\n  runbook: leader-lost\n");
+        let objective = Objective::parse(&objective).unwrap();
+        let text = rules(std::slice::from_ref(&objective));
+        assert!(text.contains(r#"expr: "1 - avg_over_time(good[1h:15s])""#), "{text}");
+        assert!(!text.contains('$'), "{text}");
+        let seconds = |time: &str| -> f64 {
+            let (number, unit) = time.split_at(time.len() - 1);
+            number.parse::<f64>().unwrap() * if unit == "m" { 60.0 } else { 1.0 }
+        };
+        for speed in &SPEEDS {
+            let (_, step) = WINDOWS.iter().find(|(window, _)| *window == speed.long).unwrap();
+            let limit: f64 = objective.limit(speed).parse().unwrap();
+            let share = seconds(step) / f64::from(u32::try_from(speed.long_s).unwrap());
+            assert!(share < limit, "{step} of {}: {share} and {limit}", speed.long);
         }
     }
 

@@ -228,14 +228,20 @@ fn fleet(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
     let mut nodes = Rows::new(families::NODES);
     nodes.row(["up"], count(facts.nodes_up));
     nodes.row(["lost"], count(facts.nodes_lost));
-    let [mut total, mut free, mut idle, mut price] =
-        [families::DEVICES, families::DEVICES_FREE, families::DEVICES_IDLE, families::DEVICE_PRICE]
-            .map(Rows::new);
+    let [mut total, mut free, mut idle, mut of_rack, mut price] = [
+        families::DEVICES,
+        families::DEVICES_FREE,
+        families::DEVICES_IDLE,
+        families::RACK_IDLE,
+        families::DEVICE_PRICE,
+    ]
+    .map(Rows::new);
     for pool in &facts.pools {
         let labels: [&str; 3] = [&pool.region, &pool.cluster, &pool.kind];
         total.row(labels, count(pool.total));
         free.row(labels, units(pool.free_milli));
         idle.row(labels, count(pool.idle));
+        of_rack.row(labels, count(pool.idle_in_one_rack));
         if let Some(micro_dollars) = pool.hourly_micro_dollars {
             price.row(labels, rows::millionths(micro_dollars));
         }
@@ -251,13 +257,17 @@ fn fleet(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
     let sessions = Rows::one(families::SESSIONS, facts.sessions.map(count));
     let restricted = Rows::one(families::NODES_RESTRICTED, Some(count(facts.nodes_restricted)));
     let pending = Rows::one(families::NODES_PENDING, Some(count(facts.nodes_awaiting_admission)));
-    vec![jobs, held_back, nodes, restricted, sessions, pending, total, used, states, free, idle, price]
+    vec![
+        jobs, held_back, nodes, restricted, sessions, pending, total, used, states, free, idle, of_rack,
+        price,
+    ]
 }
 
 fn tenants(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
-    let [mut jobs, mut pending, mut eligible, mut used] = [
+    let [mut jobs, mut pending, mut share, mut eligible, mut used] = [
         families::TENANT_JOBS,
         families::TENANT_PENDING,
+        families::TENANT_SHARE,
         families::TENANT_ELIGIBLE,
         families::TENANT_DEVICES,
     ]
@@ -276,6 +286,7 @@ fn tenants(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
         held,
         active,
         pending_milli,
+        share_billionths,
         eligible_milli,
         used_milli,
         quotas,
@@ -285,6 +296,7 @@ fn tenants(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
         jobs.row([tenant, "held"], count(*held));
         jobs.row([tenant, "active"], count(*active));
         pending.row([tenant], units(*pending_milli));
+        share.row([tenant], rows::billionths(*share_billionths));
         for (rows, of_kinds) in [(&mut eligible, eligible_milli), (&mut used, used_milli)] {
             for (kind, milli) in of_kinds {
                 rows.row([tenant, kind], units(*milli));
@@ -313,7 +325,7 @@ fn tenants(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
         }
     }
     let left_out = Rows::one(families::TENANTS_LEFT_OUT, Some(truth(facts.leaves_tenants_out)));
-    vec![jobs, pending, eligible, used, left_out, nominal, of_quota, borrowed, borrowing, lending]
+    vec![jobs, pending, share, eligible, used, left_out, nominal, of_quota, borrowed, borrowing, lending]
 }
 
 #[cfg(test)]
@@ -336,6 +348,7 @@ mod tests {
             tenant: "vision \"lab\"\n".to_owned(),
             pending: 3,
             active: 2,
+            share_billionths: 250_000_000,
             eligible_milli: vec![("h100".to_owned(), 8_000)],
             used_milli: vec![("h100".to_owned(), 2_500)],
             quotas: vec![quota("h100", Some(4_000)), quota("a100", None)],
@@ -355,6 +368,7 @@ mod tests {
                 total: 16,
                 free_milli: 5_500,
                 idle: 5,
+                idle_in_one_rack: 3,
                 hourly_micro_dollars: Some(2_500_000),
                 ..PoolFacts::default()
             }],
@@ -431,6 +445,7 @@ mod tests {
                 "1.5",
             ),
             (r#"muster_accelerators_free{region="",cluster="",type=""}"#, "5.5"),
+            (r#"muster_accelerators_idle_rack{region="",cluster="",type=""}"#, "3.0"),
             ("muster_certificate_days_left", "-1.0"),
             (r#"muster_notifications_total{result="given_up"}"#, "1.0"),
             ("muster_notification_lag_records", "12.0"),
@@ -445,6 +460,7 @@ mod tests {
                 ),
                 "4.0",
             ),
+            (&format!(r#"muster_tenant_share{{tenant="{escaped}"}}"#), "0.25"),
             ("muster_grpc_calls_open", "1"),
             (r#"muster_grpc_calls_total{method="JobService/WatchJobs",code="CANCELLED"}"#, "1"),
         ] {

@@ -76,6 +76,11 @@ pub(crate) fn units(milli: u64) -> f64 {
     count(milli) / 1_000.0
 }
 
+/// Billionths as units.
+pub(crate) fn billionths(nano: u64) -> f64 {
+    count(nano) / 1_000_000_000.0
+}
+
 /// Millionths as units.
 pub(crate) fn millionths(micro: u64) -> f64 {
     count(micro) / 1_000_000.0

@@ -65,6 +65,14 @@ const DASHBOARDS: &[Dashboard] = &[
                     "max by (region, cluster, type) (muster_accelerators_free - muster_accelerators_idle)",
                 )],
             ),
+            Panel(
+                "Share of the free accelerators that the best rack has",
+                "percentunit",
+                &[(
+                    "{{region}} {{cluster}} {{type}}",
+                    "max by (region, cluster, type) (muster_accelerators_idle_rack) / max by (region, cluster, type) (muster_accelerators_idle)",
+                )],
+            ),
             Panel("Nodes", "short", &[("{{state}}", "max by (state) (muster_nodes)")]),
             Panel(
                 "Nodes kept from work",
@@ -153,6 +161,11 @@ const DASHBOARDS: &[Dashboard] = &[
                 "Gangs stopped before their end, per hour",
                 "short",
                 &[("{{cause}}", "max by (cause) (increase(muster_gangs_stopped_total[1h]))")],
+            ),
+            Panel(
+                "What fair share goes by: those with most",
+                "percentunit",
+                &[("{{tenant}}", "topk(10, max by (tenant) (muster_tenant_share))")],
             ),
             Panel(
                 "Quota",

@@ -81,12 +81,13 @@ fn row(event: &Event) -> Markup {
 /// The page of events of the past: records of the log, newest first.
 #[must_use]
 pub fn records(frame: &Frame, records: &[v1::LogRecord]) -> String {
-    let columns = [Number("Log index"), Text("Time (UTC)"), Text("Decision"), Text("What")];
+    let columns = [Number("Log index"), Text("Time (UTC)"), Text("Leader"), Text("Decision"), Text("What")];
     let rows = html! {
         @for record in records {
             tr {
                 td.number { a href={ "/?at=" (record.log_index) } { (record.log_index) } }
                 td { (text::moment(record.log_time)) }
+                td { @if record.leader_id > 0 { "replica " (record.leader_id) ", term " (record.term) } }
                 th scope="row" { (record.decision) }
                 td.message { (text::of_people(&record.summary)) }
             }
@@ -128,6 +129,8 @@ mod tests {
     fn records_of_the_past_lead_to_the_cluster_behind_each_and_to_earlier_ones() {
         let record = |log_index, summary: &str| v1::LogRecord {
             log_index,
+            leader_id: log_index - 75,
+            term: 4,
             decision: "job_submitted".to_owned(),
             summary: summary.to_owned(),
             ..Default::default()
@@ -144,6 +147,8 @@ mod tests {
             "href=\"/?at=76\">76<",
             "href=\"/events?at=75\">Earlier",
             "&lt;b&gt;late",
+            "<td>replica 2, term 4</td>",
+            "<td>replica 1, term 4</td>",
             "href=\"/events\">Now",
         ] {
             assert!(page.contains(text), "{text}: {page}");
@@ -152,7 +157,7 @@ mod tests {
             !page.contains("EventSource") && !page.contains("data-stream"),
             "nothing is live there: {page}"
         );
-        let from_the_first = records(&frame, &[record(1, "first")]);
+        let from_the_first = records(&frame, &[v1::LogRecord { log_index: 1, ..record(76, "first") }]);
         assert!(!from_the_first.contains("Earlier records"), "{from_the_first}");
     }
 

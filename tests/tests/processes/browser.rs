@@ -40,6 +40,7 @@ async fn a_browser_finds_no_barrier_on_any_page() {
         "/jobs?group=phase&tenant=default".to_owned(),
         format!("/jobs/{waiting}"),
         format!("/jobs/{running}"),
+        format!("/jobs?open={waiting}"),
         "/queues".to_owned(),
         "/nodes".to_owned(),
         "/nodes/host-a".to_owned(),
@@ -51,6 +52,7 @@ async fn a_browser_finds_no_barrier_on_any_page() {
         "/plan".to_owned(),
         "/plan?accelerators=h100%3A4&workers=2".to_owned(),
         format!("/?at={past}"),
+        format!("/events?at={past}"),
         format!("/jobs/{waiting}?at={past}"),
     ];
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("browser/check.mjs");

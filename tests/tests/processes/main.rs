@@ -31,6 +31,7 @@ mod host_images;
 mod hostile_workers;
 mod kubernetes;
 mod leases;
+mod log_lines;
 mod lost_logs;
 mod members;
 mod monitoring;

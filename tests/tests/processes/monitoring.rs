@@ -26,6 +26,9 @@ const LOOK: Duration = Duration::from_millis(500);
 const ALERT_LIMIT: Duration = Duration::from_secs(90);
 /// The example scrapes every 10 s; a test has less time.
 const SCRAPE: &str = "2s";
+/// Prometheus evaluates rules for some seconds before it knows where Alertmanager is, and an alert that it sends until then is lost.
+/// It sends one again after a minute, unless told otherwise.
+const RESEND: &str = "5s";
 /// How long a fault lasts before its alert fires, where the time of the rule is too long for a test.
 const SHORT_FOR: &str = "3s";
 
@@ -102,8 +105,7 @@ impl Monitoring {
         let receiver = "route: {receiver: none, group_wait: 0s}\nreceivers: [{name: none}]\n";
         std::fs::write(home.join("alertmanager.yaml"), receiver).expect("it can be written");
         let start = |program: &str, words: &[String]| {
-            let log =
-                std::fs::File::create(home.join(format!("{}.log", words.len()))).expect("a log can be made");
+            let log = std::fs::File::create(home.join(format!("{program}.log"))).expect("a log can be made");
             let mut command = Command::new(program);
             command.args(words).current_dir(&home).stdin(Stdio::null()).kill_on_drop(true);
             command.stdout(Stdio::null()).stderr(log).spawn().expect("it starts")
@@ -115,6 +117,7 @@ impl Monitoring {
                 &[
                     "--config.file=prometheus.yaml".to_owned(),
                     "--storage.tsdb.path=data".to_owned(),
+                    format!("--rules.alert.resend-delay={RESEND}"),
                     format!("--web.listen-address={prometheus}"),
                 ],
             ),
@@ -151,6 +154,15 @@ impl Monitoring {
             tokio::time::sleep(LOOK).await;
         }
         panic!("{what}: not within {} s; the alerts are {last:?}", ALERT_LIMIT.as_secs());
+    }
+
+    /// Waits until every replica of a cluster of three was scraped.
+    async fn scraped(&self) {
+        let begun = Instant::now();
+        while self.series("muster_raft_is_leader").await < 3 {
+            assert!(begun.elapsed() < ALERT_LIMIT, "not every replica is scraped");
+            tokio::time::sleep(LOOK).await;
+        }
     }
 
     /// How many series Prometheus has under a name.
@@ -270,6 +282,7 @@ async fn the_alert_on_a_lost_leader_arrives_and_ends() {
     let mut cluster = Cluster::start(3).await;
     let leader = cluster.leader().await;
     let monitoring = Monitoring::start(&cluster, programs, &[]);
+    monitoring.scraped().await;
     let watchdog = BTreeSet::from(["MusterWatchdog".to_owned()]);
     monitoring
         .until("a healthy cluster has other alerts than the watchdog", |alerts| *alerts == watchdog)
@@ -334,6 +347,7 @@ async fn alerts_on_a_lost_region_a_full_disk_and_a_waiting_tenant_arrive_and_end
     let (first, last) = (regions[0].as_str(), regions[2].as_str());
     let mut agents = Agents::start_in(&cluster, &[("a", first), ("b", last)]).await;
     let monitoring = Monitoring::start_with(&cluster, programs, &[], with_short_times);
+    monitoring.scraped().await;
     let watchdog = BTreeSet::from(["MusterWatchdog".to_owned()]);
     let is_healthy = |alerts: &BTreeSet<String>| *alerts == watchdog;
     monitoring.until("a healthy cluster has other alerts than the watchdog", is_healthy).await;

@@ -153,13 +153,14 @@ async fn links_are_of_a_replica_that_answers() {
 }
 
 /// What stands for things that are nobody else's business.
-const CANARIES: [&str; 6] = [
+const CANARIES: [&str; 7] = [
     "canary-name-71c2",
     "CANARY-command-71c2",
     "CANARY_ENVIRONMENT_71c2",
     "CANARY-secret-71c2",
     "canary-label-71c2",
     "canary-annotation-71c2",
+    "canary-receiver-71c2",
 ];
 
 /// A file of the bundle as text.
@@ -179,7 +180,15 @@ async fn a_bundle_has_every_part_and_nothing_private() {
     let mut cluster = Cluster::start(3).await;
     let _agents = Agents::start(&cluster, &["h1"]).await;
     let client = cluster.client();
-    let [name, command, variable, secret, label, annotation] = CANARIES;
+    let [name, command, variable, secret, label, annotation, receiver] = CANARIES;
+    let policy = cluster.scratch.path().join("receivers.yaml");
+    let url = format!("https://hooks.invalid/{receiver}");
+    let text = format!(
+        "apiVersion: muster.dev/v1\nkind: Policy\nspec: {{notifications: [{{name: chat, url: '{url}', events: [job_failed], body: slack}}]}}\n"
+    );
+    std::fs::write(&policy, text).expect("it can be written");
+    let policy = policy.to_str().expect("the path is text");
+    cluster.operated(&["policy", "set", policy, "--only", "notifications"]).await;
     let mut private = job(name, &["sh", "-c", &format!("echo {command}; sleep 600")]);
     private.labels.insert(label.to_owned(), label.to_owned());
     private.annotations.insert(annotation.to_owned(), annotation.to_owned());
@@ -238,6 +247,7 @@ async fn a_bundle_has_every_part_and_nothing_private() {
             assert!(!text.contains(canary), "{canary} is in {path}:\n{text}");
         }
     }
+    assert!(unpacked(file, "policy.json").await.contains("https://hooks.invalid/"), "the host is shown");
     let jobs = unpacked(file, "jobs.json").await;
     assert!(jobs.contains(&running) && jobs.contains(&held), "{jobs}");
     assert!(unpacked(file, "decisions.jsonl").await.contains("\"decision\":\"gang_placed\""));

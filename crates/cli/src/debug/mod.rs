@@ -32,9 +32,10 @@ Examples:
   tar -xzOf fault.tar.gz muster-debug/manifest.json | jq '.parts[] | select(.error)'
 
 Left out always: names, labels, annotations, commands, environments, scripts, directories and messages of jobs; labels,
-taints and addresses of nodes; certificates and keys. What could not be collected is listed with the reason, and the rest is
-written all the same. A part that is too large is cut between two rows; its last row and the manifest state it (the first row of
-decisions.jsonl, where the newest are kept). A file that exists is not touched, and only its owner may read it.")]
+taints and addresses of nodes; paths in addresses of receivers of notifications; certificates and keys. What could not be
+collected is listed with the reason, and the rest is written all the same. A part that is too large is cut between two
+rows; its last row and the manifest state it (the first row of decisions.jsonl, where the newest are kept). A file that
+exists is not touched, and only its owner may read it.")]
 pub struct BundleArgs {
     /// The file; it must not exist [default: muster-debug-TIME.tar.gz]
     #[arg(long, value_name = "FILE")]

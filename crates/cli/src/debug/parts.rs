@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::package::{Content, Form, PART_BYTES_MAX, Part, Rows};
-use super::redacted::{Decision, Job, Member, Node};
+use super::redacted::{Decision, Job, Member, Node, without_receiver_paths};
 use crate::view::Health;
 
 /// Patience with one question to one replica.
@@ -42,7 +42,7 @@ pub(super) const PLAN: &[(&str, &str)] = &[
     ("replicas/N/archive.json", "how far its archive of the log reaches, and gaps in it"),
     ("web/N/metrics.txt", "/metrics, where --web or the configuration names the address"),
     ("members.json", "members of the cluster with their addresses, votes and lag"),
-    ("policy.json", "the policy in force"),
+    ("policy.json", "the policy in force; of addresses of receivers only scheme and host"),
     ("health-policy.json", "what is made of findings on nodes"),
     ("admission.json", "how nodes are admitted, and how many rules and approvals there are"),
     ("queues.json", "each tenant's pending and active jobs, shares and quotas"),
@@ -197,7 +197,8 @@ impl Collector {
         let asked = async {
             self.client.get_policy(v1::GetPolicyRequest::default()).await.map_err(|error| with_causes(&error))
         };
-        bytes(&muster_manifest::policy_file(&self.in_time(asked).await?))
+        let answer = without_receiver_paths(self.in_time(asked).await?);
+        bytes(&muster_manifest::policy_file(&answer))
     }
 
     async fn health_policy(&self) -> Result<Vec<u8>, String> {

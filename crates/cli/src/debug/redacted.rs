@@ -197,6 +197,19 @@ fn is_id(text: &str) -> bool {
     text.parse::<JobId>().is_ok() || text.parse::<NodeId>().is_ok() || text.parse::<ArrayId>().is_ok()
 }
 
+/// A policy with the scheme and host of each receiver of notifications: of many chat services the rest of the address is all that it
+/// takes to write there.
+pub(super) fn without_receiver_paths(mut answer: v1::GetPolicyResponse) -> v1::GetPolicyResponse {
+    for receiver in answer.policy.iter_mut().flat_map(|policy| &mut policy.notifications) {
+        let Some((scheme, rest)) = receiver.url.split_once("://") else { continue };
+        let host = rest.split(['/', '?']).next().unwrap_or_default();
+        if host != rest {
+            receiver.url = format!("{scheme}://{host}/(left-out)");
+        }
+    }
+    answer
+}
+
 /// A replica.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -291,6 +304,28 @@ mod tests {
         let said = serde_json::to_string(&Node::of(&node)).unwrap();
         assert!(!said.contains(CANARY), "{said}");
         assert!(said.contains("xid_79"), "{said}");
+    }
+
+    #[test]
+    fn of_the_address_of_a_receiver_the_host_is_shown() {
+        let receiver = |url: &str| v1::NotificationReceiver { url: url.to_owned(), ..Default::default() };
+        let urls = [
+            "https://hooks.example/T0/CANARY-8f1c",
+            "https://hooks.example:8443?key=CANARY-8f1c",
+            "https://hooks.example",
+            "",
+        ];
+        let policy = v1::Policy { notifications: urls.map(receiver).to_vec(), ..Default::default() };
+        let answer = v1::GetPolicyResponse { policy: Some(policy), ..Default::default() };
+        let shown = without_receiver_paths(answer).policy.unwrap_or_default().notifications;
+        let shown: Vec<&str> = shown.iter().map(|receiver| receiver.url.as_str()).collect();
+        let expected = [
+            "https://hooks.example/(left-out)",
+            "https://hooks.example:8443/(left-out)",
+            "https://hooks.example",
+            "",
+        ];
+        assert_eq!(shown, expected);
     }
 
     #[test]
