@@ -36,7 +36,7 @@ use predictions::PredictionArgs;
 pub(crate) use read::tests as archives;
 pub(crate) use read::time_of;
 use read::{Reading, Watchers};
-use rows::{Goodput, Row, Unit};
+use rows::{Conservation, Goodput, Row, Unit};
 
 /// Commands about what the fleet was used for.
 #[derive(Subcommand)]
@@ -50,7 +50,7 @@ Examples:
   muster report usage --archive archive --ledger usage.ledger     charges what is new since the last report with this file
   muster report usage --by tenant                      the log of the cluster, whether or not it is archived
 
-The lines add up to capacity × time. Work of which the log does not say yet whether it was kept or lost is provisional.")]
+The lines add up to capacity × time; `conservation error 0` states that they do for each type in each region. Work of which the log does not say yet whether it was kept or lost is provisional.")]
     Usage(ReportArgs),
     /// Accelerator time by what it was idle for
     #[command(after_help = "\
@@ -227,6 +227,9 @@ struct ReportView {
     /// The same unit; none for waiting time.
     #[serde(skip_serializing_if = "Option::is_none")]
     capacity: Option<String>,
+    /// By how much rows and capacity differ, over all types in all regions; none for waiting time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    conservation_error: Option<String>,
     unit: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     goodput: Option<Goodput>,
@@ -284,14 +287,13 @@ fn show(console: &Console, kind: ReportKind, args: &ReportArgs, reading: Reading
         ReportKind::Waits => rows::waits(&reading.views, &by),
     };
     let total: u128 = rows.iter().map(|row| row.amount).sum();
-    let capacity = (kind != ReportKind::Waits).then(|| rows::capacity(&reading.views));
-    if capacity.is_some_and(|capacity| capacity != total) {
+    let conservation = (kind != ReportKind::Waits).then(|| Conservation::of(&reading.views, total));
+    if let Some(broken) = conservation.as_ref().filter(|compared| compared.error > 0) {
         // The property of the ledger says that this cannot be; a report that is wrong is not printed.
-        let text = format!("the rows add up to {total} and the capacity is {capacity:?}");
-        return Err(Failure::new(Exit::Failed, text));
+        return Err(Failure::new(Exit::Failed, broken.line()));
     }
     let goodput = (kind == ReportKind::Usage).then(|| Goodput::of(&reading.views)).flatten();
-    let report = Report { kind, by, reading, rows, total, capacity, goodput };
+    let report = Report { kind, by, reading, rows, total, conservation, goodput };
     common::write(console, args.form, &report)
 }
 
@@ -301,7 +303,8 @@ struct Report {
     reading: Reading,
     rows: Vec<Row>,
     total: u128,
-    capacity: Option<u128>,
+    /// None for waiting time.
+    conservation: Option<Conservation>,
     goodput: Option<Goodput>,
 }
 
@@ -358,10 +361,11 @@ impl TableReport for Report {
     fn lines(&self) -> Vec<String> {
         let span = common::span(&self.reading);
         let hours = self.unit().hours(self.total);
-        let mut lines = vec![match self.capacity {
+        let mut lines = vec![match self.conservation {
             Some(_) => format!("total {hours} accelerator-hours = capacity × time, {span}"),
             None => format!("total {hours} job-hours, {span}"),
         }];
+        lines.extend(self.conservation.iter().map(Conservation::line));
         lines.extend(self.goodput.iter().map(Goodput::line));
         lines.extend(common::notes(&self.reading));
         lines
@@ -387,7 +391,8 @@ impl TableReport for Report {
             read: ReadView::of(&self.reading),
             rows: self.rows.clone(),
             total: self.total.to_string(),
-            capacity: self.capacity.map(|capacity| capacity.to_string()),
+            capacity: self.conservation.as_ref().map(|compared| compared.capacity.to_string()),
+            conservation_error: self.conservation.as_ref().map(|compared| compared.error.to_string()),
             unit: self.unit().name(),
             goodput: self.goodput.clone(),
         };
