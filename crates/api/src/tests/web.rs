@@ -471,7 +471,7 @@ async fn answer(channel: &mut Channel, address: &str, path: &str) -> http::Respo
 
 /// Of each address in the list of pages, so that a new page is tried as well.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_page_by_every_role_of_its_own_of_others_and_not_there() {
+async fn every_page_by_every_role_of_own_foreign_and_absent_objects() {
     let guarded_site = Guarded::start().await;
     let of = |tenant, user| Role::TenantClient { tenant: short(tenant), user: short(user) };
     let own = guarded_site.world.job_of("vision").await;
