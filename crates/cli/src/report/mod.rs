@@ -17,6 +17,7 @@ mod page;
 mod predictions;
 mod read;
 mod rows;
+mod waits_report;
 
 use std::path::PathBuf;
 
@@ -37,6 +38,7 @@ pub(crate) use read::tests as archives;
 pub(crate) use read::time_of;
 use read::{Reading, Watchers};
 use rows::{Conservation, Goodput, Row, Unit};
+use waits_report::WaitsArgs;
 
 /// Commands about what the fleet was used for.
 #[derive(Subcommand)]
@@ -71,9 +73,11 @@ Examples:
   muster report waits --archive /var/lib/muster/replica-1 --by tenant,tier
   muster report waits --archive /var/lib/muster/replica-1 --by day --form csv
   muster report waits --archive /var/lib/muster/replica-1 --by job,tenant
+  muster report waits --by tenant --sample 1m          why those were pending that could start
 
-The lines add up to the time that all jobs waited.")]
-    Waits(ReportArgs),
+The lines add up to the time that all jobs waited. With --sample the planner is asked on the way through the log why jobs are
+pending that could start, at moments that are so far apart; `ops/guide/ledger.md` states the reasons.")]
+    Waits(WaitsArgs),
     /// What accelerator time cost, by the prices of the policy
     #[command(after_help = "\
 Examples:
@@ -236,41 +240,20 @@ struct ReportView {
 }
 
 pub async fn run(global: &Global, console: &Console, command: &ReportCommand) -> Result<Exit, Failure> {
-    let (kind, args) = match command {
-        ReportCommand::Usage(args) => (ReportKind::Usage, args),
+    let args = match command {
+        ReportCommand::Usage(args) => args,
         ReportCommand::Idle(args) => return idle_report::run(global, console, args).await,
-        ReportCommand::Waits(args) => (ReportKind::Waits, args),
+        ReportCommand::Waits(args) => return waits_report::run(global, console, args).await,
         ReportCommand::Cost(args) => return cost_report::run(global, console, args).await,
         ReportCommand::Fairness(args) => return fairness_report::run(global, console, args).await,
         ReportCommand::Goodput(args) => return goodput::run(global, console, args).await,
         ReportCommand::Predictions(args) => return predictions::run(global, console, args).await,
     };
     check_form(console, args.form.is_some())?;
-    if kind == ReportKind::Waits && args.by.contains(&Dimension::Job) {
-        check_waits_by_job(args)?;
-    }
     let source = args.span.open(global, console).await?;
     let watchers = Watchers { kept: args.ledger.as_deref(), ..Watchers::told(console) };
     let reading = args.span.read(&source, &args.detail(), watchers)?;
-    show(console, kind, args, reading)
-}
-
-/// The waits of each job are known as a whole, and not by day.
-fn check_waits_by_job(args: &ReportArgs) -> Result<(), Failure> {
-    if args.ledger.is_some() {
-        return Err(
-            Failure::usage("--ledger keeps no waits of jobs").with_next("leave out --ledger, or job in --by")
-        );
-    }
-    let others = [Dimension::Type, Dimension::Region, Dimension::Day];
-    match args.by.iter().find(|by| others.contains(by)) {
-        Some(other) => Err(Failure::usage(format!(
-            "the waits of each job are not divided by {} too",
-            other.title().to_lowercase()
-        ))
-        .with_next("divide by job, tenant and tier")),
-        None => Ok(()),
-    }
+    show(console, ReportKind::Usage, args, reading)
 }
 
 /// What was read, in the form that was asked for.
