@@ -537,8 +537,7 @@ async fn a_caller_is_told_who_it_is() {
 async fn a_person_has_one_verb_on_one_subtree_and_the_log_has_what_was_done_with_it() {
     const PATH: &str = "/muster.v1beta1.JobService/CancelJob";
     let (world, _key) = world().await;
-    let role: (&str, TokenRole, &[Verb], &[&str]) =
-        ("cancels", TokenRole::Submitter, &[Verb::Cancel], &[]);
+    let role: (&str, TokenRole, &[Verb], &[&str]) = ("cancels", TokenRole::Submitter, &[Verb::Cancel], &[]);
     set_roles(&world, 3, &[role]).await.expect("it breaks no rule");
     let objects = objects(&world).await;
     let asked = muster_wire::convert::submissions_from_proto("job", submission("video", 0).job);
