@@ -271,7 +271,7 @@ async fn ask_of_bookings(channel: Channel, ids: &mut Ids) {
 }
 
 /// Every record so far that somebody asked for.
-async fn records(world: &World, channel: Channel) -> Vec<(String, Value)> {
+pub(crate) async fn records(world: &World, channel: Channel) -> Vec<(String, Value)> {
     world.engine.keep_history(HistorySettings::new(None));
     let mut history = HistoryServiceClient::new(channel);
     let request = v1::ReadDecisionsRequest {

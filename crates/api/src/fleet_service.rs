@@ -24,6 +24,7 @@ use crate::controls::requester;
 use crate::forward::Router;
 use crate::read::{PAGE_BYTES_MAX, bad_page, cluster, freshness, invalid, page_size, written};
 use crate::render;
+use crate::visibility::Visibility;
 use crate::watcher::{Messages, NodeTopic, Watches};
 
 mod capacity;
@@ -86,7 +87,7 @@ pub(crate) fn list(
     view: &Reading,
     message: &v1::ListNodesRequest,
     narrowed: &Narrowed,
-    size: usize,
+    (size, visibility): (usize, Visibility),
 ) -> Result<v1::ListNodesResponse, Status> {
     let cluster = cluster(view)?;
     let filter = narrowed.digest(&message.region);
@@ -115,7 +116,7 @@ pub(crate) fn list(
                 PageToken { after, log_index: view.log_index() }.encode(cluster, List::Nodes, filter);
             break;
         }
-        let node = render::node(view, id, row);
+        let node = visibility.node(render::node(view, id, row));
         bytes += encoded_len(&node);
         nodes.push(node);
         last = Some(name);
@@ -208,13 +209,13 @@ impl FleetService for Fleet {
         &self,
         request: Request<v1::ListNodesRequest>,
     ) -> Result<Response<v1::ListNodesResponse>, Status> {
-        let (deadline, account) =
-            (self.router.read_deadline(&request), self.router.caller(&request).account());
+        let (deadline, caller) = (self.router.read_deadline(&request), self.router.caller(&request));
+        let (account, visibility) = (caller.account(), caller.visibility());
         let message = request.into_inner();
         let size = page_size(message.page_size)?;
         let engine = self.router.engine().clone();
         let view = self.router.fresh(account, (message.read.as_ref(), UNSAID_OF_LISTS), deadline).await?;
-        let make = move || list(&engine, &view, &message, &Narrowed::default(), size);
+        let make = move || list(&engine, &view, &message, &Narrowed::default(), (size, visibility));
         self.router.page(account, size.saturating_mul(ROW_BYTES), make).await
     }
 
@@ -239,14 +240,14 @@ impl FleetService for Fleet {
         &self,
         request: Request<v1::GetNodeRequest>,
     ) -> Result<Response<v1::GetNodeResponse>, Status> {
-        let (deadline, account) =
-            (self.router.read_deadline(&request), self.router.caller(&request).account());
+        let (deadline, caller) = (self.router.read_deadline(&request), self.router.caller(&request));
+        let (account, visibility) = (caller.account(), caller.visibility());
         let message = request.into_inner();
         let engine = self.router.engine();
         let view =
             self.router.fresh(account, (message.read.as_ref(), Consistency::Linearizable), deadline).await?;
         let id = find(&view, &message.node).map_err(|refusal| to_status(&refusal))?;
-        let node = view.node(id).map(|row| render::node(&view, id, row));
+        let node = view.node(id).map(|row| visibility.node(render::node(&view, id, row)));
         Ok(Response::new(v1::GetNodeResponse { node, freshness: Some(freshness(engine, &view)) }))
     }
 
@@ -256,9 +257,10 @@ impl FleetService for Fleet {
         &self,
         request: Request<v1::WatchNodesRequest>,
     ) -> Result<Response<Self::WatchNodesStream>, Status> {
-        let account = self.router.caller(&request).account();
+        let caller = self.router.caller(&request);
+        let account = caller.account();
         let message = request.into_inner();
-        let topic = NodeTopic::new(message.region);
+        let topic = NodeTopic::new(message.region, caller.visibility());
         self.watches.open(&self.router, topic, &message.resume_token, account).map(Response::new)
     }
 

@@ -532,6 +532,41 @@ async fn a_caller_is_told_who_it_is() {
     assert!(issued.own_role.is_empty() && issued.token_id.is_empty());
 }
 
+/// What an operator gives a person: one verb on one subtree.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_person_has_one_verb_on_one_subtree_and_the_log_has_what_was_done_with_it() {
+    const PATH: &str = "/muster.v1beta1.JobService/CancelJob";
+    let (world, _key) = world().await;
+    let role: (&str, TokenRole, &[Verb], &[&str]) = ("cancels", TokenRole::Submitter, &[Verb::Cancel], &[]);
+    set_roles(&world, 3, &[role]).await.expect("it breaks no rule");
+    let objects = objects(&world).await;
+    let asked = muster_wire::convert::submissions_from_proto("job", submission("video", 0).job);
+    let submit = Command::submit(RequestId(9), asked.expect("it is a job").into());
+    let answer = world.engine.execute(submit).await.expect("it fits");
+    let muster_decider::Answer::Submitted { jobs: below, .. } = answer else { panic!("{answer:?}") };
+    let secret = made(&world, 1, TokenRole::Submitter, Some("vision"), Some("cancels")).await;
+    let channel = anonymous(&world).await;
+    for rule in RULES.iter().filter(|rule| !is_in(rule.path, |verb| verb == Verb::Cancel)) {
+        let answer = call(&channel, rule.path, secret.reveal(), ()).await;
+        assert!(is_denied_by_role(&answer), "{}: {answer:?}", rule.path);
+    }
+    let cancel = |job_id: String| v1::CancelJobRequest { request_id: next_id(), job_id };
+    let foreign = call(&channel, PATH, secret.reveal(), cancel(objects.jobs[FOREIGN].clone())).await;
+    assert_eq!(code(&foreign), Some(RefusalCode::PermissionDenied), "{foreign:?}");
+    for own in [objects.jobs[0].clone(), below[0].to_string()] {
+        call(&channel, PATH, secret.reveal(), cancel(own)).await.expect("it is of the subtree");
+    }
+    let root = world.channel(Role::Admin(short("root"))).await;
+    let by: Vec<String> = crate::audit_tests::records(&world, root)
+        .await
+        .into_iter()
+        .filter(|(decision, _)| decision == "job_cancel_requested")
+        .map(|(_, content)| content["by"]["name"].as_str().unwrap_or_default().to_owned())
+        .collect();
+    let holder = format!("tenant/vision/ada+token/{}", secret.id());
+    assert_eq!(by, [holder.clone(), holder], "what was denied is in no record");
+}
+
 /// A role that is in use stays, and a watch ends when its role lacks the call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_ends_when_its_role_lacks_the_verb() {

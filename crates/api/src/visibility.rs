@@ -86,6 +86,19 @@ impl Visibility {
         if self.sees(view, tenant) { job } else { redacted(job) }
     }
 
+    /// A node's message as it is shown: which operator is on duty is for those who act for the whole cluster.
+    pub(crate) fn node(self, mut node: v1::Node) -> v1::Node {
+        if self != Visibility::All {
+            for said in [&mut node.cordon_reason, &mut node.drain_reason].into_iter().flatten() {
+                said.creator.clear();
+            }
+            if let Some(set) = &mut node.overrides {
+                set.changed_by.clear();
+            }
+        }
+        node
+    }
+
     /// Why a job waits or where it is, as it is shown.
     pub(crate) fn explanation(
         self,
@@ -444,6 +457,30 @@ mod tests {
         assert_eq!(times(Visibility::Nobodys, &drained), (0, false), "the leader decided it");
         let created = Decision::LeaderStarted;
         assert_eq!(times(Visibility::Nobodys, &created), (0, false));
+    }
+
+    #[test]
+    fn a_node_names_its_operators_to_those_who_act_for_the_whole_cluster() {
+        let said = || v1::NodeReason {
+            reason: "power work".to_owned(),
+            creator: "admin/ada".to_owned(),
+            create_time: None,
+        };
+        let overrides = v1::NodeOverrides { changed_by: "admin/ada".to_owned(), ..Default::default() };
+        let whole = v1::Node {
+            cordon_reason: Some(said()),
+            drain_reason: Some(said()),
+            overrides: Some(overrides),
+            ..Default::default()
+        };
+        assert_eq!(Visibility::All.node(whole.clone()), whole);
+        let speech = Visibility::Below(ShortName::new("speech").expect("a name"));
+        for visibility in [Visibility::Nobodys, speech] {
+            let shown = visibility.node(whole.clone());
+            assert!(!format!("{shown:?}").contains("ada"), "{shown:?}");
+            assert_eq!(shown.drain_reason.map(|said| said.reason).as_deref(), Some("power work"));
+            assert!(shown.overrides.is_some(), "what was set is for everybody");
+        }
     }
 
     #[test]

@@ -234,11 +234,13 @@ impl Topic for JobTopic {
 pub(crate) struct NodeTopic {
     /// Empty for all.
     region: String,
+    /// Whether it names operators.
+    visibility: Visibility,
 }
 
 impl NodeTopic {
-    pub(crate) fn new(region: String) -> NodeTopic {
-        NodeTopic { region }
+    pub(crate) fn new(region: String, visibility: Visibility) -> NodeTopic {
+        NodeTopic { region, visibility }
     }
 
     fn covers(&self, spec: &NodeSpec) -> bool {
@@ -255,8 +257,9 @@ impl Topic for NodeTopic {
     }
 
     fn present<'a>(&'a self, present: &'a State) -> Box<dyn Iterator<Item = Option<v1::Node>> + Send + 'a> {
-        let node =
-            |(id, row): (&_, &NodeRow)| self.covers(&row.spec).then(|| render::node(present, *id, row));
+        let node = |(id, row): (&_, &NodeRow)| {
+            self.covers(&row.spec).then(|| self.visibility.node(render::node(present, *id, row)))
+        };
         Box::new(present.nodes().iter().map(node))
     }
 
@@ -279,7 +282,8 @@ impl Topic for NodeTopic {
         match change {
             Change::Node { id, row, restriction, gangs, .. } => {
                 let gangs = gangs.iter().copied();
-                Some(Body::Changed(render::node_with(*id, row, restriction.as_deref(), gangs)))
+                let node = render::node_with(*id, row, restriction.as_deref(), gangs);
+                Some(Body::Changed(self.visibility.node(node)))
             }
             Change::NodeForgotten { id, .. } => Some(Body::Forgotten(id.to_string())),
             Change::Job { .. }
@@ -301,7 +305,11 @@ impl Topic for NodeTopic {
     }
 
     fn rendered<'a>(&self, watches: &'a Watches, _: &State, _: &Change) -> &'a Rendered {
-        &watches.nodes
+        match self.visibility {
+            Visibility::All => &watches.nodes,
+            // The same for every tenant.
+            Visibility::Below(_) | Visibility::Nobodys => &watches.redacted_nodes,
+        }
     }
 }
 
@@ -413,6 +421,8 @@ pub(crate) struct Watches {
     basic_jobs: Arc<Rendered>,
     redacted_basic_jobs: Arc<Rendered>,
     nodes: Arc<Rendered>,
+    /// Without the names of operators.
+    redacted_nodes: Arc<Rendered>,
     queues: Arc<Rendered>,
 }
 
@@ -426,6 +436,7 @@ impl Watches {
             basic_jobs: Arc::default(),
             redacted_basic_jobs: Arc::default(),
             nodes: Arc::default(),
+            redacted_nodes: Arc::default(),
             queues: Arc::default(),
         }
     }

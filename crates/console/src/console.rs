@@ -23,7 +23,7 @@ pub enum Format {
     Yaml,
     /// Ids or names only, one per line
     Name,
-    /// A page with pictures: a plan alone has one
+    /// A page with pictures: a plan and reports have one
     Html,
 }
 

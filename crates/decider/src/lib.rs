@@ -48,7 +48,9 @@ pub use answers::planned_images::{PlannedImage, planned_images};
 pub use answers::policy_warnings::{
     POLICY_WARNINGS_MAX, PolicyWarning, PolicyWarningCode, PolicyWarnings, policy_warnings,
 };
-pub use answers::queue_front::{FrontRequest, QueueFront, queue_front, queue_front_counted};
+pub use answers::queue_front::{
+    FrontRequest, QueueFront, queue_front, queue_front_counted, queue_front_listed,
+};
 pub use answers::queue_walk::{Position, QueueForecast};
 pub use answers::quota_impact::{DisplacedBorrower, QuotaImpact, quota_impact};
 pub use answers::starts::{ExpectedStarts, JobStart, expected_starts, expected_starts_in};

@@ -466,13 +466,14 @@ impl Ledger {
         self.pools.explain((kind, region), &parts, self.time, &mut self.charges);
     }
 
-    /// What the planner says of a job that waits for capacity. It holds from the last record on, until something changes
-    /// about the job.
-    pub fn explain_wait(&mut self, id: JobId, reason: UnplacedReason) {
+    /// What the planner says of a job that waits for capacity; none where it says nothing any more. It holds from the last
+    /// record on, until something changes about the job.
+    pub fn explain_wait(&mut self, id: JobId, reason: Option<UnplacedReason>) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
-        if is_eligible(job.mode) {
+        let told = Mode::Waiting(Waits::Eligible(reason));
+        if is_eligible(job.mode) && job.mode != told {
             job.flush(self.time, &mut self.charges);
-            job.mode = Mode::Waiting(Waits::Eligible(Some(reason)));
+            job.mode = told;
         }
     }
 }

@@ -17,7 +17,7 @@ use muster_types::{JobSpec, LogTime, Name, PriorityTier};
 /// Requests that are asked about at one moment.
 pub const REQUESTS_MAX: usize = 8;
 /// Requests that are stepped over at one moment.
-const STEPS_MAX: u64 = 10_000;
+pub(crate) const STEPS_MAX: u64 = 10_000;
 /// Jobs of one request that are counted.
 const ALIKE_MAX: u64 = 10_000;
 
@@ -175,6 +175,41 @@ fn mismatched(nodes: &NodeCounts) -> bool {
             > 0
 }
 
+/// The word of the ledger for why a job waits; none for one that would take nothing now. `is_mismatch` where no capacity would make
+/// the nodes fit that are looked at.
+fn reason_of(spec: &JobSpec, reason: WaitReason, is_mismatch: bool) -> Option<UnplacedReason> {
+    Some(match reason {
+        WaitReason::QuotaExceeded | WaitReason::TenantLimit | WaitReason::Licence => UnplacedReason::Quota,
+        WaitReason::CheckpointNotReadable | WaitReason::Purchase | WaitReason::Affinity => {
+            UnplacedReason::Constraint
+        }
+        WaitReason::BehindOtherGangs => UnplacedReason::Priority,
+        // It takes nothing but the nodes of its booking, and the others are kept for nobody.
+        WaitReason::Booked if spec.booking.is_some() => UnplacedReason::Constraint,
+        WaitReason::Window | WaitReason::Booked | WaitReason::SpareHosts => UnplacedReason::Kept,
+        WaitReason::InLine | WaitReason::MakingRoom => UnplacedReason::Turn,
+        WaitReason::Held | WaitReason::NotBefore | WaitReason::Dependency | WaitReason::RetryBackoff => {
+            return None;
+        }
+        _ if is_mismatch => UnplacedReason::NodeMismatch,
+        WaitReason::Topology => UnplacedReason::Topology,
+        WaitReason::Fragmented | WaitReason::SliceFragmented => UnplacedReason::Fragmentation,
+        WaitReason::WaitingForCpu | WaitReason::WaitingForMemory => UnplacedReason::HostResources,
+        WaitReason::NoClusterAllowed
+        | WaitReason::NodesNotJoined
+        | WaitReason::NoClusterLargeEnough
+        | WaitReason::WaitingForNodes
+        | WaitReason::WaitingForCapacity => UnplacedReason::TooFew,
+    })
+}
+
+/// The same of all clusters together.
+pub(crate) fn reason_anywhere(spec: &JobSpec, why: &JobExplanation) -> Option<UnplacedReason> {
+    let clusters = &why.places.clusters;
+    let is_mismatch = !clusters.is_empty() && clusters.iter().all(|report| mismatched(&report.nodes));
+    reason_of(spec, why.reason, is_mismatch)
+}
+
 impl Question<'_> {
     /// Why it does not have what is idle there; none for one that would not take it now.
     fn reason(&self, pool: &UnplacedPool) -> Option<UnplacedReason> {
@@ -186,32 +221,7 @@ impl Question<'_> {
             // It accepts the type and the region, and is not planned there: its checkpoints are elsewhere.
             return Some(UnplacedReason::Constraint);
         }
-        let is_mismatch = reports.all(|report| mismatched(&report.nodes));
-        Some(match self.why.reason {
-            WaitReason::QuotaExceeded | WaitReason::TenantLimit | WaitReason::Licence => {
-                UnplacedReason::Quota
-            }
-            WaitReason::CheckpointNotReadable | WaitReason::Purchase | WaitReason::Affinity => {
-                UnplacedReason::Constraint
-            }
-            WaitReason::BehindOtherGangs => UnplacedReason::Priority,
-            // It takes nothing but the nodes of its booking, and the others are kept for nobody.
-            WaitReason::Booked if self.spec.booking.is_some() => UnplacedReason::Constraint,
-            WaitReason::Window | WaitReason::Booked | WaitReason::SpareHosts => UnplacedReason::Kept,
-            WaitReason::InLine | WaitReason::MakingRoom => UnplacedReason::Turn,
-            WaitReason::Held | WaitReason::NotBefore | WaitReason::Dependency | WaitReason::RetryBackoff => {
-                return None;
-            }
-            _ if is_mismatch => UnplacedReason::NodeMismatch,
-            WaitReason::Topology => UnplacedReason::Topology,
-            WaitReason::Fragmented | WaitReason::SliceFragmented => UnplacedReason::Fragmentation,
-            WaitReason::WaitingForCpu | WaitReason::WaitingForMemory => UnplacedReason::HostResources,
-            WaitReason::NoClusterAllowed
-            | WaitReason::NodesNotJoined
-            | WaitReason::NoClusterLargeEnough
-            | WaitReason::WaitingForNodes
-            | WaitReason::WaitingForCapacity => UnplacedReason::TooFew,
-        })
+        reason_of(self.spec, self.why.reason, reports.all(|report| mismatched(&report.nodes)))
     }
 
     /// Whom the idle part is kept for, else whose job waits.

@@ -4,7 +4,7 @@
 //! takes the rounds it makes, and answers for the nodes. [`pack`] fills a fleet without ever emptying it,
 //! [`queue`] replays submissions and run times and says how long everybody waited, [`generate`] makes
 //! traces where none were recorded, [`trace`] reads them, [`html`] draws a report. [`whatif`] replays the inputs of a log
-//! under a change. [`idle`] asks the planner why accelerators of a log were idle,
+//! under a change. [`idle`] asks the planner why accelerators of a log were idle, [`waits`] why jobs were pending,
 //! and [`turns`] looks for placements out of turn.
 //!
 //! **Invariant:** no rule of scheduling is written here. Who goes where and when is `muster_decider`'s to
@@ -30,6 +30,7 @@ mod tally;
 mod tenants;
 pub mod trace;
 pub mod turns;
+pub mod waits;
 mod wakes;
 pub mod whatif;
 

@@ -152,6 +152,7 @@ async fn a_silent_leader_is_replaced_and_heard_again() {
     let usage: serde_json::Value = serde_json::from_str(&usage).expect("it is JSON");
     assert!(usage["total"].as_str().is_some_and(|total| total != "0"), "{usage}");
     assert_eq!(usage["total"], usage["capacity"], "{usage}");
+    assert_eq!(usage["conservationError"], "0", "{usage}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

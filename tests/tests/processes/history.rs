@@ -139,6 +139,12 @@ async fn reported(cluster: &Cluster, late: u64, (early, early_digest): (u64, &st
     let data = data.to_str().expect("the test's directory is text");
     let idle = answer(&endpoint, &["report", "idle", "--archive", data, "--tail"]).await;
     assert!(idle["lastLogIndex"].as_u64() >= Some(late), "{idle}");
+    assert_eq!(idle["conservationError"], "0", "{idle}");
+    let to = late.to_string();
+    let waits = ["report", "waits", "--to", &to];
+    let plain = answer(&endpoint, &waits).await;
+    let divided = answer(&endpoint, &[&waits[..], &["--sample", "0s"]].concat()).await;
+    assert_eq!(plain["total"], divided["total"], "{divided}");
     let told = answer(&endpoint, &["report", "predictions", "--sample", "0s"]).await;
     let count = |name: &str| told[name].as_u64().expect("it is a number");
     let known = count("unpredicted") + count("started") + count("never") + count("open");

@@ -54,7 +54,7 @@ impl Image {
         let (root, file) = (scratch.join("root"), scratch.join("root.tar"));
         std::fs::create_dir_all(root.join("bin")).expect("a directory");
         std::fs::copy(busybox, root.join("bin/busybox")).expect("a file");
-        for applet in ["sh", "mkdir", "nc", "true"] {
+        for applet in ["sh", "awk", "mkdir", "nc", "true"] {
             std::os::unix::fs::symlink("busybox", root.join("bin").join(applet)).expect("a link");
         }
         let (root, file) = (root.display().to_string(), file.display().to_string());

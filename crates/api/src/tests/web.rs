@@ -442,20 +442,117 @@ impl Guarded {
         Guarded { world, pages }
     }
 
-    /// Asks with the certificate of this role; status and body.
-    async fn get(&self, role: Role, path: &str) -> (u16, String) {
+    /// A connection with the certificate of this role, and the address.
+    async fn connect(&self, role: Role) -> (Channel, String) {
         let security = self.world.security(role);
         let address = security.address(&self.pages.address.to_string()).expect("an address");
         let endpoint = Endpoint::from_shared(address.clone()).expect("an address");
         let connected = endpoint.connect_with_connector(security.connector(Expect::AnyReplica));
-        let mut channel = guarded("a connection", connected).await.expect("a member connects");
-        std::future::poll_fn(|context| channel.poll_ready(context)).await.expect("it stands");
-        let request = http::Request::get(format!("{address}{path}")).body(Body::empty()).expect("a request");
-        let answer = guarded("an answer", channel.call(request)).await.expect("it is answered");
+        (guarded("a connection", connected).await.expect("a member connects"), address)
+    }
+
+    /// Asks with the certificate of this role; status and body.
+    async fn get(&self, role: Role, path: &str) -> (u16, String) {
+        let (mut channel, address) = self.connect(role).await;
+        let answer = answer(&mut channel, &address, path).await;
         let status = answer.status().as_u16();
         let body = http_body_util::BodyExt::collect(answer.into_body());
         let body = guarded("a page", body).await.expect("it is whole").to_bytes();
         (status, String::from_utf8(body.to_vec()).expect("it is text"))
+    }
+}
+
+/// Up to the beginning of the body.
+async fn answer(channel: &mut Channel, address: &str, path: &str) -> http::Response<Body> {
+    std::future::poll_fn(|context| channel.poll_ready(context)).await.expect("it stands");
+    let request = http::Request::get(format!("{address}{path}")).body(Body::empty()).expect("a request");
+    guarded("an answer", channel.call(request)).await.expect("it is answered")
+}
+
+/// Of each address in the list of pages, so that a new page is tried as well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_page_by_every_role_of_own_foreign_and_absent_objects() {
+    let guarded_site = Guarded::start().await;
+    let of = |tenant, user| Role::TenantClient { tenant: short(tenant), user: short(user) };
+    let own = guarded_site.world.job_of("vision").await;
+    let mut jobs = JobServiceClient::new(guarded_site.world.channel(of("speech", "bob")).await);
+    let taken = guarded("a submission", jobs.submit_job(access_tests::submission("speech", 1))).await;
+    let foreign = taken.expect("it is taken").into_inner().job_ids.remove(0);
+    let objects = [(own.as_str(), "h1"), (foreign.as_str(), "h1"), ("job-00000000000009", "h9")];
+    // Whether it reads pages, and the output of workers of vision, of speech, and of a job that is not there.
+    for (role, reads, reads_output) in [
+        (Role::Replica(ReplicaId(2)), false, [false; 3]),
+        (Role::Agent(short("h1")), false, [false; 3]),
+        (Role::AgentGroup(short("slurm")), false, [false; 3]),
+        (Role::Client(short("eve")), true, [false; 3]),
+        (of("vision", "ada"), true, [true, false, true]),
+        (Role::AllTenants(short("ops")), true, [true; 3]),
+        (Role::Admin(short("root")), true, [true; 3]),
+    ] {
+        let (mut channel, address) = guarded_site.connect(role).await;
+        for page in crate::web::PAGES.map(|page| page.trim_start_matches("GET ")) {
+            if ["/metrics", "/livez", "/readyz"].contains(&page) {
+                continue;
+            }
+            let (has_object, is_output) = (page.contains('{'), page.ends_with("/output"));
+            let tried = if has_object { &objects[..] } else { &objects[..1] };
+            for (which, (job, node)) in tried.iter().enumerate() {
+                let may = reads && (!is_output || reads_output[which]);
+                let is_absent = has_object && which == 2;
+                // No agent is here that would have an output.
+                if is_output && may && !is_absent {
+                    continue;
+                }
+                let path = page.replace("{id}", job).replace("{name}", node);
+                let status = answer(&mut channel, &address, &path).await.status().as_u16();
+                assert_eq!(status == 403, !may, "{role} {path}: {status}");
+                assert_eq!(status == 404, may && is_absent, "{role} {path}: {status}");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operators_of_a_node_are_named_to_those_who_act_for_the_whole_cluster() {
+    use v1::watch_nodes_response::Event;
+    let guarded_site = Guarded::start().await;
+    let register = muster_decider::Command::Register {
+        spec: access_tests::host("h1"),
+        holder: muster_types::HolderId(1),
+        other_session_is_over: false,
+    };
+    guarded_site.world.engine.execute(register).await.expect("a host comes");
+    let fleet = async |role: Role| FleetServiceClient::new(guarded_site.world.channel(role).await);
+    let cordon = v1::CordonNodeRequest {
+        request_id: "00000000-0000-4000-e000-000000000001".to_owned(),
+        node: "h1".to_owned(),
+        reason: "power work".to_owned(),
+    };
+    let mut operator = fleet(Role::Admin(short("grace"))).await;
+    guarded("a cordon", operator.cordon_node(cordon)).await.expect("an operator may");
+    for (role, names) in [
+        (Role::Admin(short("root")), true),
+        (Role::AllTenants(short("ops")), true),
+        (Role::TenantClient { tenant: short("vision"), user: short("ada") }, false),
+        (Role::Client(short("eve")), false),
+    ] {
+        let (status, page) = guarded_site.get(role, "/nodes/h1").await;
+        assert_eq!((status, page.contains("admin/grace")), (200, names), "{role}: {page}");
+        assert!(page.contains("power work"), "{role}: {page}");
+        let mut fleet = fleet(role).await;
+        let get = v1::GetNodeRequest { node: "h1".to_owned(), ..Default::default() };
+        let got = guarded("a node", fleet.get_node(get)).await.expect("every user may look");
+        let listed = guarded("a list", fleet.list_nodes(v1::ListNodesRequest::default())).await;
+        let listed = listed.expect("every user may look").into_inner().nodes;
+        let watch = guarded("a watch", fleet.watch_nodes(v1::WatchNodesRequest::default())).await;
+        let mut watch = watch.expect("every user may look").into_inner();
+        let present = guarded("the present", watch.message()).await.expect("it stands").expect("an event");
+        let Some(Event::Changed(watched)) = present.event else { panic!("{present:?}") };
+        for node in got.into_inner().node.into_iter().chain(listed).chain([watched]) {
+            let said = node.cordon_reason.expect("it is cordoned");
+            assert_eq!(said.creator.as_str(), if names { "admin/grace" } else { "" }, "{role}");
+            assert_eq!(said.reason, "power work");
+        }
     }
 }
 

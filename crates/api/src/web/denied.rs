@@ -11,7 +11,7 @@ use crate::recorded::CallRecorder;
 
 /// What is recorded as the call: the addresses of the listener, with a word in the place of what differs. So there are few, and
 /// nothing that a caller has made up is in the record.
-const PAGES: [&str; 17] = [
+pub(crate) const PAGES: [&str; 17] = [
     "GET /",
     "GET /jobs",
     "GET /jobs/{id}",
@@ -77,6 +77,16 @@ fn is_like(page: &str, path: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_address_of_a_page_has_a_word_in_records() {
+        let behind = include_str!("mod.rs").split(".route(\"").skip(1);
+        let routes: Vec<&str> = behind.filter_map(|rest| rest.split('"').next()).collect();
+        assert!(routes.contains(&"/jobs/{id}"), "the addresses were found: {routes:?}");
+        for path in routes {
+            assert!(PAGES.contains(&format!("GET {path}").as_str()), "{path} is not in the list");
+        }
+    }
 
     #[test]
     fn a_record_has_nothing_that_a_reader_made_up() {

@@ -56,6 +56,9 @@ use crate::visibility::Visibility;
 
 pub(crate) use denied::note_denied;
 
+#[cfg(test)]
+pub(crate) use denied::PAGES;
+
 use estimates::Estimates;
 
 /// Bytes of a path with its query. A selector of labels has 4,096 characters at most, which may be encoded.

@@ -60,8 +60,9 @@ pub(super) async fn list(
     let make = move |scene: &Scene| {
         let listing =
             v1::ListNodesRequest { page_token: page.clone(), region: region.clone(), ..Default::default() };
+        let shown = (NODES_SHOWN, scene.visibility());
         let narrowed = Narrowed { cluster: cluster.clone(), block: block.clone(), state: state.clone() };
-        let listed = fleet_service::list(scene.engine(), &scene.state, &listing, &narrowed, NODES_SHOWN)?;
+        let listed = fleet_service::list(scene.engine(), &scene.state, &listing, &narrowed, shown)?;
         let query = NodeQuery { region, cluster, block, state, page };
         Ok(muster_page::nodes(&scene.frame(), &query, &listed.nodes, &listed.next_page_token))
     };
@@ -82,7 +83,8 @@ pub(super) async fn one(
         let row = scene.state.node(id).ok_or_else(|| tonic::Status::internal("a name without a node"))?;
         let is_of_node = |change: &Change| matches!(change, Change::Node { id: of, .. } if *of == id);
         let changes = events::newest(scene, CHANGES_SHOWN, is_of_node);
-        Ok(muster_page::node(&scene.frame(), &render::node(&scene.state, id, row), &changes))
+        let node = scene.visibility().node(render::node(&scene.state, id, row));
+        Ok(muster_page::node(&scene.frame(), &node, &changes))
     };
     web.read(asked, NODE_BYTES, make).await
 }

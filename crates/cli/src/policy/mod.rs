@@ -48,7 +48,10 @@ spareHostsPerRack that is named and not in the file is removed.
 
 The new version, a log index, goes to stdout. In force for every decision behind it. What the policy would mean on
 this fleet and for the jobs that wait goes to stderr as warnings: types that no node has, more guaranteed than there
-is, tenants that can use nothing. With -o json all of it goes to stdout. A trace shows more: `muster sim queue --policy FILE`.")]
+is, tenants that can use nothing. With -o json all of it goes to stdout.
+
+`muster whatif --from TIME --to TIME --policy FILE` replays what happened under the file before it is set, and warns of each
+tenant and tier whose jobs it would starve. A trace does as well: `muster sim queue --policy FILE`.")]
     Set {
         /// Policy file (YAML), or - for stdin
         file: String,

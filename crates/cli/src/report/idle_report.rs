@@ -31,7 +31,7 @@ pub struct IdleArgs {
     no_planner: bool,
 }
 
-fn sample(text: &str) -> Result<u64, String> {
+pub(super) fn sample(text: &str) -> Result<u64, String> {
     quantity::duration_ms(text).map_err(|error| error.to_string())
 }
 

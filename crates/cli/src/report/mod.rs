@@ -17,6 +17,7 @@ mod page;
 mod predictions;
 mod read;
 mod rows;
+mod waits_report;
 
 use std::path::PathBuf;
 
@@ -36,7 +37,8 @@ use predictions::PredictionArgs;
 pub(crate) use read::tests as archives;
 pub(crate) use read::time_of;
 use read::{Reading, Watchers};
-use rows::{Goodput, Row, Unit};
+use rows::{Conservation, Goodput, Row, Unit};
+use waits_report::WaitsArgs;
 
 /// Commands about what the fleet was used for.
 #[derive(Subcommand)]
@@ -50,7 +52,7 @@ Examples:
   muster report usage --archive archive --ledger usage.ledger     charges what is new since the last report with this file
   muster report usage --by tenant                      the log of the cluster, whether or not it is archived
 
-The lines add up to capacity × time. Work of which the log does not say yet whether it was kept or lost is provisional.")]
+The lines add up to capacity × time; `conservation error 0` states that they do for each type in each region. Work of which the log does not say yet whether it was kept or lost is provisional.")]
     Usage(ReportArgs),
     /// Accelerator time by what it was idle for
     #[command(after_help = "\
@@ -71,9 +73,11 @@ Examples:
   muster report waits --archive /var/lib/muster/replica-1 --by tenant,tier
   muster report waits --archive /var/lib/muster/replica-1 --by day --form csv
   muster report waits --archive /var/lib/muster/replica-1 --by job,tenant
+  muster report waits --by tenant --sample 1m          why those were pending that could start
 
-The lines add up to the time that all jobs waited.")]
-    Waits(ReportArgs),
+The lines add up to the time that all jobs waited. With --sample the planner is asked on the way through the log why jobs are
+pending that could start, at moments that are so far apart; `ops/guide/ledger.md` states the reasons.")]
+    Waits(WaitsArgs),
     /// What accelerator time cost, by the prices of the policy
     #[command(after_help = "\
 Examples:
@@ -227,47 +231,29 @@ struct ReportView {
     /// The same unit; none for waiting time.
     #[serde(skip_serializing_if = "Option::is_none")]
     capacity: Option<String>,
+    /// By how much rows and capacity differ, over all types in all regions; none for waiting time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    conservation_error: Option<String>,
     unit: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     goodput: Option<Goodput>,
 }
 
 pub async fn run(global: &Global, console: &Console, command: &ReportCommand) -> Result<Exit, Failure> {
-    let (kind, args) = match command {
-        ReportCommand::Usage(args) => (ReportKind::Usage, args),
+    let args = match command {
+        ReportCommand::Usage(args) => args,
         ReportCommand::Idle(args) => return idle_report::run(global, console, args).await,
-        ReportCommand::Waits(args) => (ReportKind::Waits, args),
+        ReportCommand::Waits(args) => return waits_report::run(global, console, args).await,
         ReportCommand::Cost(args) => return cost_report::run(global, console, args).await,
         ReportCommand::Fairness(args) => return fairness_report::run(global, console, args).await,
         ReportCommand::Goodput(args) => return goodput::run(global, console, args).await,
         ReportCommand::Predictions(args) => return predictions::run(global, console, args).await,
     };
     check_form(console, args.form.is_some())?;
-    if kind == ReportKind::Waits && args.by.contains(&Dimension::Job) {
-        check_waits_by_job(args)?;
-    }
     let source = args.span.open(global, console).await?;
     let watchers = Watchers { kept: args.ledger.as_deref(), ..Watchers::told(console) };
     let reading = args.span.read(&source, &args.detail(), watchers)?;
-    show(console, kind, args, reading)
-}
-
-/// The waits of each job are known as a whole, and not by day.
-fn check_waits_by_job(args: &ReportArgs) -> Result<(), Failure> {
-    if args.ledger.is_some() {
-        return Err(
-            Failure::usage("--ledger keeps no waits of jobs").with_next("leave out --ledger, or job in --by")
-        );
-    }
-    let others = [Dimension::Type, Dimension::Region, Dimension::Day];
-    match args.by.iter().find(|by| others.contains(by)) {
-        Some(other) => Err(Failure::usage(format!(
-            "the waits of each job are not divided by {} too",
-            other.title().to_lowercase()
-        ))
-        .with_next("divide by job, tenant and tier")),
-        None => Ok(()),
-    }
+    show(console, ReportKind::Usage, args, reading)
 }
 
 /// What was read, in the form that was asked for.
@@ -284,14 +270,13 @@ fn show(console: &Console, kind: ReportKind, args: &ReportArgs, reading: Reading
         ReportKind::Waits => rows::waits(&reading.views, &by),
     };
     let total: u128 = rows.iter().map(|row| row.amount).sum();
-    let capacity = (kind != ReportKind::Waits).then(|| rows::capacity(&reading.views));
-    if capacity.is_some_and(|capacity| capacity != total) {
+    let conservation = (kind != ReportKind::Waits).then(|| Conservation::of(&reading.views, total));
+    if let Some(broken) = conservation.as_ref().filter(|compared| compared.error > 0) {
         // The property of the ledger says that this cannot be; a report that is wrong is not printed.
-        let text = format!("the rows add up to {total} and the capacity is {capacity:?}");
-        return Err(Failure::new(Exit::Failed, text));
+        return Err(Failure::new(Exit::Failed, broken.line()));
     }
     let goodput = (kind == ReportKind::Usage).then(|| Goodput::of(&reading.views)).flatten();
-    let report = Report { kind, by, reading, rows, total, capacity, goodput };
+    let report = Report { kind, by, reading, rows, total, conservation, goodput };
     common::write(console, args.form, &report)
 }
 
@@ -301,7 +286,8 @@ struct Report {
     reading: Reading,
     rows: Vec<Row>,
     total: u128,
-    capacity: Option<u128>,
+    /// None for waiting time.
+    conservation: Option<Conservation>,
     goodput: Option<Goodput>,
 }
 
@@ -358,10 +344,11 @@ impl TableReport for Report {
     fn lines(&self) -> Vec<String> {
         let span = common::span(&self.reading);
         let hours = self.unit().hours(self.total);
-        let mut lines = vec![match self.capacity {
+        let mut lines = vec![match self.conservation {
             Some(_) => format!("total {hours} accelerator-hours = capacity × time, {span}"),
             None => format!("total {hours} job-hours, {span}"),
         }];
+        lines.extend(self.conservation.iter().map(Conservation::line));
         lines.extend(self.goodput.iter().map(Goodput::line));
         lines.extend(common::notes(&self.reading));
         lines
@@ -387,7 +374,8 @@ impl TableReport for Report {
             read: ReadView::of(&self.reading),
             rows: self.rows.clone(),
             total: self.total.to_string(),
-            capacity: self.capacity.map(|capacity| capacity.to_string()),
+            capacity: self.conservation.as_ref().map(|compared| compared.capacity.to_string()),
+            conservation_error: self.conservation.as_ref().map(|compared| compared.error.to_string()),
             unit: self.unit().name(),
             goodput: self.goodput.clone(),
         };

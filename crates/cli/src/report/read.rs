@@ -12,6 +12,7 @@ use muster_ledger::{Detail, JobTotals, Ledger, LedgerError, StepTimes, View, Win
 use muster_sim::idle::IdleReasons;
 use muster_sim::predictions::PredictionCheck;
 use muster_sim::turns::TurnCheck;
+use muster_sim::waits::WaitReasons;
 use muster_state::{Applied, State};
 use muster_types::{LogIndex, LogTime, PastPoint};
 
@@ -51,6 +52,7 @@ struct Charger<'a> {
     ledger: Ledger,
     fairness: Option<&'a mut Fairness>,
     reasons: Option<&'a mut IdleReasons>,
+    waits: Option<&'a mut WaitReasons>,
     turns: Option<&'a mut TurnCheck>,
     steps: Option<&'a mut StepTimes>,
     predictions: Option<&'a mut PredictionCheck>,
@@ -132,11 +134,13 @@ impl Observer for Charger<'_> {
         if let Some(fairness) = &mut self.fairness {
             fairness.round_over(state);
         }
-        if is_within(self.ledger.window(), state.log_time())
-            && self.error.is_none()
-            && let Some(reasons) = &mut self.reasons
-        {
-            reasons.look(&mut self.ledger, state);
+        if is_within(self.ledger.window(), state.log_time()) && self.error.is_none() {
+            if let Some(reasons) = &mut self.reasons {
+                reasons.look(&mut self.ledger, state);
+            }
+            if let Some(waits) = &mut self.waits {
+                waits.look(&mut self.ledger, state);
+            }
         }
         // Starts behind the end count for what was predicted before it.
         if is_within(self.ledger.window(), state.log_time())
@@ -185,6 +189,7 @@ pub(crate) fn open(dirs: &[PathBuf]) -> Result<LogSource, Failure> {
 pub(super) struct Watchers<'a> {
     pub(super) fairness: Option<&'a mut Fairness>,
     pub(super) reasons: Option<&'a mut IdleReasons>,
+    pub(super) waits: Option<&'a mut WaitReasons>,
     pub(super) turns: Option<&'a mut TurnCheck>,
     pub(super) steps: Option<&'a mut StepTimes>,
     pub(super) predictions: Option<&'a mut PredictionCheck>,
@@ -278,6 +283,10 @@ impl Reading {
             if let Some(reasons) = &mut reasons {
                 reasons.begin();
             }
+            let mut waits = watchers.waits.as_deref_mut();
+            if let Some(waits) = &mut waits {
+                waits.begin();
+            }
             let turns = watchers.turns.as_deref_mut();
             let mut steps = watchers.steps.as_deref_mut();
             if let Some(steps) = &mut steps {
@@ -289,8 +298,19 @@ impl Reading {
             }
             let told = watchers.console.map(|console| ReadProgress { console, at: Instant::now(), last });
             let (ended, error, first) = (detail.jobs.then(Vec::new), None, None);
-            let mut charger =
-                Charger { ledger, fairness, reasons, turns, steps, predictions, ended, error, first, told };
+            let mut charger = Charger {
+                ledger,
+                fairness,
+                reasons,
+                waits,
+                turns,
+                steps,
+                predictions,
+                ended,
+                error,
+                first,
+                told,
+            };
             let is_founding = replay.state().log_index() == LogIndex::ZERO;
             let begins = replay.state().log_time();
             let followed = archive.follow(&mut replay, &mut charger);

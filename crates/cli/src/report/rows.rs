@@ -200,6 +200,44 @@ pub(super) fn capacity(views: &[View]) -> u128 {
     views.iter().flat_map(|view| &view.capacity).map(|row| row.milli_ms).sum()
 }
 
+/// Whether all time of accelerators was charged, and once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Conservation {
+    /// The sum of the rows.
+    pub(super) rows: u128,
+    /// Capacity × time.
+    pub(super) capacity: u128,
+    /// By how much what was charged differs from capacity × time, added up over all types in all regions.
+    pub(super) error: u128,
+    /// How many types in regions there are.
+    pub(super) pools: usize,
+}
+
+impl Conservation {
+    /// Compares what was charged, and the sum of the rows that show it.
+    pub(super) fn of(views: &[View], rows: u128) -> Conservation {
+        let mut pools: BTreeMap<(&str, &str), (u128, u128)> = BTreeMap::new();
+        for (source, _, amount) in usage_sources(views) {
+            pools.entry((source.kind, source.region)).or_default().0 += amount;
+        }
+        for row in views.iter().flat_map(|view| &view.capacity) {
+            pools.entry((row.kind.as_str(), row.region.as_str())).or_default().1 += row.milli_ms;
+        }
+        let capacity = capacity(views);
+        let error: u128 = pools.values().map(|(used, provided)| used.abs_diff(*provided)).sum();
+        Conservation { rows, capacity, error: error.max(rows.abs_diff(capacity)), pools: pools.len() }
+    }
+
+    pub(super) fn line(&self) -> String {
+        let Conservation { rows, capacity, error, pools } = self;
+        format!(
+            "conservation error {error}: rows {rows}, capacity × time {capacity}, in {}, compared for each type in each \
+             region ({pools})",
+            Unit::Accelerators.name()
+        )
+    }
+}
+
 /// Tenths of a percent as text, rounded down.
 pub(super) fn percent(part: u128, whole: u128) -> String {
     let tenths = part * 1_000 / whole.max(1);
@@ -317,6 +355,22 @@ mod tests {
         for rows in [usage(&views, &[]), idle(&views, &[Dimension::Tier]), by_day] {
             assert_eq!(rows.iter().map(|row| row.amount).sum::<u128>(), capacity(&views));
         }
+    }
+
+    #[test]
+    fn what_a_region_has_too_much_another_one_does_not_make_good() {
+        let mut view = view();
+        let sum: u128 = view.usage.iter().map(|row| row.milli_ms).sum();
+        let whole = Conservation::of(&[view.clone()], sum);
+        assert_eq!(
+            whole.line(),
+            "conservation error 0: rows 27000000000, capacity × time 27000000000, in accelerator_thousandth_ms, compared for \
+             each type in each region (1)"
+        );
+        assert_eq!(Conservation::of(&[view.clone()], sum - 1).error, 1, "the rows leave something out");
+        view.usage[0].region = Name::literal("us");
+        let moved = Conservation::of(&[view], sum);
+        assert_eq!((moved.rows, moved.error, moved.pools), (moved.capacity, 7_200_000_000, 2));
     }
 
     #[test]

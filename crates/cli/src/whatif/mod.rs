@@ -69,11 +69,13 @@ struct ChangeArgs {
     /// A policy file, as for `muster policy set`; +2h in it counts from the beginning of the range
     #[arg(long, value_name = "FILE")]
     policy: Option<String>,
-    /// Accelerators more, +COUNTxTYPE@REGION/CLUSTER, or a node that is not there, -NODE; may be repeated
-    #[arg(long, value_name = "+DEVICES|-NODE", allow_hyphen_values = true, value_parser = fleet_change)]
+    /// Accelerators more, +COUNTxTYPE@REGION/CLUSTER, or a node that is not there, -NODE; several are separated by commas, or
+    /// the option is repeated
+    #[arg(long, value_name = "+DEVICES|-NODE", allow_hyphen_values = true, value_delimiter = ',', value_parser = fleet_change)]
     fleet: Vec<FleetChange>,
-    /// A nominal quota in accelerators, TENANT[/TYPE[@REGION]]=+N, =-N or =N; may be repeated
-    #[arg(long, value_name = "TENANT=+N", value_parser = quota_change)]
+    /// A nominal quota in accelerators, TENANT[/TYPE[@REGION]]=+N, =-N or =N; several are separated by commas, or the option is
+    /// repeated
+    #[arg(long, value_name = "TENANT=+N", value_delimiter = ',', value_parser = quota_change)]
     quota: Vec<QuotaChange>,
 }
 

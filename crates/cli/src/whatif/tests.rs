@@ -66,6 +66,16 @@ fn a_job_that_runs_where_the_range_begins_ends_when_it_did() {
 }
 
 #[test]
+fn several_changes_of_the_fleet_are_one_list_or_many_options() {
+    let dir = archived();
+    let found = whatif(dir.path(), (50, 150), &["--fleet", "+8xh100@eu/c1,-n1"]).unwrap();
+    let apart = whatif(dir.path(), (50, 150), &["--fleet", "+8xh100@eu/c1", "--fleet", "-n1"]).unwrap();
+    assert_eq!((found.change.len(), &found.change), (2, &apart.change));
+    let capacity = |found: Comparison| found.changed.unwrap().types[0].capacity_seconds;
+    assert_eq!(capacity(found), capacity(apart));
+}
+
+#[test]
 fn a_node_that_fails_loses_its_job_and_comes_back() {
     let dir = archived();
     let at = |second: u64| LogTime(START + second * 1_000);

@@ -59,14 +59,34 @@ pub fn queue_front_counted(
     QueueFront { requests, is_cut: queue.is_cut() }
 }
 
-/// Jobs of a queue that ask for the same as the candidate, itself among them, at most `alike_max`.
-fn jobs_alike(state: &State, candidate: &Candidate, alike_max: u64) -> u64 {
-    let of = (candidate.tier, &candidate.tenant, candidate.class);
-    let (mut place, mut job, mut found) = (candidate.turn, candidate.turn.job, 1);
-    while found < alike_max {
-        let Some(next) = state.next_alike(of, place, job) else { break };
-        (place, job) = next;
-        found += 1;
+/// The jobs of the requests that are offered capacity first, request by request, at most `alike_max` of each.
+#[must_use]
+pub fn queue_front_listed(
+    state: &State,
+    now: LogTime,
+    (count, steps_max): (usize, u64),
+    alike_max: usize,
+) -> Vec<Vec<JobId>> {
+    let mut queue = Line::form(state, now);
+    let mut requests = Vec::new();
+    while requests.len() < count {
+        let Some(candidate) = queue.take_within(state, steps_max) else { break };
+        queue.waits(state, &candidate);
+        requests.push(alike(state, &candidate).take(alike_max).collect());
     }
-    found
+    requests
+}
+
+/// How many jobs of a queue ask for the same as the candidate, itself among them, at most `alike_max`.
+fn jobs_alike(state: &State, candidate: &Candidate, alike_max: u64) -> u64 {
+    let most = usize::try_from(alike_max).unwrap_or(usize::MAX);
+    u64::try_from(alike(state, candidate).take(most).count()).unwrap_or(u64::MAX)
+}
+
+/// Jobs of a queue that ask for the same as the candidate, which is the first of them.
+fn alike<'a>(state: &'a State, candidate: &'a Candidate) -> impl Iterator<Item = JobId> + 'a {
+    let of = (candidate.tier, &candidate.tenant, candidate.class);
+    let first = (candidate.turn, candidate.turn.job);
+    core::iter::successors(Some(first), move |(place, job)| state.next_alike(of, *place, *job))
+        .map(|(_, job)| job)
 }

@@ -99,7 +99,7 @@ fn the_planner_may_say_why_as_long_as_nothing_changes() {
     let pools = scene.ledger.unplaced();
     assert_eq!(pools.len(), 1);
     assert!(pools[0].milli == 4_000 && pools[0].is_explained, "{pools:?}");
-    scene.ledger.explain_wait(job, UnplacedReason::Fragmentation);
+    scene.ledger.explain_wait(job, Some(UnplacedReason::Fragmentation));
     scene.at(20);
     // The idle part of the pool is another one from here on, and the planner has not spoken of that.
     cordon(&mut scene, node, true);

@@ -9,10 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use muster_journal::{Decision, Estimate, RequestKey, WorkerSlot};
-use muster_ledger::{Activity, IdleCause, Ledger, View, Window};
+use muster_ledger::{Activity, IdleCause, Ledger, View, WaitReason, Window};
 use muster_sim::idle::IdleReasons;
 use muster_sim::predictions::PredictionCheck;
 use muster_sim::turns::{TurnCheck, TurnCounts};
+use muster_sim::waits::WaitReasons;
 use muster_state::State;
 use muster_types::{
     CheckpointRules, ClusterId, DeviceSet, JobContract, JobId, LogIndex, LogTime, Name, NodeId, Parameters,
@@ -79,6 +80,51 @@ fn reasons_divide_demand_that_is_not_placed_and_every_sum_stays() {
             assert_eq!(used, sum(told.capacity.iter().map(|row| row.milli_ms)), "seed {seed}");
             seen.extend(told.usage.iter().filter_map(|row| match row.activity {
                 Activity::Idle(IdleCause::DemandUnplaced(Some(reason))) => Some(reason.as_str()),
+                _ => None,
+            }));
+        }
+    }
+    assert!(seen.len() >= 2, "few reasons came about: {seen:?}");
+}
+
+/// The waits of a view without the reasons of the planner.
+fn plain_waits(view: &View) -> BTreeMap<String, u128> {
+    let mut rows: BTreeMap<String, u128> = BTreeMap::new();
+    for row in &view.waits {
+        let reason = match row.reason {
+            WaitReason::Waiting(_) => WaitReason::Waiting(None),
+            reason => reason,
+        };
+        let key = format!("{:?}", (row.day, &row.tenant, row.tier, &row.kind, &row.region, reason));
+        *rows.entry(key).or_default() += row.job_ms;
+    }
+    rows
+}
+
+#[test]
+fn reasons_divide_what_jobs_waited_for_capacity_and_every_sum_stays() {
+    let mut seen = BTreeSet::new();
+    for seed in 0..SEEDS {
+        let mut model = Model::new(seed);
+        for _ in 0..STEPS {
+            model.step();
+        }
+        model.commit_all();
+        for interval_ms in [0, 20_000] {
+            let mut states = [State::default(), State::default()];
+            let mut without = Ledger::begin(&states[0], Window::default());
+            let mut with = without.clone();
+            let mut reasons = WaitReasons::every(interval_ms);
+            for round in &model.log {
+                without.fold_round(&mut states[0], round).unwrap();
+                with.fold_round(&mut states[1], round).unwrap();
+                reasons.look(&mut with, &states[1]);
+            }
+            let (told, untold) = (with.view(with.log_time()), without.view(without.log_time()));
+            assert_eq!(plain_waits(&told), plain_waits(&untold), "seed {seed}, every {interval_ms} ms");
+            assert_eq!((told.usage, told.demand), (untold.usage, untold.demand), "seed {seed}");
+            seen.extend(told.waits.iter().filter_map(|row| match row.reason {
+                WaitReason::Waiting(Some(reason)) => Some(reason.as_str()),
                 _ => None,
             }));
         }
