@@ -116,8 +116,8 @@ async fn a_tenant_asks_and_an_operator_answers() {
         reason: "agreed".to_owned(),
         ..Default::default()
     };
-    let forgotten = QuotaServiceClient::new(root.clone()).answer_quota(request);
-    let forgotten = guarded("an answer", forgotten).await.expect_err("it says neither");
+    let mut service = QuotaServiceClient::new(root.clone());
+    let forgotten = guarded("an answer", service.answer_quota(request)).await.expect_err("it says neither");
     assert_eq!(Refused::from_status(&forgotten).violations[0].field, "approve");
     let above = ask(&ada, 23, grant("video", 7_000)).await.expect("it is recorded");
     let refused = answer(&root, 24, above.id).await.expect_err("vision has 8, and video 2 of them");
