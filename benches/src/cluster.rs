@@ -21,6 +21,15 @@ pub(crate) struct Settings {
     pub(crate) snapshots: Option<(u64, u64)>,
     /// Whether replicas serve web pages and `/metrics`.
     pub(crate) has_pages: bool,
+    /// How long a host may be silent, and how often it is heard; what a cluster does by itself when not said.
+    pub(crate) leases: Option<Leases>,
+}
+
+/// How long a host keeps its lease without a heartbeat, and the time between two of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Leases {
+    pub(crate) ttl: Duration,
+    pub(crate) heartbeat_interval: Duration,
 }
 
 /// The processes; they end with this value.
@@ -149,8 +158,12 @@ impl Cluster {
         } else {
             String::new()
         };
+        let parameters = self.settings.leases.map_or_else(String::new, |leases| {
+            let (ttl, interval) = (leases.ttl.as_millis(), leases.heartbeat_interval.as_millis());
+            format!("[parameters]\nlease_ttl = \"{ttl}ms\"\nheartbeat_interval = \"{interval}ms\"\n")
+        });
         let text = format!(
-            "cluster_id = \"{:032x}\"\nreplica_id = {}\ndata_dir = {:?}\nclient_listen = \"{client}\"\npeer_listen = \"{peer}\"\n{http}{members}{snapshots}",
+            "cluster_id = \"{:032x}\"\nreplica_id = {}\ndata_dir = {:?}\nclient_listen = \"{client}\"\npeer_listen = \"{peer}\"\n{http}{members}{snapshots}{parameters}",
             std::process::id(),
             replica + 1,
             home.join("data"),

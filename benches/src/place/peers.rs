@@ -165,7 +165,11 @@ fn reclaim(ask: Ask, stopped_min: u64) -> Run {
     fleet.submit(vec![job("reclaim", "research", Ask { tier: PriorityTier::Production, ..ask })]);
     let happened = fleet.settle();
     let time = thread_time() - begun;
-    Run { time, is_done: happened.placed >= 1 && happened.stopped >= stopped_min }
+    let is_done = happened.placed >= 1 && happened.stopped >= stopped_min;
+    if !is_done {
+        eprintln!("nothing was reclaimed: {happened:?}");
+    }
+    Run { time, is_done }
 }
 
 fn reclaim_one() -> Run {
@@ -174,4 +178,15 @@ fn reclaim_one() -> Run {
 
 fn reclaim_many() -> Run {
     reclaim(Ask::gang(250, 8), 2_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_measured_against_kai_is_done() {
+        assert!(reclaim_one().is_done, "a device is reclaimed");
+        assert!(reclaim_many().is_done, "many are, for one gang");
+    }
 }

@@ -23,7 +23,7 @@ use tokio::time::MissedTickBehavior;
 use tonic::transport::Channel;
 
 use super::{Common, agents};
-use crate::cluster::{Cluster, Settings};
+use crate::cluster::{Cluster, Leases, Settings};
 use crate::figures::Latencies;
 use crate::load::{self, Load};
 use crate::machine;
@@ -33,8 +33,11 @@ use crate::place::{self, Bar, Figure};
 /// Sessions that share a connection, and registrations under way at a time.
 const SESSIONS_PER_CONNECTION: u32 = 250;
 const REGISTERING_MAX: usize = 256;
+/// All hosts, replicas and clients have the processors of one machine, which the heartbeats of ten thousand hosts would take up:
+/// hosts have longer leases here than a cluster gives by itself, so that none loses its lease to a load that only this machine has.
+const LEASES: Leases = Leases { ttl: Duration::from_secs(120), heartbeat_interval: HEARTBEAT };
 /// Between two heartbeats of a host.
-const HEARTBEAT: Duration = Duration::from_secs(3);
+const HEARTBEAT: Duration = Duration::from_secs(30);
 /// Before a host registers again whose session has ended, at least, and how long it is known who leads.
 const REGISTERS_AGAIN: Duration = Duration::from_secs(1);
 const LEADER_KNOWN: Duration = Duration::from_secs(1);
@@ -536,7 +539,7 @@ async fn streams(cluster: &Cluster, leader: usize, asked: u32) -> Result<Vec<Fig
 }
 
 pub(crate) async fn run(args: PagesArgs) -> Result<()> {
-    let settings = Settings { has_pages: true, ..Settings::default() };
+    let settings = Settings { has_pages: true, leases: Some(LEASES), ..Settings::default() };
     let cluster = Cluster::start(args.common.dir.as_deref(), settings).await?;
     let machine = machine::describe_with_disk(cluster.directory())?;
     println!("{}", machine::sentence(&machine));
