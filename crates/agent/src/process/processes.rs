@@ -210,10 +210,7 @@ pub fn marked<T>(wanted: impl Fn(&str) -> Option<T>) -> BTreeMap<Process, T> {
 
 /// The same with marks in other variables, within [`MARK_WITHIN_BYTES`].
 #[must_use]
-pub(crate) fn marked_by<T>(
-    variables: &[&str],
-    wanted: impl Fn(&str) -> Option<T>,
-) -> BTreeMap<Process, T> {
+pub(crate) fn marked_by<T>(variables: &[&str], wanted: impl Fn(&str) -> Option<T>) -> BTreeMap<Process, T> {
     let found = |pid: i32| {
         let environment = Environment::read(pid, MARK_WITHIN_BYTES);
         environment.values(variables).find_map(|mark| std::str::from_utf8(mark).ok().and_then(&wanted))
