@@ -178,13 +178,13 @@ async fn empty_session(channel: &Channel, name: &str) -> Status {
     answer.map(drop).expect_err("the description is empty")
 }
 
-fn command_next_to(job_id: &str) -> v1::ExecWorkerRequest {
+pub(crate) fn command_next_to(job_id: &str) -> v1::ExecWorkerRequest {
     let command = vec!["true".to_owned()];
     let start = v1::ExecStart { job_id: job_id.to_owned(), command, ..Default::default() };
     v1::ExecWorkerRequest { message: Some(v1::exec_worker_request::Message::Start(start)) }
 }
 
-fn port_of(job_id: &str) -> v1::ForwardPortRequest {
+pub(crate) fn port_of(job_id: &str) -> v1::ForwardPortRequest {
     let start = v1::ForwardPortStart { job_id: job_id.to_owned(), port: 6_006, ..Default::default() };
     v1::ForwardPortRequest { message: Some(v1::forward_port_request::Message::Start(start)) }
 }
@@ -239,13 +239,24 @@ type Requests = tokio_stream::wrappers::ReceiverStream<agent::SessionRequest>;
 pub(crate) async fn session_of(
     channel: &Channel,
     spec: &muster_types::NodeSpec,
-) -> Result<
-    (tokio::sync::mpsc::Sender<agent::SessionRequest>, tonic::Streaming<agent::SessionResponse>),
-    Status,
-> {
+) -> Result<AgentSession, Status> {
+    session_taking(channel, spec, &[]).await
+}
+
+/// Both ways of a session.
+type AgentSession =
+    (tokio::sync::mpsc::Sender<agent::SessionRequest>, tonic::Streaming<agent::SessionResponse>);
+
+/// The same of an agent that takes this.
+pub(crate) async fn session_taking(
+    channel: &Channel,
+    spec: &muster_types::NodeSpec,
+    takes: &[agent::SessionFeature],
+) -> Result<AgentSession, Status> {
+    let takes = takes.iter().map(|feature| i32::from(*feature)).collect();
     let node = Some(muster_wire::convert::node_spec_to_proto(spec));
     let holder_id = "00000000000000000000000000000009".to_owned();
-    let register = agent::Register { node, holder_id, ..Default::default() };
+    let register = agent::Register { node, holder_id, takes, ..Default::default() };
     let message = agent::SessionRequest { message: Some(session_request::Message::Register(register)) };
     let (to_replica, requests) = tokio::sync::mpsc::channel(4);
     to_replica.try_send(message).expect("there is capacity");

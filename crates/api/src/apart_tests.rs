@@ -10,7 +10,9 @@ use prost::Message as _;
 use std::time::Duration;
 use tonic::transport::Channel;
 
-use crate::access_tests::{World, guarded, host, of_tenant, session_of, short, submission};
+use crate::access_tests::{
+    World, command_next_to, guarded, host, of_tenant, port_of, session_taking, short, submission,
+};
 
 /// In the environment, the command, the directories and the ends of one job, and nowhere else.
 const SECRET: &str = "hunter2";
@@ -108,29 +110,43 @@ async fn what_is_private_to_a_job_is_shown_to_its_tenant_and_to_operators_alone(
     }
 }
 
-/// A job's program cannot be started, and what the host says of that names a path.
-async fn fail(world: &World, id: &str) {
-    use muster_decider::Command;
-    let job: muster_types::JobId = id.parse().expect("it is an id");
+/// Has the host of a job's only worker say this of it, once it has a host.
+async fn report(world: &World, job: muster_types::JobId, update: muster_journal::RankUpdate) {
     let report = guarded("a placement", async {
         loop {
             let view = world.engine.view();
             if let Some(placement) = view.job(job).and_then(|row| row.placement.clone()) {
                 let slot = placement.slots[0];
-                let exit = muster_types::ExitStatus::LaunchFailed(format!("cannot run /home/{SECRET}"));
-                return Command::Report {
+                return muster_decider::Command::Report {
                     node: slot.node,
                     incarnation: slot.incarnation,
                     job,
                     token: placement.token,
-                    updates: vec![(0, muster_journal::RankUpdate::Exited(exit))],
+                    updates: vec![(0, update)],
                 };
             }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     })
     .await;
     world.engine.execute(report).await.expect("it is believed");
+}
+
+/// A job's program cannot be started, and what the host says of that names a path.
+async fn fail(world: &World, id: &str) {
+    let exit = muster_types::ExitStatus::LaunchFailed(format!("cannot run /home/{SECRET}"));
+    report(world, id.parse().expect("it is an id"), muster_journal::RankUpdate::Exited(exit)).await;
+}
+
+/// A job of a tenant's whose worker runs, as far as anybody knows; its id. There is a host for it.
+async fn running(world: &World, number: u128, tenant: &str) -> String {
+    use muster_decider::{Answer, Command};
+    let jobs = muster_wire::convert::submissions_from_proto("job", submission(tenant, 0).job);
+    let jobs = jobs.expect("it is a job").into();
+    let answer = world.engine.execute(Command::submit(muster_types::RequestId(number), jobs)).await;
+    let Ok(Answer::Submitted { jobs, .. }) = answer else { panic!("{answer:?}") };
+    report(world, jobs[0], muster_journal::RankUpdate::Running).await;
+    jobs[0].to_string()
 }
 
 /// How a job failed is its tenant's to read, in whatever answer it stands: also where it is explained.
@@ -239,10 +255,12 @@ async fn unfinished_messages_of_one_tenant_leave_room_for_the_others() {
     assert!(codes.iter().filter(|code| **code == tonic::Code::DeadlineExceeded).count() == 4, "{codes:?}");
 }
 
-/// An agent that stays in its session and sends no output of any worker; until both are aborted.
-async fn silent_agent(world: &World) -> [tokio::task::JoinHandle<()>; 2] {
+/// An agent that stays in its session, takes this, and answers nothing: it sends no output of any worker and runs no command; until
+/// both are aborted.
+async fn silent_agent(world: &World, takes: &[agent::SessionFeature]) -> [tokio::task::JoinHandle<()>; 2] {
     let channel = world.channel(Role::Agent(short("h1"))).await;
-    let (to_replica, mut orders) = session_of(&channel, &host("h1")).await.expect("it is admitted");
+    let session = session_taking(&channel, &host("h1"), takes).await;
+    let (to_replica, mut orders) = session.expect("it is admitted");
     guarded("the registration", orders.message()).await.expect("the session stands");
     let beats = tokio::spawn(async move {
         for sequence in 1.. {
@@ -262,7 +280,7 @@ async fn silent_agent(world: &World) -> [tokio::task::JoinHandle<()>; 2] {
 async fn the_readers_of_one_tenant_leave_outputs_of_a_host_to_others() {
     use muster_decider::{Answer, Command};
     let world = World::with_tenants().await;
-    let silent = silent_agent(&world).await;
+    let silent = silent_agent(&world, &[]).await;
     let mut requests = Vec::new();
     for (number, tenant) in (7..).zip(["speech", "vision"]) {
         let jobs = muster_wire::convert::submissions_from_proto("job", submission(tenant, 0).job);
@@ -298,6 +316,50 @@ async fn the_readers_of_one_tenant_leave_outputs_of_a_host_to_others() {
     held.pop();
     guarded("a place", async {
         while read(of_tenant("speech", "mallory"), of_speech.clone()).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    silent.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// The agent of a host runs only a limited number of commands at a time: no tenant has all of them, however many users it has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_commands_of_one_tenant_leave_commands_on_a_host_to_others() {
+    let world = World::with_tenants().await;
+    let silent = silent_agent(&world, &[agent::SessionFeature::Exec]).await;
+    let of_speech = running(&world, 7, "speech").await;
+    let of_vision = running(&world, 8, "vision").await;
+    let client = async |tenant: &str, user: &str| {
+        JobServiceClient::new(world.channel(of_tenant(tenant, user)).await)
+    };
+    let (eve, mallory) = (client("speech", "eve").await, client("speech", "mallory").await);
+    let ada = client("vision", "ada").await;
+    let run = async |client: &JobServiceClient<Channel>, job: &str| {
+        let mut client = client.clone();
+        let asked = tokio_stream::once(command_next_to(job));
+        guarded("an answer", client.exec_worker(asked)).await
+    };
+    let is_refused = |status: tonic::Status| {
+        let told = Refused::from_status(&status);
+        assert_eq!(told.code, Some(RefusalCode::Overloaded), "{told:?}");
+        assert!(status.message().contains("on one node"), "{status:?}");
+    };
+    let mut held = Vec::new();
+    for _ in 0..8 {
+        held.push(run(&eve, &of_speech).await.expect("there is capacity"));
+    }
+    for client in [&eve, &mallory] {
+        is_refused(run(client, &of_speech).await.expect_err("half is taken"));
+    }
+    // Connections to ports are counted with them.
+    let port = tokio_stream::once(port_of(&of_speech));
+    is_refused(guarded("an answer", mallory.clone().forward_port(port)).await.expect_err("half is taken"));
+    run(&ada, &of_vision).await.expect("another tenant's");
+    // A place is free again when a command has nobody any more who waits for it.
+    held.pop();
+    guarded("a place", async {
+        while run(&mallory, &of_speech).await.is_err() {
             tokio::task::yield_now().await;
         }
     })

@@ -277,17 +277,18 @@ impl ProcessExecutor {
         self.tell(ExecutorEvent::Ended(key, status)).await;
     }
 
-    /// Puts the values that stand in files of this host into a worker's environment.
-    async fn fill_secrets(&self, spec: &mut TaskSpec, tenant: &str) -> Result<(), String> {
-        if !secrets::are_asked_for(&spec.environment) {
-            return Ok(());
+    /// Puts the values that stand in files of this host into a worker's environment, and its mark, which comes last: where that is
+    /// found depends on the others.
+    async fn complete_environment(&self, spec: &mut TaskSpec, tenant: &str) -> Result<(), String> {
+        if secrets::are_asked_for(&spec.environment) {
+            let mut environment = std::mem::take(&mut spec.environment);
+            let (dir, tenant) = (self.shared.settings.secrets_dir.clone(), tenant.to_owned());
+            let filled = blocking(move || {
+                secrets::fill(&mut environment, dir.as_deref(), &tenant).map(|()| environment)
+            });
+            spec.environment = filled.await?;
         }
-        let mut environment = std::mem::take(&mut spec.environment);
-        let (dir, tenant) = (self.shared.settings.secrets_dir.clone(), tenant.to_owned());
-        let filled =
-            blocking(move || secrets::fill(&mut environment, dir.as_deref(), &tenant).map(|()| environment));
-        spec.environment = filled.await?;
-        Ok(())
+        processes::mark_environment(&mut spec.environment, mark(spec.key, self.shared.settings.holder))
     }
 
     /// Tells a worker that it has to stop, before the signal does.
@@ -571,7 +572,7 @@ impl Executor for ProcessExecutor {
                 spec
             });
             let filled = match spec {
-                Ok(mut spec) => self.fill_secrets(&mut spec, &placement.tenant).await.map(|()| spec),
+                Ok(mut spec) => self.complete_environment(&mut spec, &placement.tenant).await.map(|()| spec),
                 Err(reason) => Err(reason),
             };
             let spec = match filled {

@@ -574,7 +574,7 @@ fn remove_record(path: &Path) {
 fn end_marked(is_meant: impl Fn(&str) -> bool) {
     let until = Instant::now() + END_MAX;
     while Instant::now() < until {
-        let found = processes::marked_by(MARK_VARIABLE, |mark| is_meant(mark).then_some(()));
+        let found = processes::marked_by(&[MARK_VARIABLE], |mark| is_meant(mark).then_some(()));
         if found.is_empty() {
             return;
         }

@@ -4,10 +4,13 @@
 //! [`FILE_MAX`]. The call is made at the same time and nobody waits for its outcome; a program that does not listen
 //! has the signal. Ports are the host's, and two gangs may have chosen the same one: the call is made only where the
 //! worker itself listens. When the lease runs out nobody may be there to tell: then the signal is all.
+//!
+//! **Invariant:** however many workers stop at a time, and whatever they have open, who listens is looked for by a few threads, which
+//! look at a limited number of open files for each worker.
 
 use crate::executor::StopRequest;
-use crate::process::processes;
 use crate::process::task::TaskDir;
+use crate::process::{ports, processes};
 use crate::rules::{HttpNotice, WorkerKey};
 use muster_types::StopReason;
 use std::collections::BTreeSet;
@@ -16,11 +19,15 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 
 /// What a stop waits for the file.
 pub const FILE_MAX: Duration = Duration::from_millis(200);
 /// What the call may take, from the connection to the first byte of its answer.
 const CALL_MAX: Duration = Duration::from_secs(2);
+/// Looks for who listens that go on at a time, in this process: each takes a thread of those that file work is done on.
+const LOOKS_MAX: usize = 4;
+static LOOKS: Semaphore = Semaphore::const_new(LOOKS_MAX);
 
 /// The notice as a program reads it.
 #[must_use]
@@ -63,13 +70,16 @@ pub(crate) fn wanted(task: &TaskDir) -> Option<(HttpNotice, i32)> {
 /// Makes the call, where the worker below this shim is who listens; what comes of it is logged.
 pub async fn call(key: WorkerKey, shim: i32, to: HttpNotice, text: String) {
     let port = to.port;
-    let listener = crate::offload::blocking(move || listener(port, &processes::family(shim))).await;
-    match listener {
-        Listener::Own => {}
-        Listener::Nobody => {
+    let look = move || listener(port, &processes::family(shim), ports::OPEN_FILES_MAX);
+    match in_turn(&LOOKS, look).await {
+        Ok(Listener::Own) => {}
+        Err(why) => {
+            return tracing::warn!(job = %key.job, worker = %key, port, why, "no notice by HTTP");
+        }
+        Ok(Listener::Nobody) => {
             return tracing::info!(job = %key.job, worker = %key, port, "no notice by HTTP: nobody listens");
         }
-        Listener::Another => {
+        Ok(Listener::Another) => {
             return tracing::warn!(
                 job = %key.job,
                 worker = %key,
@@ -112,35 +122,30 @@ enum Listener {
     Another,
 }
 
-fn listener(port: u16, processes: &BTreeSet<i32>) -> Listener {
-    let mut sockets = BTreeSet::new();
-    for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
-        let text = std::fs::read_to_string(table).unwrap_or_default();
-        sockets.extend(text.lines().skip(1).filter_map(|line| listening(line, port)));
+/// Looks who that is; an error where there is too much to look at.
+fn listener(port: u16, processes: &BTreeSet<i32>, open_files_max: usize) -> Result<Listener, String> {
+    let all = ports::listeners(std::process::id().cast_signed())?;
+    let at_port: BTreeSet<u64> = all.iter().filter(|one| one.port == port).map(|one| one.inode).collect();
+    if at_port.is_empty() {
+        return Ok(Listener::Nobody);
     }
-    if sockets.is_empty() {
-        return Listener::Nobody;
-    }
-    for pid in processes {
-        let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-        for target in files.filter_map(|file| std::fs::read_link(file.path()).ok()) {
-            let number = target.to_str().and_then(|text| text.strip_prefix("socket:[")?.strip_suffix(']'));
-            if let Some(number) = number.and_then(|digits| digits.parse().ok()) {
-                sockets.remove(&number);
-            }
-        }
-    }
-    if sockets.is_empty() { Listener::Own } else { Listener::Another }
+    let own = ports::sockets_of(processes, open_files_max)?;
+    Ok(if at_port.is_subset(&own) { Listener::Own } else { Listener::Another })
 }
 
-/// The number of the socket of a line of `/proc/net/tcp` (`proc`(5)) that listens at a port.
-fn listening(line: &str, port: u16) -> Option<u64> {
-    const LISTEN: &str = "0A";
-    let mut fields = line.split_ascii_whitespace();
-    let (_, local) = fields.nth(1)?.rsplit_once(':')?;
-    let state = fields.nth(1)?;
-    let number = fields.nth(5)?.parse().ok()?;
-    (state == LISTEN && u16::from_str_radix(local, 16) == Ok(port)).then_some(number)
+/// Does work that may block, once there is a turn for it.
+async fn in_turn<T: Send + 'static>(
+    turns: &'static Semaphore,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    // Nobody closes it, so there always is one.
+    let turn = turns.acquire().await.ok();
+    crate::offload::blocking(move || {
+        // Until the work has ended, not until somebody stops to wait for it.
+        let _turn = turn;
+        work()
+    })
+    .await
 }
 
 /// One request by RFC 9112, section 3; the status line is all that is read.
@@ -196,12 +201,45 @@ mod tests {
     #[tokio::test]
     async fn only_who_listens_itself_is_told() {
         let own = BTreeSet::from([std::process::id().cast_signed()]);
+        let listener = |port: u16, processes: &BTreeSet<i32>| {
+            listener(port, processes, ports::OPEN_FILES_MAX).unwrap()
+        };
         let mine = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let port = mine.local_addr().unwrap().port();
         assert_eq!(listener(port, &own), Listener::Own);
         assert_eq!(listener(port, &BTreeSet::new()), Listener::Another);
         drop(mine);
         assert_eq!(listener(port, &own), Listener::Nobody);
+    }
+
+    #[tokio::test]
+    async fn no_more_open_files_are_looked_at_than_that() {
+        let own = BTreeSet::from([std::process::id().cast_signed()]);
+        let mine = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let port = mine.local_addr().unwrap().port();
+        // This process has at least its standard streams and that socket open.
+        let why = listener(port, &own, 3).unwrap_err();
+        assert!(why.contains("too many open files"), "{why}");
+    }
+
+    #[tokio::test]
+    async fn a_few_looks_go_on_at_a_time_however_many_workers_stop() {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        use std::sync::{Arc, Barrier};
+        static TURNS: Semaphore = Semaphore::const_new(LOOKS_MAX);
+        let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let together = Arc::new(Barrier::new(LOOKS_MAX));
+        let looks = (0..4 * LOOKS_MAX).map(|_| {
+            let (running, most) = (Arc::clone(&running), Arc::clone(&most));
+            let together = Arc::clone(&together);
+            in_turn(&TURNS, move || {
+                most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                together.wait();
+                running.fetch_sub(1, Ordering::SeqCst);
+            })
+        });
+        futures::future::join_all(looks).await;
+        assert_eq!(most.load(Ordering::SeqCst), LOOKS_MAX);
     }
 
     #[tokio::test]

@@ -19,7 +19,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Open files of a worker that are looked at. One with more is not connected to: the look is not counted as the worker's time.
-const OPEN_FILES_MAX: usize = 1 << 17;
+pub(super) const OPEN_FILES_MAX: usize = 1 << 17;
 /// Sockets of a host that are looked at.
 const SOCKETS_MAX: usize = 1 << 20;
 /// Control groups of a worker that are looked at.
@@ -33,11 +33,11 @@ const LISTENS: &str = "0A";
 
 /// A socket that listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Listener {
+pub(super) struct Listener {
     address: IpAddr,
-    port: u16,
+    pub(super) port: u16,
     /// The kernel's number of the socket.
-    inode: u64,
+    pub(super) inode: u64,
 }
 
 /// A socket of the worker, and where it is reached.
@@ -97,7 +97,7 @@ fn find(task: &TaskDir, port: u16) -> Result<Found, String> {
     }
     let running = task.running().map_err(|e| e.to_string())?.ok_or(NOT_YET)?;
     let lineage = lineage(task, &running)?;
-    let sockets = sockets_of(&members(&lineage, running.cgroup.as_deref()))?;
+    let sockets = sockets_of(&members(&lineage, running.cgroup.as_deref()), OPEN_FILES_MAX)?;
     let listeners = listeners(lineage.worker)?;
     let candidates = choose(&listeners, &sockets, port)?;
     Ok(Found { lineage, candidates })
@@ -169,15 +169,16 @@ fn members(lineage: &Lineage, group: Option<&Path>) -> BTreeSet<i32> {
     members
 }
 
-/// The sockets that these processes have open. One that cannot be looked at has none.
-fn sockets_of(members: &BTreeSet<i32>) -> Result<BTreeSet<u64>, String> {
+/// The sockets that these processes have open, where they have no more open files together than that. One that cannot be looked at
+/// has none.
+pub(super) fn sockets_of(members: &BTreeSet<i32>, open_files_max: usize) -> Result<BTreeSet<u64>, String> {
     let mut sockets = BTreeSet::new();
     let mut looked_at = 0;
     for pid in members {
         let Ok(files) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
         for file in files.flatten() {
             looked_at += 1;
-            if looked_at > OPEN_FILES_MAX {
+            if looked_at > open_files_max {
                 return Err("the worker has too many open files to look for its ports".to_owned());
             }
             let Ok(target) = std::fs::read_link(file.path()) else { continue };
@@ -193,7 +194,7 @@ fn socket_in(link: &str) -> Option<u64> {
 }
 
 /// The sockets that listen in the network of a process.
-fn listeners(pid: i32) -> Result<Vec<Listener>, String> {
+pub(super) fn listeners(pid: i32) -> Result<Vec<Listener>, String> {
     let mut found = Vec::new();
     for table in ["tcp", "tcp6"] {
         let path = format!("/proc/{pid}/net/{table}");
@@ -332,7 +333,7 @@ mod tests {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = socket.local_addr().unwrap().port();
         let own = std::process::id().cast_signed();
-        let sockets = sockets_of(&[own].into()).unwrap();
+        let sockets = sockets_of(&[own].into(), OPEN_FILES_MAX).unwrap();
         let all = listeners(own).unwrap();
         let candidates = choose(&all, &sockets, port).unwrap();
         let (_, target) = candidates[0];

@@ -5,11 +5,23 @@
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 /// The variable that marks everything that a worker started, with a value no other worker has.
 pub const MARK_VARIABLE: &str = "MUSTER_WORKER_MARK";
+/// The same for a worker whose other variables would put that one beyond [`MARK_WITHIN_BYTES`]: an environment is sorted by name when a
+/// worker is started, and hardly a name sorts before this one.
+const EARLY_MARK_VARIABLE: &str = "A0_MUSTER_WORKER_MARK";
+/// Bytes at the beginning of an environment in which a mark is looked for. Who looks reads that much of every process of the host, and
+/// a job may fork ten thousand with megabytes each.
+const MARK_WITHIN_BYTES: usize = 64 << 10;
+/// Bytes of one environment that are read where its mark may be further behind, as a shell puts it that does not keep the order.
+const ENVIRONMENT_BYTES_MAX: usize = 4 << 20;
+/// Bytes of environments that one look for what a worker left behind reads beyond [`MARK_WITHIN_BYTES`], of all processes together.
+const FURTHER_BYTES_MAX: usize = 64 << 20;
 /// Processes whose ends are waited for at a time: each takes a descriptor.
 const WAITED_FOR_MAX: usize = 128;
 /// The pause where no end can be waited for.
@@ -133,18 +145,58 @@ pub fn children(of: i32) -> Vec<i32> {
     listed.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
+/// Marks the environment of a worker, where no more variables are added to it: within its first [`MARK_WITHIN_BYTES`].
+///
+/// # Errors
+/// When too much of it sorts before every name of a mark.
+pub(crate) fn mark_environment(
+    environment: &mut BTreeMap<String, String>,
+    mark: String,
+) -> Result<(), String> {
+    environment.insert(MARK_VARIABLE.to_owned(), mark.clone());
+    if end_of(environment, MARK_VARIABLE) <= MARK_WITHIN_BYTES {
+        return Ok(());
+    }
+    environment.insert(EARLY_MARK_VARIABLE.to_owned(), mark);
+    if end_of(environment, EARLY_MARK_VARIABLE) <= MARK_WITHIN_BYTES {
+        return Ok(());
+    }
+    Err(format!(
+        "its environment has more than {MARK_WITHIN_BYTES} bytes in variables whose names sort before {EARLY_MARK_VARIABLE}; \
+         give them other names, or less to hold"
+    ))
+}
+
+/// Where a variable ends in an environment that is sorted by name, as one is that a program of Rust starts another with.
+fn end_of(environment: &BTreeMap<String, String>, variable: &str) -> usize {
+    let up_to = environment.iter().take_while(|(name, _)| name.as_str() <= variable);
+    // With "=" and the zero byte behind each.
+    up_to.map(|(name, value)| name.len() + value.len() + 2).fold(0, usize::saturating_add)
+}
+
 /// Living processes of the session `session` or with `mark` in their environment.
 #[must_use]
 pub fn left_behind(session: Option<i32>, mark: &str) -> BTreeSet<Process> {
     let own = std::process::id().cast_signed();
-    let wanted = format!("{MARK_VARIABLE}={mark}");
+    let mut further = FURTHER_BYTES_MAX;
     all()
         .into_iter()
+        .filter(|(pid, stat)| *pid != own && !stat.zombie)
         .filter(|(pid, stat)| {
-            *pid != own
-                && !stat.zombie
-                && ((*pid != 1 && Some(stat.session) == session && bears_any_mark(*pid))
-                    || bears(*pid, &wanted))
+            // A session number may have been given out again: a member must at least be some worker's.
+            let is_member = *pid != 1 && Some(stat.session) == session;
+            let bears = |environment: &Environment| {
+                environment
+                    .values(&[MARK_VARIABLE, EARLY_MARK_VARIABLE])
+                    .any(|value| is_member || value == mark.as_bytes())
+            };
+            let beginning = Environment::read(*pid, MARK_WITHIN_BYTES);
+            if bears(&beginning) || beginning.is_whole || further == 0 {
+                return bears(&beginning);
+            }
+            let whole = Environment::read(*pid, ENVIRONMENT_BYTES_MAX.min(further));
+            further = further.saturating_sub(whole.bytes.len());
+            bears(&whole)
         })
         .map(|(pid, stat)| Process { pid, started: stat.started })
         .collect()
@@ -153,18 +205,15 @@ pub fn left_behind(session: Option<i32>, mark: &str) -> BTreeSet<Process> {
 /// Living processes with a worker's mark in their environment of which something is wanted, with that.
 #[must_use]
 pub fn marked<T>(wanted: impl Fn(&str) -> Option<T>) -> BTreeMap<Process, T> {
-    marked_by(MARK_VARIABLE, wanted)
+    marked_by(&[MARK_VARIABLE, EARLY_MARK_VARIABLE], wanted)
 }
 
-/// The same with marks in another variable.
+/// The same with marks in other variables, within [`MARK_WITHIN_BYTES`].
 #[must_use]
-pub(crate) fn marked_by<T>(variable: &str, wanted: impl Fn(&str) -> Option<T>) -> BTreeMap<Process, T> {
-    let prefix = format!("{variable}=");
+pub(crate) fn marked_by<T>(variables: &[&str], wanted: impl Fn(&str) -> Option<T>) -> BTreeMap<Process, T> {
     let found = |pid: i32| {
-        let environment = environment(pid);
-        let mut marks =
-            environment.split(|b| *b == 0).filter_map(|entry| entry.strip_prefix(prefix.as_bytes()));
-        marks.find_map(|mark| std::str::from_utf8(mark).ok().and_then(&wanted))
+        let environment = Environment::read(pid, MARK_WITHIN_BYTES);
+        environment.values(variables).find_map(|mark| std::str::from_utf8(mark).ok().and_then(&wanted))
     };
     let own = std::process::id().cast_signed();
     let living = all().into_iter().filter(|(pid, stat)| *pid != own && !stat.zombie);
@@ -179,18 +228,43 @@ pub fn session_leaders() -> BTreeSet<Process> {
     all().into_iter().filter(leads).map(|(pid, stat)| Process { pid, started: stat.started }).collect()
 }
 
-fn environment(pid: i32) -> Vec<u8> {
-    crate::disk::durable::read_bounded(format!("/proc/{pid}/environ").as_ref(), 4 << 20).unwrap_or_default()
+/// The environment that a process was started with, as far as it was read.
+struct Environment {
+    /// Whole entries, each with a zero byte behind it.
+    bytes: Vec<u8>,
+    is_whole: bool,
 }
 
-fn bears(pid: i32, variable: &str) -> bool {
-    environment(pid).split(|b| *b == 0).any(|entry| entry == variable.as_bytes())
-}
+impl Environment {
+    /// At most `bytes_max` of it; nothing of a process that is gone, or that may not be looked at.
+    fn read(pid: i32, bytes_max: usize) -> Environment {
+        match File::open(format!("/proc/{pid}/environ")) {
+            Ok(file) => Environment::of(file, bytes_max),
+            Err(_) => Environment { bytes: Vec::new(), is_whole: true },
+        }
+    }
 
-/// A session number may have been given out again: a member must at least be some worker's.
-fn bears_any_mark(pid: i32) -> bool {
-    let prefix = format!("{MARK_VARIABLE}=");
-    environment(pid).split(|b| *b == 0).any(|entry| entry.starts_with(prefix.as_bytes()))
+    fn of(from: impl Read, bytes_max: usize) -> Environment {
+        let mut bytes = Vec::new();
+        // What was read before an error counts.
+        let _ = from.take(bytes_max as u64).read_to_end(&mut bytes);
+        let is_whole = bytes.len() < bytes_max;
+        if !is_whole {
+            // The beginning of a value is another value.
+            let end = bytes.iter().rposition(|byte| *byte == 0).map_or(0, |last| last + 1);
+            bytes.truncate(end);
+        }
+        Environment { bytes, is_whole }
+    }
+
+    /// What these variables hold.
+    fn values<'a>(&'a self, variables: &'a [&str]) -> impl Iterator<Item = &'a [u8]> {
+        self.bytes.split(|byte| *byte == 0).filter_map(move |entry| {
+            let end = entry.iter().position(|byte| *byte == b'=')?;
+            let (name, value) = (entry.get(..end)?, entry.get(end + 1..)?);
+            variables.iter().any(|variable| variable.as_bytes() == name).then_some(value)
+        })
+    }
 }
 
 /// Kills; a process that is already gone is fine, and another that has its number by now is left alone.
@@ -261,6 +335,64 @@ mod tests {
         assert!(descendants(i32::MAX).is_empty());
         assert!(left_behind(None, "no such mark").is_empty());
         assert!(family(i32::MAX).is_empty());
+    }
+
+    #[test]
+    fn the_beginning_of_an_environment_is_read_and_no_entry_that_was_cut_off() {
+        let bytes = b"A=1\0MARK=ab\0Z=x\0";
+        let values = |bytes_max| {
+            let environment = Environment::of(&bytes[..], bytes_max);
+            let values: Vec<Vec<u8>> = environment.values(&["MARK", "Z"]).map(<[u8]>::to_vec).collect();
+            (values.concat(), environment.is_whole)
+        };
+        assert_eq!(values(100), (b"abx".to_vec(), true));
+        assert_eq!(values(12), (b"ab".to_vec(), false));
+        assert_eq!(values(11), (Vec::new(), false), "its value is not all there");
+    }
+
+    /// A process with this environment, started as a shim starts its worker.
+    fn started_with(environment: &BTreeMap<String, String>) -> std::process::Child {
+        use std::io::Write as _;
+        use std::process::{Command, Stdio};
+        let mut command = Command::new("cat");
+        command.env_clear().envs(environment).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        // Its environment is there once it answers.
+        child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        child
+    }
+
+    #[test]
+    fn a_mark_is_found_at_the_beginning_whatever_the_environment() {
+        let value = "x".repeat(60 << 10);
+        let holding = |names: &[&str]| -> BTreeMap<String, String> {
+            names.iter().map(|name| ((*name).to_owned(), value.clone())).collect()
+        };
+        let mark = format!("of-this-test-{}", std::process::id());
+        let look = |environment: &BTreeMap<String, String>| {
+            let mut child = started_with(environment);
+            let found = marked(|found| (found == mark).then_some(()));
+            let left = left_behind(None, &mark);
+            child.kill().unwrap();
+            child.wait().unwrap();
+            let pid = child.id().cast_signed();
+            assert!(found.keys().chain(&left).all(|process| process.pid == pid));
+            (found.len(), left.len())
+        };
+        let cases: [&[&str]; 4] = [&[], &["B", "C"], &["Z0", "Z1"], &["A", "B", "Z"]];
+        for names in cases {
+            let mut environment = holding(names);
+            mark_environment(&mut environment, mark.clone()).unwrap();
+            assert_eq!(look(&environment), (1, 1), "{names:?}");
+        }
+        let why = mark_environment(&mut holding(&["A", "A0"]), mark.clone()).unwrap_err();
+        assert!(why.contains("sort before"), "{why}");
+        // As a program has it that orders its environment otherwise. No more than the beginning is read of every process; who looks
+        // for what one worker left behind reads on.
+        let mut behind = holding(&["B", "C"]);
+        behind.insert(MARK_VARIABLE.to_owned(), mark.clone());
+        assert_eq!(look(&behind), (0, 1));
     }
 
     #[test]

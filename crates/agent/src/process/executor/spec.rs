@@ -1,13 +1,12 @@
 //! What a worker's shim is told: its command, its environment, and what it is held to.
 
-use super::{ProcessExecutor, ProcessSettings, mark};
+use super::{ProcessExecutor, ProcessSettings};
 use crate::contract::{self, NodeContext};
 use crate::limits;
 use crate::own_program;
 use crate::process::cdi::{self, Edits};
 use crate::process::image_root;
 use crate::process::isolation::Isolation;
-use crate::process::processes::MARK_VARIABLE;
 use crate::process::runtime::Prepared;
 use crate::process::task::{TaskDir, TaskSpec};
 use crate::rules::{HttpNotice, Launch, Placement};
@@ -93,7 +92,6 @@ impl ProcessExecutor {
             launcher: &launcher,
         };
         let mut environment = contract::environment(placement, worker, &here);
-        environment.insert(MARK_VARIABLE.to_owned(), mark(key, settings.holder));
         if let Some(path) = cdi::library_path(environment.get(cdi::LIBRARY_PATH), &edits.libraries) {
             environment.insert(cdi::LIBRARY_PATH.to_owned(), path);
         }

@@ -581,7 +581,7 @@ pub(super) fn become_command(words: &[OsString]) -> Option<i32> {
     let outcome = (|| {
         let starter = Starter::new(orders.parent)?;
         starter.tie()?;
-        let environment = orders.carry_out()?;
+        let mut environment = orders.carry_out()?;
         // A change of the user undoes it.
         starter.tie()?;
         // What it starts is signalled together with it.
@@ -590,8 +590,14 @@ pub(super) fn become_command(words: &[OsString]) -> Option<i32> {
             ioctl_tiocsctty(io::stdin()).map_err(|e| format!("take the terminal: {e}"))?;
         }
         let (program, rest) = command.split_first().ok_or("the command is empty")?;
+        let mark = environment.get(processes::MARK_VARIABLE).cloned();
         let more = variables_of(std::env::vars_os());
-        let error = Command::new(program).args(rest).env_clear().envs(&environment).envs(more).exec();
+        environment.extend(more.filter_map(|(name, value)| Some((name, value.into_string().ok()?))));
+        // Found whatever the caller adds, who does not set it.
+        if let Some(mark) = mark {
+            processes::mark_environment(&mut environment, mark)?;
+        }
+        let error = Command::new(program).args(rest).env_clear().envs(&environment).exec();
         Err::<std::convert::Infallible, String>(format!("execute {}: {error}", display(program)))
     })();
     match outcome {
