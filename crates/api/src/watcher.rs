@@ -424,6 +424,8 @@ pub(crate) struct Watches {
     /// Without the names of operators.
     redacted_nodes: Arc<Rendered>,
     queues: Arc<Rendered>,
+    /// By which the present is sent in time.
+    clock: fn() -> Instant,
 }
 
 impl Watches {
@@ -438,6 +440,7 @@ impl Watches {
             nodes: Arc::default(),
             redacted_nodes: Arc::default(),
             queues: Arc::default(),
+            clock: Instant::now,
         }
     }
 
@@ -647,7 +650,8 @@ impl<T: Topic> Watcher<T> {
     /// The present in parts: no part can be resumed behind, only the whole.
     async fn send_present(&mut self, present: &State, to_client: &ToClient<T>) -> Result<(), End> {
         let at = WatchPosition::after(present.log_index());
-        let began = Instant::now();
+        let clock = self.watches.clock;
+        let began = clock();
         let mut sent = 0;
         let mut rows = self.topic.present(present);
         loop {
@@ -659,11 +663,9 @@ impl<T: Topic> Watcher<T> {
             for message in messages {
                 self.deliver(to_client, message).await?;
                 sent += 1;
-                if began.elapsed() > sync_max(sent) {
-                    let text = format!(
-                        "the present was taken too slowly: {sent} of its rows in {:?}",
-                        began.elapsed()
-                    );
+                let passed = clock() - began;
+                if passed > sync_max(sent) {
+                    let text = format!("the present was taken too slowly: {sent} of its rows in {passed:?}");
                     return Err(End::Cut(Refusal::new(RefusalCode::Overloaded, text)));
                 }
             }
@@ -727,4 +729,70 @@ fn some_of<T: Topic>(
         }
     }
     (messages, false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::access_tests::{guarded, host};
+    use crate::{ApiConfig, sample};
+    use muster_decider::Command;
+    use muster_transport::{Principal, Security};
+    use muster_types::HolderId;
+    use muster_wire::status::Refused;
+    use std::cell::Cell;
+
+    /// More rows than wait for a client that takes none, three times over.
+    const HOSTS: u128 = 100;
+
+    thread_local! {
+        static NOW: Cell<Option<Instant>> = const { Cell::new(None) };
+    }
+
+    fn clock() -> Instant {
+        NOW.get().expect("the test has set it")
+    }
+
+    /// Takes a watch's rows and the end of the present, this long for each; how many came before it was cut, and why.
+    async fn take(router: &Router, each: Duration) -> (u128, Option<Refused>) {
+        NOW.set(Some(Instant::now()));
+        let watches = Watches { clock, ..Watches::new() };
+        let topic = NodeTopic::new(String::new(), Visibility::All);
+        let account = Account::of(&Principal::Plaintext);
+        let mut messages = watches.open(router, topic, "", account).expect("it opens");
+        for taken in 0..=HOSTS {
+            let message = guarded("a message", messages.next()).await.expect("it does not end without a word");
+            if let Err(status) = message {
+                return (taken, Some(Refused::from_status(&status)));
+            }
+            NOW.set(Some(clock() + each));
+        }
+        (HOSTS + 1, None)
+    }
+
+    #[tokio::test]
+    async fn a_client_that_takes_the_present_too_slowly_is_cut_with_a_reason() {
+        let router = Router::new(sample::leader().await, ApiConfig::DEFAULT, Security::Plaintext);
+        for number in 0..HOSTS {
+            let spec = host(&format!("h{number}"));
+            let register =
+                Command::Register { spec, holder: HolderId(number + 1), other_session_is_over: false };
+            router.engine().execute(register).await.expect("a host comes");
+        }
+        // It takes some rows after the others, and is never silent for long.
+        let (taken, refused) = take(&router, Duration::from_secs(5)).await;
+        let refused = refused.expect("a version of the state would be held for as long as the client likes");
+        assert!(taken < HOSTS, "{taken} messages");
+        assert_eq!(refused.code, Some(RefusalCode::Overloaded), "{refused:?}");
+        assert!(refused.message.contains("too slowly"), "{refused:?}");
+        // All of it within the time for so many rows.
+        let (taken, refused) = take(&router, Duration::from_millis(500)).await;
+        assert_eq!((taken, refused.map(|refused| refused.message)), (HOSTS + 1, None));
+    }
+
+    #[test]
+    fn more_rows_may_take_longer() {
+        assert_eq!(sync_max(0), SYNC_MAX);
+        assert_eq!(sync_max(500_000), SYNC_MAX + Duration::from_secs(1_000));
+    }
 }

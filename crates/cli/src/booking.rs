@@ -10,6 +10,7 @@ use muster_wire::time::{duration, timestamp};
 use muster_wire::v1;
 use serde::Serialize;
 
+use crate::consent::DryRun;
 use crate::job_files::now_ms;
 use crate::region::nodes_of;
 
@@ -56,10 +57,14 @@ Examples:
     /// Give a booking up: its nodes are open to everybody again, and what runs there goes on
     #[command(after_help = "\
 Examples:
+  muster booking delete demo --dry-run
   muster booking delete demo")]
     Delete {
         /// Its name
         name: String,
+        /// Say what would change, and change nothing
+        #[arg(long)]
+        dry_run: bool,
     },
 }
 
@@ -256,7 +261,8 @@ pub async fn run(global: &Global, console: &Console, command: BookingCommand) ->
         BookingCommand::Create(args) => create(&client, console, &args).await?,
         BookingCommand::List => list(&client, console).await?,
         BookingCommand::Show { name } => show(&client, console, name).await?,
-        BookingCommand::Delete { name } => delete(&client, console, name).await?,
+        BookingCommand::Delete { name, dry_run: true } => would_delete(&client, console, name).await?,
+        BookingCommand::Delete { name, dry_run: false } => delete(&client, console, name).await?,
     }
     Ok(Exit::Ok)
 }
@@ -541,6 +547,34 @@ fn shown(view: &BookingView) -> Vec<(&'static str, String)> {
     pairs
 }
 
+/// Says what giving a booking up would change.
+async fn would_delete(client: &Client, console: &Console, name: String) -> Result<(), Failure> {
+    let answer = client.get_booking(v1::GetBookingRequest { name, ..Default::default() }).await?;
+    let view = BookingView::from(answer.booking.unwrap_or_default());
+    if console.is_structured() {
+        return console.object(&Document::new("Booking", answer.freshness, DryRun::of(view)));
+    }
+    console.line(&given_up(&view))?;
+    console.progress("nothing was deleted");
+    Ok(())
+}
+
+fn given_up(view: &BookingView) -> String {
+    let whose = if view.maintenance { "maintenance".to_owned() } else { format!("tenant {}", view.tenant) };
+    let [from, until] =
+        [&view.window_start, &view.window_end].map(|moment| moment.as_deref().unwrap_or("unknown"));
+    let windows = match view.windows_left {
+        0 | 1 => String::new(),
+        count => format!(" and {} more", count - 1),
+    };
+    format!(
+        "booking {} of {whose} would be deleted: its window from {from} to {until}{windows}; {} would be open to \
+         everybody, and what runs there would go on",
+        view.name,
+        view.what(" ")
+    )
+}
+
 async fn delete(client: &Client, console: &Console, name: String) -> Result<(), Failure> {
     let request = v1::DeleteBookingRequest { request_id: String::new(), name: name.clone() };
     client.delete_booking(request).await?;
@@ -626,6 +660,24 @@ mod tests {
         assert!(lines[2].starts_with("job-1 would be stopped at the start"), "{lines:?}");
         (view.nodes, view.node_count) = (Vec::new(), 40);
         assert_eq!(plan_lines(&view)[0], "nodes: 40 now, and those that join later");
+    }
+
+    #[test]
+    fn a_dry_run_of_a_deletion_says_what_is_given_up() {
+        let spec = v1::BookingSpec { tenant: "vision".to_owned(), ..Default::default() };
+        let booking = v1::Booking {
+            name: "demo".to_owned(),
+            spec: Some(spec),
+            window_start_time: Some(timestamp(1_700_000_000_000)),
+            window_end_time: Some(timestamp(1_700_003_600_000)),
+            windows_left: 3,
+            nodes: vec!["h1".to_owned(), "h2".to_owned()],
+            ..Default::default()
+        };
+        let text = given_up(&BookingView::from(booking));
+        for part in ["demo of tenant vision", "2023-11-14T22:13:20", "and 2 more", "h1 h2 would be open"] {
+            assert!(text.contains(part), "{text}");
+        }
     }
 
     #[test]

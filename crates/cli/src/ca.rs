@@ -12,6 +12,8 @@ use muster_wire::admin;
 use muster_wire::time::timestamp;
 use serde::Serialize;
 
+use crate::consent::DryRun;
+
 /// Commands about certificates. Most need no cluster, only the authority's directory.
 #[derive(Subcommand)]
 pub enum CaCommand {
@@ -133,6 +135,9 @@ pub struct IssueArgs {
     /// Replace a certificate that is there
     #[arg(long)]
     force: bool,
+    /// Say what would be written and replaced, and change nothing
+    #[arg(long)]
+    dry_run: bool,
 }
 
 #[derive(Args)]
@@ -176,6 +181,9 @@ pub struct RotateArgs {
     /// How long the new authority lasts
     #[arg(long, default_value_t = 3_650)]
     days: u32,
+    /// Say what the step would change, and change nothing
+    #[arg(long)]
+    dry_run: bool,
 }
 
 pub async fn run(global: &Global, console: &Console, command: CaCommand) -> Result<Exit, Failure> {
@@ -190,10 +198,14 @@ pub async fn run(global: &Global, console: &Console, command: CaCommand) -> Resu
         CaCommand::Rotate(args) => {
             let mut authority = Authority::open(&args.dir)?;
             match args.step {
-                Step::Prepare => authority.prepare_for(args.days, &args.hosts)?,
                 Step::Switch | Step::Finish if !args.hosts.is_empty() => {
                     return Err(Failure::usage("--host goes with the step prepare"));
                 }
+                _ if args.dry_run => {
+                    would_rotate(console, &authority, &args)?;
+                    return Ok(Exit::Ok);
+                }
+                Step::Prepare => authority.prepare_for(args.days, &args.hosts)?,
                 Step::Switch => authority.switch()?,
                 Step::Finish => authority.finish()?,
             }
@@ -212,6 +224,42 @@ pub async fn run(global: &Global, console: &Console, command: CaCommand) -> Resu
         }
     }
     Ok(Exit::Ok)
+}
+
+/// Says what a step of a rotation would change.
+fn would_rotate(console: &Console, authority: &Authority, args: &RotateArgs) -> Result<(), Failure> {
+    let effect = match args.step {
+        Step::Prepare => {
+            let next = authority.would_prepare(args.days)?;
+            format!("authority {next} would be made, and trusted as well as the present one")
+        }
+        Step::Switch => {
+            let next = authority.would_switch()?;
+            format!("authority {next} would issue; the old one would stay trusted")
+        }
+        Step::Finish => {
+            let (old, new) = authority.would_finish()?;
+            format!(
+                "authority {old} would be dropped and its key deleted: where the bundle is, only certificates of \
+                 authority {new} would be accepted"
+            )
+        }
+    };
+    if console.is_structured() {
+        return console.object(&DryRun::of(authority.report()?));
+    }
+    console.line(&effect)?;
+    console.progress("nothing was changed");
+    Ok(())
+}
+
+/// The certificate that `muster ca issue --dry-run` was asked about.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct WouldIssue {
+    name: String,
+    cert: PathBuf,
+    replaced: bool,
 }
 
 fn issue(console: &Console, args: &IssueArgs) -> Result<(), Failure> {
@@ -241,6 +289,23 @@ fn issue(console: &Console, args: &IssueArgs) -> Result<(), Failure> {
     };
     let role = role.map_err(|error| Failure::usage(error.to_string()))?;
     let authority = Authority::open(&args.dir)?;
+    if args.dry_run {
+        let would = authority.would_issue(role, args.days, &args.out, args.force, &args.hosts)?;
+        let replaced = would.cert.exists();
+        if console.is_structured() {
+            let (name, cert) = (would.name.to_string(), would.cert);
+            return console.object(&DryRun::of(WouldIssue { name, cert, replaced }));
+        }
+        let becomes = if replaced { "replaced" } else { "written" };
+        console.line(&format!(
+            "{} and its key would be {becomes}: {} for {} days",
+            would.cert.display(),
+            would.name,
+            args.days
+        ))?;
+        console.progress("nothing was issued");
+        return Ok(());
+    }
     let issued = authority.issue_for(role, args.days, &args.out, args.force, &args.hosts)?;
     let certificate = describe(&issued.cert)?;
     if console.is_structured() {

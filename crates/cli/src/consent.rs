@@ -8,6 +8,7 @@ use clap::Args;
 use muster_client::Client;
 use muster_console::{Console, Exit, Failure};
 use muster_wire::v1;
+use serde::Serialize;
 
 /// Options of commands that may take something away.
 #[derive(Args, Clone, Copy, Debug)]
@@ -18,6 +19,22 @@ pub struct Consent {
     /// Say what would change, and change nothing
     #[arg(long, conflicts_with = "yes")]
     dry_run: bool,
+}
+
+/// What a dry run found, in output for programs: the object as it is now, marked.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DryRun<T> {
+    dry_run: bool,
+    #[serde(flatten)]
+    found: T,
+}
+
+impl<T> DryRun<T> {
+    /// Marks what a command would have taken away.
+    pub fn of(found: T) -> DryRun<T> {
+        DryRun { dry_run: true, found }
+    }
 }
 
 impl Consent {

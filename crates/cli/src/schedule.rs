@@ -10,6 +10,7 @@ use muster_wire::time::duration;
 use muster_wire::v1;
 use serde::Serialize;
 
+use crate::consent::DryRun;
 use crate::job_files::{name_own_tenant, read_manifests};
 use crate::parallel::auto;
 use crate::reading::ReadArgs;
@@ -74,7 +75,18 @@ Examples:
     /// Make one job of a schedule now, in addition to those of its moments
     Run(WhichArgs),
     /// Delete a schedule; the jobs that it made stay
-    Delete(WhichArgs),
+    #[command(after_help = "\
+Examples:
+  muster schedule delete nightly --dry-run
+  muster schedule delete nightly --tenant research")]
+    Delete {
+        #[command(flatten)]
+        #[allow(missing_docs, reason = "a flattened field has no help text")]
+        which: WhichArgs,
+        /// Say what would change, and change nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
 }
 
 /// Which schedule is meant.
@@ -195,7 +207,8 @@ pub async fn run(global: &Global, console: &Console, command: ScheduleCommand) -
             console.line(&made.job_id)?;
             console.progress(&format!("submitted 1 job of schedule {}", which.name));
         }
-        ScheduleCommand::Delete(which) => {
+        ScheduleCommand::Delete { which, dry_run: true } => would_delete(global, console, which).await?,
+        ScheduleCommand::Delete { which, dry_run: false } => {
             let (client, tenant, request_id) = asked(global, &which).await?;
             let name = which.name.clone();
             client.delete_schedule(v1::DeleteScheduleRequest { request_id, tenant, name }).await?;
@@ -203,6 +216,27 @@ pub async fn run(global: &Global, console: &Console, command: ScheduleCommand) -
         }
     }
     Ok(Exit::Ok)
+}
+
+/// Says what deleting a schedule would change.
+async fn would_delete(global: &Global, console: &Console, which: WhichArgs) -> Result<(), Failure> {
+    let (client, tenant, _) = asked(global, &which).await?;
+    let read = v1::GetScheduleRequest { tenant, name: which.name, read: None };
+    let view = ScheduleView::of(client.get_schedule(read).await?.schedule.unwrap_or_default());
+    if console.is_structured() {
+        return console.object(&Document::new("Schedule", None::<u64>, DryRun::of(view)));
+    }
+    console.line(&format!(
+        "schedule {} of tenant {} would be deleted: {} in {}, next: {}; {} of its jobs are not over, and would go on",
+        view.name,
+        view.tenant,
+        view.cron,
+        view.time_zone,
+        view.next(),
+        view.unfinished_job_ids.len()
+    ))?;
+    console.progress("nothing was deleted");
+    Ok(())
 }
 
 /// A client, the tenant that is meant, and the id of the request.

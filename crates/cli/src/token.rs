@@ -12,6 +12,8 @@ use muster_wire::time::duration;
 use muster_wire::{admin, v1};
 use serde::Serialize;
 
+use crate::consent::DryRun;
+
 /// Commands about bearer tokens.
 #[derive(Subcommand)]
 pub enum TokenCommand {
@@ -40,6 +42,7 @@ Examples:
     #[command(after_help = "\
 Examples:
   muster token revoke ci
+  muster token revoke ci --dry-run                whose it is, and what it may do
   muster token revoke ci --tenant research        where several tenants have a token of this name
   muster token revoke 00c0ffee00c0ffee            by its id")]
     Revoke {
@@ -48,6 +51,9 @@ Examples:
         /// The tenant that it acts for
         #[arg(long, value_name = "TENANT")]
         tenant: Option<String>,
+        /// Say what would change, and change nothing
+        #[arg(long)]
+        dry_run: bool,
     },
 }
 
@@ -101,7 +107,12 @@ pub async fn run(global: &Global, console: &Console, command: TokenCommand) -> R
     match command {
         TokenCommand::Create(args) => create(global, console, args).await?,
         TokenCommand::List => list(global, console).await?,
-        TokenCommand::Revoke { name, tenant } => revoke(global, console, &name, tenant.as_deref()).await?,
+        TokenCommand::Revoke { name, tenant, dry_run: true } => {
+            would_revoke(global, console, &name, tenant.as_deref()).await?;
+        }
+        TokenCommand::Revoke { name, tenant, dry_run: false } => {
+            revoke(global, console, &name, tenant.as_deref()).await?;
+        }
     }
     Ok(Exit::Ok)
 }
@@ -229,6 +240,29 @@ fn found(tokens: Vec<admin::Token>, name: &str, tenant: Option<&str>) -> Result<
                 .with_next("`muster token list` lists the tokens that you may revoke"))
         }
     }
+}
+
+/// Says what revoking a token would change.
+async fn would_revoke(
+    global: &Global,
+    console: &Console,
+    name: &str,
+    tenant: Option<&str>,
+) -> Result<(), Failure> {
+    let tokens = global.client().await?.list_tokens().await?.tokens;
+    let view = TokenView::of(found(tokens, name, tenant)?);
+    if console.is_structured() {
+        return console.object(&Document::new("Token", None::<u64>, DryRun::of(view)));
+    }
+    let role = view.shown_role();
+    let for_whom = if view.tenant.is_empty() { String::new() } else { format!(" of tenant {}", view.tenant) };
+    let until = view.expires.as_deref().unwrap_or("unknown");
+    console.line(&format!(
+        "token {} ({}) would be refused by every replica: {role}{for_whom}, held by {}, accepted until {until}",
+        view.name, view.id, view.user
+    ))?;
+    console.progress("nothing was revoked");
+    Ok(())
 }
 
 async fn revoke(global: &Global, console: &Console, name: &str, tenant: Option<&str>) -> Result<(), Failure> {

@@ -87,6 +87,58 @@ fn commands_of_the_documents_are_commands() {
     assert!(checked > 30, "{checked} commands");
 }
 
+/// Names of commands that take something away which is not simply put back.
+const DESTRUCTIVE: &[&str] = &[
+    "cancel", "delete", "drain", "expire", "forget", "remove", "replace", "requeue", "resubmit", "revoke",
+    "rotate",
+];
+/// Verbs with which the descriptions of others begin.
+const DESTRUCTIVE_VERBS: &[&str] = &["Cancel", "Delete", "Drop", "Forget", "Remove", "Revoke", "Stop"];
+/// Options that let a command take something away.
+const DESTRUCTIVE_OPTIONS: &[&str] = &["drain", "force", "rebuild", "yes"];
+/// What these commands take away is made again with one command.
+const NOT_DESTRUCTIVE: &[&str] = &["muster drill stop", "muster logout"];
+
+/// The destructive commands below this one, and whether each has a dry run.
+fn destructive(command: &clap::Command, path: &str, found: &mut Vec<(String, bool)>) {
+    let has = |name: &str| command.get_arguments().any(|argument| argument.get_long() == Some(name));
+    let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+    let verb = about.split_whitespace().next().unwrap_or_default();
+    let is_leaf = command.get_subcommands().next().is_none();
+    let is_named = is_leaf
+        && (DESTRUCTIVE.contains(&command.get_name())
+            || DESTRUCTIVE_VERBS.contains(&verb)
+            || command.get_all_aliases().any(|alias| DESTRUCTIVE.contains(&alias)));
+    let is_destructive = is_named || DESTRUCTIVE_OPTIONS.iter().any(|option| has(option));
+    if is_destructive && !NOT_DESTRUCTIVE.contains(&path) {
+        found.push((path.to_owned(), has("dry-run")));
+    }
+    for inner in command.get_subcommands() {
+        destructive(inner, &format!("{path} {}", inner.get_name()), found);
+    }
+}
+
+#[test]
+fn each_destructive_command_has_a_dry_run() {
+    let mut found = Vec::new();
+    destructive(&<crate::Arguments as clap::CommandFactory>::command(), "muster", &mut found);
+    let without: Vec<&String> = found.iter().filter(|(_, has)| !has).map(|(path, _)| path).collect();
+    assert!(without.is_empty(), "without --dry-run: {without:?}");
+    for known in [
+        "muster booking delete",
+        "muster ca rotate",
+        "muster cluster remove",
+        "muster job cancel",
+        "muster node forget",
+        "muster region hold",
+        "muster schedule delete",
+        "muster server",
+        "muster token revoke",
+    ] {
+        assert!(found.iter().any(|(path, _)| path == known), "{known} is among them: {found:?}");
+    }
+}
+
 #[test]
 fn job_files_of_the_documents_are_job_files() {
     let mut checked = 0;

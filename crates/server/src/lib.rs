@@ -56,7 +56,9 @@ const FORMATS_EVERY: Duration = Duration::from_secs(2);
     A new replica of a cluster that runs; it waits until `muster cluster add` takes it in:\n      \
     muster server --config /etc/muster/server.toml --join\n  \
     A replica that lost its disk, or whose data is damaged or has diverged:\n      \
-    muster server --config /etc/muster/server.toml --rebuild"
+    muster server --config /etc/muster/server.toml --rebuild\n  \
+    What that would do, without starting the replica:\n      \
+    muster server --config /etc/muster/server.toml --rebuild --dry-run"
 )]
 pub struct ServerArgs {
     #[command(subcommand)]
@@ -77,6 +79,10 @@ pub struct ServerArgs {
     /// directory is left as it is
     #[arg(long, group = "start")]
     rebuild: bool,
+    /// Say what --rebuild would do with the data directory, and start nothing. The directory is opened as for every start,
+    /// which completes a last write that was interrupted, and nothing else is changed
+    #[arg(long, requires = "rebuild")]
+    dry_run: bool,
     /// Allow plaintext on addresses that other machines can reach
     #[arg(long)]
     insecure: bool,
@@ -324,6 +330,15 @@ fn consensus_settings(
     settings
 }
 
+/// Prints what a rebuild would do.
+async fn print_rebuild(config: &ServerConfig) -> Result<(), ServerError> {
+    use std::io::Write as _;
+    let text = open::would_rebuild(config).await?;
+    // Nobody is left to tell when standard output is gone.
+    let _ = writeln!(std::io::stdout().lock(), "{text}");
+    Ok(())
+}
+
 /// Runs a replica until `shutdown` or until it stops by itself. `version` is what it tells the other replicas.
 ///
 /// # Errors
@@ -334,6 +349,10 @@ pub async fn run(args: ServerArgs, version: &str, shutdown: CancellationToken) -
         return Ok(recover::run(args).await?);
     }
     let config = ServerConfig::read(&args.config.ok_or(ServerError::NoConfig)?)?;
+    if args.dry_run {
+        muster_planted::admit(&config.data_dir)?;
+        return print_rebuild(&config).await;
+    }
     // Listeners first: a port in use is reported before anything is written.
     let security = security(&config, args.insecure)?;
     let open = args.insecure || matches!(security, Security::Tls(_));

@@ -28,6 +28,38 @@ pub async fn open_store(config: &ServerConfig, start: Start) -> Result<ReplicaSt
     opened.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
+/// What a rebuild does with a directory that is not as it was.
+const REBUILT: &str = "what is there would be moved into a directory damaged-… in it, and the replica would be filled \
+                       by the others, without a vote until it has caught up";
+
+/// What a rebuild would do with the directory of a configuration, as a sentence.
+///
+/// # Errors
+/// Says why the directory cannot be looked at: a replica that runs has it, for one.
+pub async fn would_rebuild(config: &ServerConfig) -> Result<String, ServerError> {
+    let config = config.clone();
+    let looked = tokio::task::spawn_blocking(move || look(&config)).await;
+    looked.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+}
+
+fn look(config: &ServerConfig) -> Result<String, ServerError> {
+    let dir = &config.data_dir;
+    let shown = dir.display();
+    let mark = mark_in(dir).map_err(|source| ServerError::Evidence { dir: dir.clone(), source })?;
+    if let Some(mark) = mark {
+        return Ok(format!("{shown} has diverged at log index {}: {REBUILT}", mark.log_index));
+    }
+    match try_open(config, OpenMode::Existing) {
+        Ok(_) => Ok(format!("{shown} is intact: it would be used as it is, and nothing moved or rebuilt")),
+        Err(StoreError::NotFound { .. }) => Ok(format!(
+            "{shown} holds no replica: it would be made, and the replica filled by the others, without a vote until it \
+             has caught up"
+        )),
+        Err(StoreError::Damaged { damage, .. }) => Ok(format!("{shown} is damaged ({damage}): {REBUILT}")),
+        Err(source) => Err(refusal(dir, Start::Rebuild, source)),
+    }
+}
+
 /// Whether a directory is on a file system that is lost with the machine's memory.
 pub fn is_in_memory(dir: &Path) -> bool {
     let found = nix::sys::statfs::statfs(dir);

@@ -311,11 +311,11 @@ impl Authority {
         self.issue_for(role, days, out, replace, &[])
     }
 
-    /// The same with hosts by which a replica is asked for: browsers verify them. Members of the cluster go by the role alone.
+    /// Whom a certificate would name and where it would be written; what [`Authority::issue_for`] checks first.
     ///
     /// # Errors
-    /// As [`Authority::issue`], and when the authority is not good for such a host or the role is no replica's.
-    pub fn issue_for(
+    /// When it would be refused.
+    pub fn would_issue(
         &self,
         role: Role,
         days: u32,
@@ -333,6 +333,23 @@ impl Authority {
                 return Err(AuthorityError::Exists { path: path.clone() });
             }
         }
+        Ok(issued)
+    }
+
+    /// [`Authority::issue`] with hosts by which a replica is asked for: browsers verify them. Members of the cluster go by the role alone.
+    ///
+    /// # Errors
+    /// As [`Authority::issue`], and when the authority is not good for such a host or the role is no replica's.
+    pub fn issue_for(
+        &self,
+        role: Role,
+        days: u32,
+        out: &Path,
+        replace: bool,
+        hosts: &[Host],
+    ) -> Result<Issued, AuthorityError> {
+        let issued = self.would_issue(role, days, out, replace, hosts)?;
+        let name = &issued.name;
         let key_path = self.key_path(self.state.issues);
         let content =
             |path: &Path, detail: String| AuthorityError::Content { path: path.to_path_buf(), detail };
@@ -446,15 +463,7 @@ impl Authority {
     /// # Errors
     /// As [`Authority::prepare`].
     pub fn prepare_for(&mut self, days: u32, hosts: &[PermittedHosts]) -> Result<(), AuthorityError> {
-        days_within(days, AUTHORITY_DAYS_MAX)?;
-        if self.state.trusted.len() != 1 {
-            return Err(AuthorityError::Step {
-                detail: "a rotation is under way; go on with `muster ca rotate switch`, then `finish`",
-            });
-        }
-        let next = self.state.issues.checked_add(1).ok_or(AuthorityError::Step {
-            detail: "this authority has been rotated as often as it can be counted",
-        })?;
+        let next = self.would_prepare(days)?;
         let mut permitted = self.hosts()?.unwrap_or_default();
         permitted
             .extend(hosts.iter().filter(|hosts| !permitted.contains(hosts)).cloned().collect::<Vec<_>>());
@@ -463,16 +472,39 @@ impl Authority {
         self.commit(State { trusted: vec![self.state.issues, next], next_hosts, ..self.state.clone() })
     }
 
+    /// The generation of the authority that the first step would make.
+    ///
+    /// # Errors
+    /// As [`Authority::prepare`], before anything is written.
+    pub fn would_prepare(&self, days: u32) -> Result<u32, AuthorityError> {
+        days_within(days, AUTHORITY_DAYS_MAX)?;
+        if self.state.trusted.len() != 1 {
+            return Err(AuthorityError::Step {
+                detail: "a rotation is under way; go on with `muster ca rotate switch`, then `finish`",
+            });
+        }
+        self.state.issues.checked_add(1).ok_or(AuthorityError::Step {
+            detail: "this authority has been rotated as often as it can be counted",
+        })
+    }
+
     /// Second step: the new authority issues. The old one stays trusted.
     ///
     /// # Errors
     /// When the first step was not taken, or this one was.
     pub fn switch(&mut self) -> Result<(), AuthorityError> {
+        let issues = self.would_switch()?;
+        let hosts = self.state.next_hosts.clone();
+        self.commit(State { issues, hosts, next_hosts: None, ..self.state.clone() })
+    }
+
+    /// The generation of the authority that issues after the second step.
+    ///
+    /// # Errors
+    /// As [`Authority::switch`], before anything is written.
+    pub fn would_switch(&self) -> Result<u32, AuthorityError> {
         match self.state.trusted.as_slice() {
-            [old, new] if *old == self.state.issues => {
-                let hosts = self.state.next_hosts.clone();
-                self.commit(State { issues: *new, hosts, next_hosts: None, ..self.state.clone() })
-            }
+            [old, new] if *old == self.state.issues => Ok(*new),
             [_, _] => Err(AuthorityError::Step {
                 detail: "the new authority issues already; when every process has a new certificate, `muster ca rotate finish`",
             }),
@@ -486,6 +518,20 @@ impl Authority {
     /// # Errors
     /// When the steps before were not taken.
     pub fn finish(&mut self) -> Result<(), AuthorityError> {
+        let (old, new) = self.would_finish()?;
+        self.commit(State { trusted: vec![new], ..self.state.clone() })?;
+        let path = self.key_path(old);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file("removing", &path)(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The generations of the authority that the third step would drop, and of the one that stays.
+    ///
+    /// # Errors
+    /// As [`Authority::finish`], before anything is written.
+    pub fn would_finish(&self) -> Result<(u32, u32), AuthorityError> {
         let [old, new] = self.state.trusted[..] else {
             return Err(AuthorityError::Step { detail: "no rotation is under way" });
         };
@@ -494,12 +540,7 @@ impl Authority {
                 detail: "the old authority still issues; `muster ca rotate switch` comes first",
             });
         }
-        self.commit(State { trusted: vec![new], ..self.state.clone() })?;
-        let path = self.key_path(old);
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file("removing", &path)(error)),
-            _ => Ok(()),
-        }
+        Ok((old, new))
     }
 
     /// How it stands.

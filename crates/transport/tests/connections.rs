@@ -383,8 +383,12 @@ fn the_steps_of_a_rotation_come_in_order_and_keys_stay_closed() {
     world.authority = Authority::open(&dir).unwrap();
     let bundle = std::fs::read_to_string(world.authority.bundle()).unwrap();
     assert_eq!(bundle.matches("BEGIN CERTIFICATE").count(), 2);
+    assert_eq!(world.authority.would_switch().unwrap(), 2);
+    assert!(world.authority.would_prepare(10).is_err() && world.authority.would_finish().is_err());
     world.authority.switch().unwrap();
     assert!(world.authority.switch().is_err());
+    assert_eq!(world.authority.would_finish().unwrap(), (1, 2));
+    assert!(dir.join("ca-1.key").exists(), "what would be is no step");
     world.authority.finish().unwrap();
     assert!(!dir.join("ca-1.key").exists());
     let report = Authority::open(&dir).unwrap().report().unwrap();

@@ -35,6 +35,9 @@ async fn a_booking_is_made_opens_and_outlives_its_leader() {
         (shown.code == Some(0) && shown.out.contains("a demonstration")).then_some(())
     })
     .await;
+    let told = cluster.operated(&["booking", "delete", "demo", "--dry-run"]).await;
+    assert!(told.contains("demo of tenant vision would be deleted") && told.contains("no-agent"), "{told}");
+    assert_eq!(listed(&cluster).await["items"][0]["name"], "demo", "nothing was changed");
     cluster.operated(&["booking", "delete", "demo"]).await;
     cluster.operate(&["booking", "show", "demo"]).await.assert_refused(3, &["MS-3008"]);
     cluster.restart_all().await;

@@ -318,5 +318,10 @@ async fn a_schedule_that_is_suspended_is_told_once() {
     let ids: BTreeSet<String> =
         receiver.delivered().iter().map(|delivered| delivered.headers["muster-delivery"].clone()).collect();
     assert_eq!(ids.len(), 1, "{ids:?}");
+    let told = cluster.operated(&["schedule", "delete", "nightly", "--dry-run"]).await;
+    assert!(told.contains("would be deleted: 0 6 29 2 *"), "{told}");
+    cluster.operated(&["schedule", "show", "nightly"]).await;
+    cluster.operated(&["schedule", "delete", "nightly"]).await;
+    cluster.operate(&["schedule", "delete", "nightly", "--dry-run"]).await.assert_refused(3, &["nightly"]);
     cluster.assert_digests_agree().await;
 }

@@ -133,16 +133,23 @@ async fn a_replica_that_lost_its_disk_comes_back_with_one_command() {
     damage(&data.join("log"));
     let ran = run_to_end(&["server", "--config", config], "").await;
     ran.assert_refused(1, &["damaged", "--rebuild"]);
+    let look = ["server", "--config", config, "--rebuild", "--dry-run"];
+    let told = run_to_end(&look, "").await;
+    assert!(told.code == Some(0) && told.out.contains("is damaged"), "{told:#?}");
     assert!(evidence_in(&data).is_empty(), "it was emptied without being told to");
     // Gone altogether.
     std::fs::remove_dir_all(&data).unwrap();
     let ran = run_to_end(&["server", "--config", config], "").await;
     ran.assert_refused(1, &["holds no replica", "--rebuild"]);
+    let told = run_to_end(&look, "").await;
+    assert!(told.code == Some(0) && told.out.contains("holds no replica") && !data.exists(), "{told:#?}");
     cluster.start_replica_with(lost, &["--rebuild"]);
     cluster.votes_again(lost).await;
     load.progress().await;
     // An intact directory is left as it is, whatever the service's command line says.
     cluster.stop(lost).await;
+    let told = run_to_end(&look, "").await;
+    assert!(told.code == Some(0) && told.out.contains("is intact"), "{told:#?}");
     cluster.start_replica_with(lost, &["--rebuild"]);
     cluster.votes_again(lost).await;
     assert!(evidence_in(&data).is_empty(), "an intact directory was emptied");

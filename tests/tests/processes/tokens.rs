@@ -332,6 +332,10 @@ async fn from_the_command_line(site: &Site) {
     run(&["token", "revoke", "nobody"]).await.assert_refused(3, &["nobody"]);
     let ran = run(&["token", "create", "gone", "--role", "viewer"]).await;
     assert_eq!(ran.code, Some(0), "{ran:#?}");
+    let ran = run(&["token", "revoke", "gone", "--dry-run"]).await;
+    assert!(ran.code == Some(0) && ran.out.contains("would be refused by every replica: viewer"), "{ran:#?}");
+    let ran = run(&["token", "list"]).await;
+    assert!(ran.out.contains("gone"), "a dry run revokes nothing: {ran:#?}");
     let ran = run(&["token", "revoke", "gone"]).await;
     assert_eq!(ran.code, Some(0), "{ran:#?}");
 

@@ -8,7 +8,7 @@
 //! **Invariant:** nothing of what panicked is in a round; the guard of the state protects the log as before.
 
 use muster_decider::{Answer, Command, Speculation, handle};
-use muster_types::{LogTime, Refusal, RefusalCode};
+use muster_types::{LogTime, Refusal, RefusalCode, ScheduleKey};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -82,11 +82,30 @@ impl Faults {
         inner.count += 1;
         inner.last = Some(format!("the step `{step}` was undone and is left out for a while: {why}"));
     }
+
+    /// A schedule whose moments could not be found: it alone is left out.
+    pub(super) fn note_schedule(&self, schedule: &ScheduleKey, why: &str) {
+        let fingerprint = fingerprint(schedule);
+        tracing::error!(
+            fingerprint = format!("{fingerprint:016x}"),
+            why,
+            tenant = %schedule.tenant,
+            schedule = %schedule.name,
+            "the moments of a schedule met a broken invariant, and it is left out for a while"
+        );
+        let mut inner = self.lock();
+        inner.count += 1;
+        inner.last = Some(format!(
+            "the moments of a schedule (fingerprint {fingerprint:016x}) could not be found, and it is left out for a \
+             while: {why}"
+        ));
+    }
 }
 
-fn fingerprint(command: &Command) -> u64 {
+/// Names a command or a schedule in what is public, where its content may not be shown.
+pub(crate) fn fingerprint(culprit: &impl std::fmt::Debug) -> u64 {
     let mut hasher = DefaultHasher::new();
-    format!("{command:?}").hash(&mut hasher);
+    format!("{culprit:?}").hash(&mut hasher);
     hasher.finish()
 }
 

@@ -16,7 +16,8 @@ use muster_decider::{
 use muster_planner::Budget;
 use muster_planted::{Rule, breaks};
 use muster_state::NodeStatus;
-use muster_types::{Leadership, LogIndex, LogTime, NodeId, Refusal, RefusalCode};
+use muster_types::{Leadership, LogIndex, LogTime, NodeId, Refusal, RefusalCode, ScheduleKey};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
@@ -61,10 +62,8 @@ const LEFT_OUT: Duration = Duration::from_secs(30);
 const PLANNING: &str = "planning";
 /// The same of the one that finds which images hosts will need.
 const IMAGES: &str = "images";
-/// The same of the one that finds moments of schedules.
-const SCHEDULES: &str = "schedules";
-/// How long moments of schedules are left out after it met a broken invariant, by log time.
-const SCHEDULES_LEFT_OUT_MS: u64 = 30_000;
+/// How long a schedule whose moments met a broken invariant is left out, by log time.
+const SCHEDULE_LEFT_OUT_MS: u64 = 30_000;
 
 /// Least time between two looks for jobs that may start now.
 const RELEASES_APART_MS: u64 = 50;
@@ -203,6 +202,7 @@ impl<G: Environment> DecisionLoop<G> {
             housekeeping: instant::<G>(),
             released: LogTime(0),
             schedules_at: LogTime(0),
+            schedules_left_out: BTreeMap::new(),
             recover_at: None,
             attempt: Attempt::new(self.contain_faults),
             left_out: LeftOut::default(),
@@ -255,6 +255,8 @@ struct Term<'a, G: Environment> {
     released: LogTime,
     /// When to look at schedules again.
     schedules_at: LogTime,
+    /// Schedules whose moments met a broken invariant, and until when each is left out: no more than there are schedules.
+    schedules_left_out: BTreeMap<ScheduleKey, LogTime>,
     /// When every lease of the generation before has run out; none while there is nothing to recover.
     recover_at: Option<Instant>,
     /// The round being made.
@@ -432,27 +434,35 @@ impl<G: Environment> Term<'_, G> {
         if self.schedules_at > now || self.speculation.is_recovering() {
             return;
         }
-        let found = self.attempt.step(&mut self.speculation, |speculation| {
-            #[cfg(test)]
-            crate::tests::poison_step(SCHEDULES, speculation.state());
-            schedules::due(speculation.state(), now)
-        });
-        let (commands, look) = match found {
-            Ok(found) => found,
-            Err(why) => {
-                self.outer.faults.note_step(SCHEDULES, &why);
-                self.schedules_at = now.plus_ms(SCHEDULES_LEFT_OUT_MS);
-                return;
-            }
-        };
-        self.schedules_at = look;
-        for command in commands {
+        self.schedules_left_out.retain(|_, until| *until > now);
+        let left_out = &self.schedules_left_out;
+        let (keys, look) = schedules::due(self.speculation.state(), now, |key| left_out.contains_key(key));
+        self.schedules_at = left_out.values().copied().min().map_or(look, |until| look.min(until));
+        for key in keys {
             if self.speculation.round_bytes() >= ROUND_BYTES_SOFT {
                 // The others with the next round.
                 self.schedules_at = now;
                 return;
             }
-            self.carry_out(command, oneshot::channel().0);
+            // One step for each, so that one whose moments cannot be found delays no other.
+            let found = self.attempt.step(&mut self.speculation, |speculation| {
+                #[cfg(test)]
+                crate::tests::poison_schedule(&key);
+                schedules::command_for(speculation.state(), &key, now)
+            });
+            match found {
+                Ok(None) => {}
+                Ok(Some((command, next))) => {
+                    self.schedules_at = next.map_or(self.schedules_at, |next| next.min(self.schedules_at));
+                    self.carry_out(command, oneshot::channel().0);
+                }
+                Err(why) => {
+                    self.outer.faults.note_schedule(&key, &why);
+                    let until = now.plus_ms(SCHEDULE_LEFT_OUT_MS);
+                    self.schedules_at = self.schedules_at.min(until);
+                    self.schedules_left_out.insert(key, until);
+                }
+            }
         }
     }
 
@@ -471,7 +481,7 @@ impl<G: Environment> Term<'_, G> {
                 self.carry_out(due, oneshot::channel().0);
             }
             // It is changed all the same: what it is then may be what mends it.
-            Err(why) => self.outer.faults.note_step(SCHEDULES, &why),
+            Err(why) => self.outer.faults.note_schedule(&order.schedule.key, &why),
         }
     }
 
@@ -585,11 +595,19 @@ impl<G: Environment> Term<'_, G> {
         if matches!(command, Command::SetSchedule(_) | Command::ControlSchedule(_)) {
             self.schedules_at = LogTime(0);
         }
+        let mut changed = None;
         if let Command::SetSchedule(order) = &command {
             self.run_before_change(order);
+            changed = Some(order.schedule.key.clone());
         }
-        if let Ok(Answer::Registered { node, incarnation, .. }) = *self.carry_out(command, reply) {
+        let answer = self.carry_out(command, reply);
+        let is_done = answer.is_ok();
+        if let Ok(Answer::Registered { node, incarnation, .. }) = *answer {
             self.outer.liveness.registered(instant::<G>(), node, incarnation);
+        }
+        if let Some(key) = changed.filter(|_| is_done) {
+            // What it is now may have moments that can be found.
+            self.schedules_left_out.remove(&key);
         }
     }
 

@@ -5,9 +5,9 @@ use muster_journal::FORMAT_MAX;
 use muster_state::State;
 use muster_types::policy::{PolicyDraft, PurchaseKind, QuotaGrant, TenantPolicy};
 use muster_types::{
-    ArraySpec, CapacityFallback, CapacityRules, Consistency, FencingToken, HolderId, JobDraft, JobId, Leadership,
-    LogIndex, LogTime, NodeDraft, OverlapRule, Parameters, PurchaseSet, RefusalCode, RequestId, Requester, Schedule,
-    ScheduleKey, ScheduleTemplate, limits,
+    ArraySpec, CapacityFallback, CapacityRules, Consistency, FencingToken, HolderId, JobDraft, JobId,
+    Leadership, LogIndex, LogTime, NextRun, NodeDraft, OverlapRule, Parameters, PurchaseSet, RefusalCode,
+    RequestId, Requester, Schedule, ScheduleKey, ScheduleTemplate, limits,
 };
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -329,17 +329,10 @@ async fn a_step_that_meets_a_broken_invariant_is_left_out_and_the_leader_goes_on
     }
 }
 
-/// Moments are found from texts of users.
-#[tokio::test]
-async fn a_schedule_whose_moments_cannot_be_found_stops_no_leader() {
-    let engine = engine_with(EngineConfig { contain_faults: true, ..config(64) }).await;
-    until(&engine, "the cluster is founded", |view| view.cluster().is_some()).await;
-    let _session = open(&engine, opening("h1", 1)).await;
-    let jobs = muster_types::Submission::plain([job("poison-schedules", 1)]);
-    let answer = guarded("it", engine.execute(Command::submit(RequestId(1), jobs))).await;
-    assert!(answer.is_ok(), "{answer:?}");
+/// An order for a schedule of this name, which is due every hour.
+fn schedule_order(request: u128, text: &str) -> Command {
     let schedule = Schedule {
-        key: ScheduleKey { tenant: name("lab"), name: name("nightly") },
+        key: ScheduleKey { tenant: name("lab"), name: name(text) },
         cron: "0 * * * *".parse().expect("an expression"),
         zone: "UTC".to_owned(),
         template: ScheduleTemplate::of(job("nightly", 1).into()).expect("a job"),
@@ -347,26 +340,40 @@ async fn a_schedule_whose_moments_cannot_be_found_stops_no_leader() {
         starting_deadline_ms: 60_000,
         runs_max: 5,
     };
-    let order = ScheduleOrder {
-        request: RequestId(2),
+    Command::SetSchedule(Box::new(ScheduleOrder {
+        request: RequestId(request),
         by: Requester { name: "admin/ops".to_owned(), is_operator: true, address: None },
         acts_for: None,
         role: None,
         schedule,
         is_new: true,
-    };
-    let answer = guarded("it", engine.execute(Command::SetSchedule(Box::new(order)))).await;
-    assert!(answer.is_ok(), "{answer:?}");
-    guarded("the fault is known", async {
-        while engine.local_facts().decision_faults == 0 {
-            tokio::task::yield_now().await;
-        }
+    }))
+}
+
+/// Moments are found from texts of users.
+#[tokio::test]
+async fn a_schedule_whose_moments_cannot_be_found_stops_neither_the_leader_nor_another_schedule() {
+    let engine = engine_with(EngineConfig { contain_faults: true, ..config(64) }).await;
+    until(&engine, "the cluster is founded", |view| view.cluster().is_some()).await;
+    let _session = open(&engine, opening("h1", 1)).await;
+    // It comes before the other one in every order.
+    let culprit = ScheduleKey { tenant: name("lab"), name: name("a-poison") };
+    for (request, text) in [(1, "a-poison"), (2, "nightly")] {
+        let answer = guarded("it", engine.execute(schedule_order(request, text))).await;
+        assert!(answer.is_ok(), "{answer:?}");
+    }
+    let other = ScheduleKey { name: name("nightly"), ..culprit.clone() };
+    let view = until(&engine, "the moment of the other one is found", |view| {
+        view.schedule(&other).is_some_and(|row| matches!(row.next, NextRun::At(_)))
     })
     .await;
+    assert_eq!(view.schedule(&culprit).map(|row| row.next), Some(NextRun::Unknown));
+    let facts = engine.local_facts();
+    let fault = facts.decision_fault.unwrap_or_default();
+    let fingerprint = format!("fingerprint {:016x}", crate::decide::containment::fingerprint(&culprit));
+    assert!(fault.contains(&fingerprint) && fault.contains("schedule"), "{fault}");
+    assert_eq!(facts.decision_faults, 1, "it is not taken again at once");
     submitted(&engine, 3, 1).await;
-    let fault = engine.local_facts().decision_fault.unwrap_or_default();
-    assert!(fault.contains("`schedules`"), "{fault}");
-    assert_eq!(engine.view().schedule_count(), 1);
     assert!(engine.is_leader() && engine.failed().borrow().is_none());
 }
 

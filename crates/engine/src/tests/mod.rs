@@ -8,7 +8,7 @@ use muster_store::{MemoryDisk, ReplicaStore, SnapshotStore, StoreOptions};
 use muster_types::probe::{Link, LinkOutcome};
 use muster_types::{
     ClusterId, Features, FencingToken, HolderId, JobId, Parameters, Refusal, RefusalCode, ReplicaId,
-    RequestId,
+    RequestId, ScheduleKey,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -213,6 +213,11 @@ pub(crate) async fn measured(sessions: &mut [Session], rate: impl Fn((u32, u32))
 pub(crate) fn poison_command(command: &Command) {
     let Command::Submit { jobs, .. } = command else { return };
     assert!(jobs.iter().all(|job| job.spec.name.as_str() != "poison"), "an invariant that no job may break");
+}
+
+/// A schedule whose moments meet a broken invariant, for the tests below.
+pub(crate) fn poison_schedule(schedule: &ScheduleKey) {
+    assert_ne!(schedule.name.as_str(), "a-poison", "an invariant that no schedule may break");
 }
 
 /// A step that meets a broken invariant as long as there is a job of its name, for the tests below.

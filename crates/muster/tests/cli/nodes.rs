@@ -186,6 +186,40 @@ fn a_dry_run_of_forgetting_nodes_says_what_would_become_of_each_and_forgets_none
 }
 
 #[test]
+fn dry_runs_of_an_issue_and_of_a_rotation_write_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let (authority, out) = (directory.path().join("authority"), directory.path().join("bob"));
+    let (dir, to) = (authority.to_str().unwrap(), out.to_str().unwrap());
+    let id = "6d757374657200000000000000000001";
+    assert_eq!(finish(command("", &["ca", "init", dir, "--cluster-id", id])).code, 0);
+    let issue = |more: &[&str]| {
+        let words = ["ca", "issue", dir, "client", "bob", "--tenant", "vision", "--out", to];
+        finish(command("", &[&words[..], more].concat()))
+    };
+    let ran = issue(&["--dry-run"]);
+    assert!(ran.code == 0 && ran.out.contains("would be written") && !out.exists(), "{} {}", ran.out, ran.err);
+    assert_eq!(issue(&[]).code, 0);
+    let issued = std::fs::read(out.join("tls.crt")).unwrap();
+    assert_ne!(issue(&["--dry-run"]).code, 0, "it is there, and without --force it stays");
+    let ran = issue(&["--force", "--dry-run"]);
+    assert!(ran.code == 0 && ran.out.contains("would be replaced"), "{} {}", ran.out, ran.err);
+    let json = issue(&["--force", "--dry-run", "-o", "json"]);
+    let answer: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!((&answer["dryRun"], &answer["replaced"]), (&true.into(), &true.into()), "{answer}");
+    assert_eq!(std::fs::read(out.join("tls.crt")).unwrap(), issued);
+
+    let rotate = |words: &[&str]| finish(command("", &[&["ca", "rotate", dir], words].concat()));
+    let ran = rotate(&["prepare", "--dry-run"]);
+    assert!(ran.code == 0 && ran.out.contains("authority 2 would be made"), "{} {}", ran.out, ran.err);
+    assert!(!authority.join("ca-2.crt").exists());
+    assert_ne!(rotate(&["finish", "--dry-run"]).code, 0, "no rotation is under way");
+    assert_eq!((rotate(&["prepare"]).code, rotate(&["switch"]).code), (0, 0));
+    let ran = rotate(&["finish", "--dry-run"]);
+    assert!(ran.code == 0 && ran.out.contains("authority 1 would be dropped"), "{} {}", ran.out, ran.err);
+    assert!(authority.join("ca-1.key").exists());
+}
+
+#[test]
 fn a_dry_run_of_a_revocation_names_the_certificates_and_asks_nobody() {
     let directory = tempfile::tempdir().unwrap();
     let text = |path: std::path::PathBuf| path.to_str().unwrap().to_owned();

@@ -10,3 +10,4 @@ mod real;
 #[allow(dead_code)]
 mod support;
 mod traces;
+mod year;

@@ -1,22 +1,10 @@
-//! A year of a busy cluster, through the shipping decider and state: what grows, and what does not.
-//!
-//! `cargo run --release -p muster-sim --example year -- [DAYS] [JOBS_A_DAY]`, 365 and 1,000 by default.
-//!
-//! A cluster with a million jobs a day is scaled down in one thing: jobs a day and nodes are fewer, by the same factor.
-//! Everything else is as in production: the retention of jobs, requests and nodes, log time with 1,440 steps a day, run times,
-//! gangs, failures with retries, cancellations, nodes that are lost and come back, nodes that are replaced for good, names
-//! that are never used again, and a new tenant every day. So rows that a day's jobs leave are fewer by the factor, and rows that are never
-//! removed would show as growth whatever the factor is.
-//!
-//! Prints a table and fails when the rows of day 300 are more than a tenth more than those of day 60, or when what is learned
-//! of run times has more rows than its bound. That bound is not scaled: a cluster with a million jobs a day reaches it within
-//! days, one that is scaled down within years, so its rows grow in the table and are no part of the comparison. It fails as well
-//! when the state of the last day does not come back from its snapshot as it was.
+//! A busy cluster day after day, through the shipping decider and state, under a virtual clock. Everything but the number of
+//! jobs and nodes is as in production; see `main.rs`, and the test that runs a few days of it.
 
 use muster_decider::{Answer, BootstrapConfig, Command, Pass, Speculation, handle, schedule, tick};
 use muster_journal::{Decision, RankUpdate, encode_round};
 use muster_planner::Budget;
-use muster_state::{HISTORY_ROWS_MAX, State};
+use muster_state::State;
 use muster_types::demand::THROUGHPUT_MILLI;
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, ClusterId, DeviceAmount, ExitStatus, FencingToken,
@@ -31,14 +19,10 @@ const MINUTE_MS: u64 = 60_000;
 const MINUTES_A_DAY: u64 = 1_440;
 /// Planning work in one round, as much as a leader does in one.
 const VISITS_PER_ROUND: u64 = 200_000;
-/// Jobs a day of the cluster that is scaled down.
-const FULL_JOBS_A_DAY: u64 = 1_000_000;
 /// Jobs a day for each node: a mean job holds six devices for about 50 minutes, so two thirds of a node are busy.
 const JOBS_A_NODE: u64 = 25;
-const DEVICES: u16 = 8;
-/// The warm-up is over, and much later.
-const WARM_DAY: u64 = 60;
-const LATE_DAY: u64 = 300;
+/// Devices of each node.
+pub const DEVICES: u16 = 8;
 
 /// Draws numbers; the same ones every time.
 struct Random(u64);
@@ -68,30 +52,55 @@ struct Host {
     registrations: u64,
 }
 
-struct Year {
+/// A cluster that is busy day after day, scaled down.
+pub struct Year {
     speculation: Speculation,
     hosts: Vec<Host>,
     due: BTreeMap<u64, Vec<Due>>,
     random: Random,
+    jobs_a_day: u64,
     minute: u64,
     requests: u128,
     holders: u128,
-    jobs: u64,
-    finished: u64,
-    refused: u64,
-    nodes: u64,
-    rounds: u64,
-    decisions: u64,
-    log_bytes: u64,
+    /// Jobs that were submitted.
+    pub jobs: u64,
+    /// Jobs that are over.
+    pub finished: u64,
+    /// Jobs that were not taken.
+    pub refused: u64,
+    /// Nodes that ever were.
+    pub nodes: u64,
+    /// Rounds of the log.
+    pub rounds: u64,
+    /// Records in them.
+    pub decisions: u64,
+    /// Their bytes.
+    pub log_bytes: u64,
 }
 
-/// One line of the table.
-#[derive(Clone, Copy)]
-struct Line {
-    day: u64,
-    rows: u64,
-    history: u64,
-    snapshot_bytes: u64,
+/// What the state has at a moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows {
+    /// Jobs that wait or run, and those that are remembered.
+    pub jobs: u64,
+    /// Answers that are kept for clients that repeat a request.
+    pub requests: u64,
+    /// Nodes, with those that are lost.
+    pub nodes: u64,
+    /// What was learned of run times.
+    pub history: u64,
+}
+
+impl Rows {
+    /// Rows that retention bounds; what is learned has a bound that is not scaled.
+    pub fn retained(&self) -> u64 {
+        self.jobs + self.requests + self.nodes
+    }
+}
+
+/// Nodes of a cluster with this number of jobs a day.
+pub fn nodes_for(jobs_a_day: u64) -> u64 {
+    (jobs_a_day / JOBS_A_NODE).max(2)
 }
 
 fn name(text: &str) -> Name {
@@ -99,14 +108,16 @@ fn name(text: &str) -> Name {
 }
 
 impl Year {
-    fn new(nodes: u64) -> Year {
-        let founding = BootstrapConfig::new(ClusterId(1), Parameters::DEFAULT);
+    /// A cluster with as many nodes as so many jobs need, at the begin of its first day.
+    pub fn new(jobs_a_day: u64, parameters: Parameters) -> Year {
+        let founding = BootstrapConfig::new(ClusterId(1), parameters);
         let leadership = Leadership { term: 1, replica: ReplicaId(1) };
         let mut year = Year {
             speculation: Speculation::begin(State::default(), leadership, LogTime(EPOCH_MS), founding),
             hosts: Vec::new(),
             due: BTreeMap::new(),
             random: Random(0x9E37_79B9_7F4A_7C15),
+            jobs_a_day,
             minute: 0,
             requests: 0,
             holders: 0,
@@ -119,7 +130,7 @@ impl Year {
             log_bytes: 0,
         };
         year.commit();
-        for place in 0..nodes as usize {
+        for place in 0..nodes_for(jobs_a_day) as usize {
             let spec = year.new_node();
             year.hosts.push(Host { spec, node: NodeId::default(), incarnation: 0, registrations: 0 });
             year.register(place);
@@ -306,12 +317,36 @@ impl Year {
         }
     }
 
-    fn minute(&mut self, jobs_a_day: u64) {
+    /// One day goes by.
+    pub fn day(&mut self) {
+        for _ in 0..MINUTES_A_DAY {
+            self.minute();
+        }
+    }
+
+    /// The state as it is.
+    pub fn state(&self) -> &State {
+        self.speculation.state()
+    }
+
+    /// How much of everything there is.
+    pub fn rows(&self) -> Rows {
+        let state = self.state();
+        Rows {
+            jobs: state.jobs().iter().count() as u64,
+            requests: state.requests_count() as u64,
+            nodes: state.nodes().iter().count() as u64,
+            history: state.history().iter().count() as u64,
+        }
+    }
+
+    fn minute(&mut self) {
         self.speculation.set_now(LogTime(EPOCH_MS + self.minute * MINUTE_MS));
         let (day, within) = (self.minute / MINUTES_A_DAY, self.minute % MINUTES_A_DAY);
         for due in self.due.remove(&self.minute).unwrap_or_default() {
             self.happens(due);
         }
+        let jobs_a_day = self.jobs_a_day;
         let so_far = |minute| jobs_a_day * minute / MINUTES_A_DAY;
         for _ in so_far(within)..so_far(within + 1) {
             self.submit(day);
@@ -333,134 +368,5 @@ impl Year {
             }
         }
         self.minute += 1;
-    }
-
-    fn line(&self, day: u64, log_of_day: u64) -> Line {
-        let state = self.speculation.state();
-        let (jobs, requests, nodes) =
-            (state.jobs().iter().count(), state.requests_count(), state.nodes().iter().count());
-        let history = state.history().iter().count();
-        let snapshot_bytes: u64 = state.snapshot().map(|chunk| chunk.len() as u64).sum();
-        let rows = (jobs + requests + nodes) as u64;
-        println!(
-            "{day:>4} {jobs:>8} {requests:>8} {nodes:>6} {history:>8} {rows:>8} {:>11} {:>9} {:>11} {:>9} {:>10} {:>6}",
-            snapshot_bytes >> 10,
-            resident_mib(),
-            self.log_bytes >> 10,
-            log_of_day >> 10,
-            self.jobs,
-            state.pending_count(),
-        );
-        Line { day, rows, history: history as u64, snapshot_bytes }
-    }
-
-    /// What a job takes of the disk, and how long a replica that starts again needs for its snapshot. A job and a row of the
-    /// cluster that is scaled down are as large as those of the whole one.
-    fn sizes(&self) {
-        let state = self.speculation.state();
-        let chunks: Vec<Vec<u8>> = state.snapshot().collect();
-        let bytes: u64 = chunks.iter().map(|chunk| chunk.len() as u64).sum();
-        let begun = std::time::Instant::now();
-        let restored = State::restore(&chunks).expect("what was written is read");
-        let us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
-        assert_eq!(
-            restored.digest(),
-            state.digest(),
-            "a replica that starts again has the state that there was"
-        );
-        let rows = state.jobs().iter().count() + state.requests_count() + state.nodes().iter().count();
-        let rows = (rows + state.history().iter().count()) as u64;
-        let log_bytes = self.log_bytes / self.jobs.max(1);
-        println!(
-            "disk: {log_bytes} bytes of log a job before compression, {} MB a day for a million jobs",
-            log_bytes * FULL_JOBS_A_DAY / 1_000_000
-        );
-        println!(
-            "restart: {rows} rows in {} KiB of snapshot are a state again after {us} us, {} bytes a row",
-            bytes >> 10,
-            bytes / rows.max(1)
-        );
-    }
-}
-
-/// Memory of this process, in MiB; 0 where the system does not say.
-fn resident_mib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
-    line.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) >> 10
-}
-
-/// Whether a value of a late day is within a tenth of that of a day behind the warm-up.
-fn is_bounded(what: &str, warm: u64, late: u64) -> bool {
-    let holds = late * 10 <= warm * 11;
-    println!(
-        "{what}: {warm} on day {WARM_DAY}, {late} on day {LATE_DAY}: {}",
-        if holds { "bounded" } else { "GROWS" }
-    );
-    holds
-}
-
-fn main() {
-    let mut arguments = std::env::args().skip(1).filter_map(|text| text.parse::<u64>().ok());
-    let days = arguments.next().unwrap_or(365);
-    let jobs_a_day = arguments.next().unwrap_or(1_000).max(1);
-    let nodes = (jobs_a_day / JOBS_A_NODE).max(2);
-    println!(
-        "{days} days of {jobs_a_day} jobs on {nodes} nodes of {DEVICES}: {FULL_JOBS_A_DAY} jobs a day scaled by 1/{}; \
-         retention as in production",
-        FULL_JOBS_A_DAY / jobs_a_day
-    );
-    println!(
-        "{:>4} {:>8} {:>8} {:>6} {:>8} {:>8} {:>11} {:>9} {:>11} {:>9} {:>10} {:>6}",
-        "day",
-        "jobs",
-        "requests",
-        "nodes",
-        "history",
-        "rows",
-        "snap KiB",
-        "RSS MiB",
-        "log KiB",
-        "KiB/day",
-        "ids",
-        "queue"
-    );
-    let begun = std::time::Instant::now();
-    let mut year = Year::new(nodes);
-    let mut lines = Vec::new();
-    let mut log_before = 0;
-    for day in 1..=days {
-        for _ in 0..MINUTES_A_DAY {
-            year.minute(jobs_a_day);
-        }
-        if day % 30 == 0 || day == 1 || day == 7 || day == days {
-            lines.push(year.line(day, year.log_bytes - log_before));
-        }
-        log_before = year.log_bytes;
-    }
-    println!(
-        "{} jobs finished, {} refused, {} rounds, {} records, {} nodes ever; {} s",
-        year.finished,
-        year.refused,
-        year.rounds,
-        year.decisions,
-        year.nodes,
-        begun.elapsed().as_secs()
-    );
-    year.sizes();
-    let on = |day: u64| lines.iter().find(|line| line.day == day).copied();
-    if let (Some(warm), Some(late)) = (on(WARM_DAY), on(LATE_DAY)) {
-        let learned_bytes = late.snapshot_bytes.saturating_sub(warm.snapshot_bytes)
-            / late.history.saturating_sub(warm.history).max(1);
-        println!(
-            "learned run times: {} rows on day {WARM_DAY}, {} on day {LATE_DAY}, at most {HISTORY_ROWS_MAX}, about {} KiB then",
-            warm.history,
-            late.history,
-            (HISTORY_ROWS_MAX as u64 * learned_bytes) >> 10
-        );
-        let is_learned_bounded = late.history <= HISTORY_ROWS_MAX as u64;
-        if !(is_bounded("rows", warm.rows, late.rows) && is_learned_bounded) {
-            std::process::exit(1);
-        }
     }
 }
