@@ -349,7 +349,7 @@ async fn a_schedule_whose_moments_cannot_be_found_stops_no_leader() {
     };
     let order = ScheduleOrder {
         request: RequestId(2),
-        by: Requester { name: "admin/ops".to_owned(), is_operator: true, address: None },
+        by: Requester::named("admin/ops".to_owned(), true),
         acts_for: None,
         role: None,
         schedule,
