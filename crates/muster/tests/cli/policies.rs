@@ -25,6 +25,7 @@ fn a_policy_is_checked_set_and_shown_as_a_file() {
     assert!(ran.err.contains("next: `muster policy show -o yaml`"), "{}", ran.err);
     let ran = muster(&fake, &["policy", "set", &file, "--expect-version", "0"]);
     assert_eq!((ran.code, ran.out.as_str()), (0, "41\n"), "{}", ran.err);
+    assert_eq!(ran.err.matches("UNKNOWN_TYPE").count(), 1, "it is told before it is set: {}", ran.err);
     let first = fake.book.lock().policy.clone().unwrap();
     // What is shown as a file can be set again, and is the same policy.
     let shown = muster(&fake, &["policy", "show", "-o", "yaml"]);
