@@ -186,7 +186,7 @@ fn show(console: &Console, line: DeniedLine) -> Result<(), Failure> {
     match console.format {
         Format::Json | Format::Yaml => console.event(&Document::new("DeniedCalls", None::<u64>, line)),
         Format::Name => console.line(&one_line(&line.caller)),
-        Format::Table | Format::Wide | Format::Html => console.line(&text_of(&line)),
+        Format::Table | Format::Wide | Format::Html | Format::Csv => console.line(&text_of(&line)),
     }
 }
 

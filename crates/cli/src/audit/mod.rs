@@ -254,7 +254,9 @@ fn show(console: &Console, args: &AuditArgs, record: &v1::LogRecord) -> Result<(
             console.event(&Document::new("AuditRecord", Some(record.log_index), view))
         }
         Format::Name => console.line(&record.log_index.to_string()),
-        Format::Table | Format::Wide | Format::Html => console.line(&view.line(record.log_index)),
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
+            console.line(&view.line(record.log_index))
+        }
     }
 }
 

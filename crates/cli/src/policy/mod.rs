@@ -139,7 +139,7 @@ async fn show(global: &Global, console: &Console, read: &ReadArgs) -> Result<Exi
     match console.format {
         Format::Json | Format::Yaml => console.object(&policy_file(&answer))?,
         Format::Name => console.line(&answer.version.to_string())?,
-        Format::Table | Format::Wide | Format::Html => {
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
             let file = policy_file(&answer);
             let pairs = settings(&file);
             let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
