@@ -84,6 +84,11 @@ impl Caller {
         self.address
     }
 
+    /// The role that a token or a sign-in gives it, as it is recorded with what it asks for.
+    pub(crate) fn granted_role(&self) -> Option<Name> {
+        self.principal.granted_role().and_then(Name::new)
+    }
+
     /// Whether it may act for the operators of the cluster.
     pub(crate) fn is_operator(&self) -> bool {
         self.principal.is_operator()

@@ -92,7 +92,12 @@ pub(crate) struct Counts {
 
 /// Who asks, as it is recorded. A listener without certificates is one machine's own: everyone who uses it may do everything.
 pub(crate) fn requester(caller: &Caller) -> Requester {
-    Requester { name: caller.creator(), is_operator: caller.is_operator(), address: caller.address() }
+    Requester {
+        name: caller.creator(),
+        is_operator: caller.is_operator(),
+        address: caller.address(),
+        role: caller.granted_role(),
+    }
 }
 
 /// A selector that was checked.

@@ -41,6 +41,8 @@ pub struct DeniedCalls {
     pub last_ms: Option<u64>,
     /// Who called; empty where calls were counted together.
     pub caller: String,
+    /// The role by which it was judged; empty where nobody knows.
+    pub role: String,
     /// From where the last came.
     pub address: String,
     /// Which call.
@@ -117,6 +119,7 @@ pub(crate) fn list(
         first_time: calls.first_ms.map(timestamp),
         last_time: calls.last_ms.map(timestamp),
         caller: calls.caller,
+        role: calls.role,
         address: calls.address,
         call: calls.call,
         code: calls.code,

@@ -618,7 +618,7 @@ mod tests {
         let over: Vec<JobId> = ids.iter().copied().step_by(3).collect();
         let order = ControlOrder {
             request: RequestId(100),
-            by: Requester { name: String::new(), is_operator: true, address: None },
+            by: Requester::named(String::new(), true),
             acts_for: None,
             control: Control::Cancel,
             selection: JobSelection::named(over),
@@ -628,7 +628,7 @@ mod tests {
             let labels = BTreeMap::from([("team".to_owned(), team.to_owned())]);
             let order = ModifyOrder {
                 request: RequestId(request),
-                by: Requester { name: String::new(), is_operator: true, address: None },
+                by: Requester::named(String::new(), true),
                 acts_for: None,
                 job,
                 expected: None,

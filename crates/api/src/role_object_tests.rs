@@ -175,7 +175,7 @@ fn request() -> RequestId {
 }
 
 fn operator() -> Requester {
-    Requester { name: "admin/root".to_owned(), is_operator: true, address: None }
+    Requester::named("admin/root".to_owned(), true)
 }
 
 fn name(text: &str) -> muster_types::Name {

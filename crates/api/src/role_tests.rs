@@ -557,14 +557,15 @@ async fn a_person_has_one_verb_on_one_subtree_and_the_log_has_what_was_done_with
         call(&channel, PATH, secret.reveal(), cancel(own)).await.expect("it is of the subtree");
     }
     let root = world.channel(Role::Admin(short("root"))).await;
-    let by: Vec<String> = crate::audit_tests::records(&world, root)
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    let by: Vec<(String, String)> = crate::audit_tests::records(&world, root)
         .await
         .into_iter()
         .filter(|(decision, _)| decision == "job_cancel_requested")
-        .map(|(_, content)| content["by"]["name"].as_str().unwrap_or_default().to_owned())
+        .map(|(_, content)| (text(&content["by"]["name"]), text(&content["by"]["role"])))
         .collect();
-    let holder = format!("tenant/vision/ada+token/{}", secret.id());
-    assert_eq!(by, [holder.clone(), holder], "what was denied is in no record");
+    let holder = (format!("tenant/vision/ada+token/{}", secret.id()), "cancels".to_owned());
+    assert_eq!(by, [holder.clone(), holder], "who and with which role; what was denied is in no record");
 }
 
 /// A role that is in use stays, and a watch ends when its role lacks the call.

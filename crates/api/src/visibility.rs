@@ -32,8 +32,8 @@ const SAID: [&str; 2] = ["detail", "launch_failed"];
 
 /// Of a record about nodes, policy or the cluster: who of the operators asked.
 const OPERATOR: [&str; 1] = ["by"];
-/// Of who asked: from where.
-const ADDRESS: [&str; 1] = ["address"];
+/// Of who asked: from where, and with which role.
+const CALL: [&str; 2] = ["address", "role"];
 /// Of a record about a token: which, whose, and who asked.
 const TOKEN: [&str; 3] = ["token", "grant", "by"];
 /// Of a record about a schedule: its job, its owner, and what became of a moment.
@@ -127,13 +127,14 @@ impl Visibility {
         if self == Visibility::All {
             return false;
         }
-        // Names with jobs are for everybody; from where somebody called is not.
-        let hides_address =
-            decision.requester().is_some_and(|by| by.address.is_some() && !self.sees_requester(view, by));
-        if hides_address && let Some(by) = content.get_mut("by") {
-            blank(by, &ADDRESS);
+        // Names with jobs are for everybody; from where somebody called, and with which role, is not.
+        let has_call = |by: &Requester| by.address.is_some() || by.role.is_some();
+        let hides_call =
+            decision.requester().is_some_and(|by| has_call(by) && !self.sees_requester(view, by));
+        if hides_call && let Some(by) = content.get_mut("by") {
+            blank(by, &CALL);
         }
-        self.redact_fields(view, decision, content) || hides_address
+        self.redact_fields(view, decision, content) || hides_call
     }
 
     /// Whether somebody who asked is of a tenant that it sees.
@@ -447,7 +448,7 @@ mod tests {
         assert_eq!(times(Visibility::Below(ShortName::new("vision").expect("a name")), &made), (0, true));
         assert_eq!(times(Visibility::Nobodys, &made), (0, true));
         let name = "admin/hunter2".to_owned();
-        let by = muster_types::Requester { name, is_operator: true, address: None };
+        let by = muster_types::Requester::named(name, true);
         let node = muster_types::NodeId(1);
         let cordoned = Decision::NodeCordonSet { request, by, node, cordoned: true, reason: None };
         assert_eq!(times(Visibility::All, &cordoned), (1, false));
@@ -493,6 +494,7 @@ mod tests {
                 name: name.to_owned(),
                 is_operator: false,
                 address: Some([192, 0, 2, 7].into()),
+                role: muster_types::Name::new("on-call"),
             };
             Decision::JobCancelRequested { request, by, jobs: vec![JobId(9)] }
         };
@@ -501,6 +503,7 @@ mod tests {
             let mut shown = content(&decision);
             let redacted = visibility.redact(&view, &decision, &mut shown);
             assert_eq!(shown["by"]["name"], name, "it is a name with a job");
+            assert_eq!(shown["by"]["role"] == "on-call", shown["by"]["address"] == "192.0.2.7");
             (shown["by"]["address"].as_str().unwrap_or_default().to_owned(), redacted)
         };
         let (whole, hidden) = (("192.0.2.7".to_owned(), false), (REDACTED.to_owned(), true));

@@ -179,7 +179,7 @@ async fn list(client: &Client, console: &Console, id: &str) -> Result<Exit, Fail
                 console.line(&kept.digest)?;
             }
         }
-        Format::Table | Format::Wide | Format::Html => {
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
             let mut grid = Grid::new(vec!["RANK", "FILES", "SIZE", "LEFT OUT", "NOT KEPT", "DIGEST"]);
             for kept in &all {
                 grid.row(vec![

@@ -220,7 +220,7 @@ pub fn show_backup(
     match console.format {
         Format::Json | Format::Yaml => console.object(&Document::new("Backup", None::<u64>, backup))?,
         Format::Name => console.line(&backup.file)?,
-        Format::Table | Format::Wide | Format::Html => {
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
             console.line(&format!(
                 "{}: cluster {} generation {} at log index {} ({})",
                 backup.file,

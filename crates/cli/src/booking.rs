@@ -478,7 +478,7 @@ async fn list(client: &Client, console: &Console) -> Result<(), Failure> {
             let lines: String = items.iter().map(|booking| format!("{}\n", booking.name)).collect();
             console.bytes(lines.as_bytes())
         }
-        Format::Table | Format::Wide | Format::Html => {
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
             let header = vec!["NAME", "TENANT", "STATE", "FROM", "UNTIL", "LEFT", "NODES", "OTHERS", "QUOTA"];
             let mut grid = Grid::new(header);
             for booking in items {

@@ -106,7 +106,7 @@ async fn list(client: &Client, console: &Console) -> Result<(), Failure> {
             };
             console.bytes(items.iter().map(name).collect::<String>().as_bytes())
         }
-        Format::Table | Format::Wide | Format::Html => {
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
             let header =
                 vec!["REGION", "TYPE", "PURCHASE", "NODES", "DEVICES", "FREE", "$/HOUR", "TAKEN/DAY", "FROM"];
             let mut grid = Grid::new(header);

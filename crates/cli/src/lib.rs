@@ -299,14 +299,14 @@ async fn dispatch(
     console: &Console,
     command: ClientCommand,
 ) -> Result<Exit, Failure> {
-    let has_pages = matches!(
-        &command,
-        ClientCommand::Parallel(parallel::ParallelCommand::Plan(_))
-            | ClientCommand::Report(_)
-            | ClientCommand::Fairness(_)
-    );
-    if console.format == Format::Html && !has_pages {
+    let is_report = matches!(&command, ClientCommand::Report(_) | ClientCommand::Fairness(_));
+    let is_plan = matches!(&command, ClientCommand::Parallel(parallel::ParallelCommand::Plan(_)));
+    if console.format == Format::Html && !(is_report || is_plan) {
         return Err(Failure::usage("-o html is for muster parallel plan and muster report"));
+    }
+    if console.format == Format::Csv && !is_report {
+        return Err(Failure::usage("-o csv is for muster report")
+            .with_next("use -o json, or `muster log export --form csv` for records of the log"));
     }
     match command {
         ClientCommand::Submit(args) => submit::run(global, console, args).await,

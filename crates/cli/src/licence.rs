@@ -83,7 +83,7 @@ async fn list(client: &Client, console: &Console) -> Result<(), Failure> {
             let names = items.iter().map(|item| format!("{}\n", item.name));
             console.bytes(names.collect::<String>().as_bytes())
         }
-        Format::Table | Format::Wide | Format::Html => {
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
             if items.is_empty() {
                 console.progress("the policy counts none; `resources` of a policy file adds them");
             }

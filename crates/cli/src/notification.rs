@@ -87,7 +87,7 @@ async fn list(global: &Global, console: &Console) -> Result<Exit, Failure> {
             let lines: String = receivers.iter().map(|receiver| format!("{}\n", receiver.name)).collect();
             console.bytes(lines.as_bytes())?;
         }
-        Format::Table | Format::Wide | Format::Html => console.table(&table(receivers))?,
+        Format::Table | Format::Wide | Format::Html | Format::Csv => console.table(&table(receivers))?,
     }
     Ok(Exit::Ok)
 }
@@ -141,7 +141,7 @@ async fn log(global: &Global, console: &Console, receiver: String) -> Result<Exi
             let lines: String = deliveries.iter().map(|delivery| format!("{}\n", delivery.id)).collect();
             console.bytes(lines.as_bytes())?;
         }
-        Format::Table | Format::Wide | Format::Html => {
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
             if deliveries.is_empty() {
                 console.progress("the present leader has sent it nothing yet");
             }

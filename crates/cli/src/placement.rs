@@ -190,7 +190,7 @@ pub async fn run(global: &Global, console: &Console, command: PlacementCommand) 
             console.object(&Document::new("PlacementReason", answer.freshness, reason))?;
         }
         Format::Name => console.line(&format!("{}/{}", reason.region, reason.cluster))?,
-        Format::Table | Format::Wide | Format::Html => {
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
             for line in reason.lines() {
                 console.line(&line)?;
             }

@@ -90,7 +90,7 @@ pub async fn run(global: &Global, console: &Console, args: ProbeArgs) -> Result<
                 console.line(&finding.node_name)?;
             }
         }
-        Format::Table | Format::Wide | Format::Html => print(console, &answer)?,
+        Format::Table | Format::Wide | Format::Html | Format::Csv => print(console, &answer)?,
     }
     Ok(exit)
 }

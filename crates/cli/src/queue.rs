@@ -112,7 +112,9 @@ async fn list(global: &Global, console: &Console, read: &ReadArgs) -> Result<Exi
             let lines: String = queues.iter().map(|queue| format!("{}\n", queue.tenant)).collect();
             console.bytes(lines.as_bytes())?;
         }
-        Format::Table | Format::Wide | Format::Html => console.table(&table(&queues, console.is_wide()))?,
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
+            console.table(&table(&queues, console.is_wide()))?
+        }
     }
     read.tell_age(console, freshness.as_ref());
     Ok(Exit::Ok)
@@ -171,7 +173,7 @@ async fn watch(global: &Global, console: &Console, tenants: Vec<String>) -> Resu
 fn print(console: &Console, item: &QueueItem) -> Result<(), Failure> {
     match console.format {
         Format::Json | Format::Yaml => console.event(&document(item)),
-        Format::Name | Format::Table | Format::Wide | Format::Html => match item {
+        Format::Name | Format::Table | Format::Wide | Format::Html | Format::Csv => match item {
             QueueItem::Changed { log_index, queues, forgotten } => {
                 for queue in queues {
                     let line = line(*log_index, &view::Queue::from(queue.clone()));

@@ -174,7 +174,7 @@ pub async fn why(global: &Global, console: &Console, tenant: &str, read: &ReadAr
     match console.format {
         Format::Json | Format::Yaml => console.object(&Document::new("QueueReason", freshness, reason))?,
         Format::Name => console.line(&reason.queue.tenant)?,
-        Format::Table | Format::Wide | Format::Html => {
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
             for line in reason.lines() {
                 console.line(&line)?;
             }

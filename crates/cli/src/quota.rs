@@ -380,7 +380,7 @@ async fn list(
             let lines: String = items.iter().map(|item| format!("{}\n", item.id)).collect();
             console.bytes(lines.as_bytes())?;
         }
-        Format::Table | Format::Wide | Format::Html => {
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
             console.table(&table(&items, include_over, console.is_wide()))?;
         }
     }

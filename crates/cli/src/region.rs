@@ -247,7 +247,7 @@ async fn list(client: &Client, console: &Console) -> Result<(), Failure> {
             let lines: String = items.iter().map(name).collect();
             console.bytes(lines.as_bytes())
         }
-        Format::Table | Format::Wide | Format::Html => {
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
             if items.is_empty() {
                 console.progress("nothing is held");
             }

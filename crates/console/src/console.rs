@@ -25,6 +25,8 @@ pub enum Format {
     Name,
     /// A page with pictures: a plan and reports have one
     Html,
+    /// A header and one line for each row, for spreadsheets: reports have it
+    Csv,
 }
 
 /// Stdout and stderr with what the user wants of them.

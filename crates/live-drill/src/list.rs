@@ -76,7 +76,7 @@ pub fn run(console: &Console, args: ListArgs) -> Result<Exit, Failure> {
                 console.line(&scenario.name)?;
             }
         }
-        Format::Table | Format::Wide | Format::Html => print(console, &scenarios, &kept)?,
+        Format::Table | Format::Wide | Format::Html | Format::Csv => print(console, &scenarios, &kept)?,
     }
     Ok(Exit::Ok)
 }

@@ -132,7 +132,7 @@ pub async fn after_run(
     match console.format {
         Format::Json | Format::Yaml => console.object(&judged.page())?,
         Format::Name => console.line(&record.id)?,
-        Format::Table | Format::Wide | Format::Html => {
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
             for line in lines(record, &judged.verdict) {
                 console.line(&line)?;
             }

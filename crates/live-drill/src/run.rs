@@ -189,7 +189,9 @@ pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Ex
                 console.object(&Document::new("DrillProposal", Some(seen.log_index), &proposal))?;
             }
             Format::Name => console.line(&proposal.scenario)?,
-            Format::Table | Format::Wide | Format::Html => print(&proposal, |line| console.line(line))?,
+            Format::Table | Format::Wide | Format::Html | Format::Csv => {
+                print(&proposal, |line| console.line(line))?
+            }
         }
         return Ok(if proposal.permitted { Exit::Ok } else { Exit::Conflict });
     }

@@ -74,7 +74,7 @@ pub async fn run(global: &Global, console: &Console, _args: StopArgs) -> Result<
                 console.line(id)?;
             }
         }
-        Format::Table | Format::Wide | Format::Html => print(console, &stopped)?,
+        Format::Table | Format::Wide | Format::Html | Format::Csv => print(console, &stopped)?,
     }
     Ok(Exit::Ok)
 }

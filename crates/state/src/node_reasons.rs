@@ -91,8 +91,8 @@ impl State {
                 (reasons.cordon.is_none() || row.cordoned) && (reasons.drain.is_none() || is_drained);
             let all = || [&reasons.cordon, &reasons.drain].into_iter().flatten();
             let is_text = all().all(|said| said.reason.is_empty() || is_reason(&said.reason));
-            // From where somebody called is in the log alone.
-            let is_kept = all().all(|said| said.by.address.is_none());
+            // From where somebody called, and with which role, is in the log alone.
+            let is_kept = all().all(|said| said.by.address.is_none() && said.by.role.is_none());
             if !has_cause || !is_text || !is_kept || all().next().is_none() {
                 return Err(BrokenInvariant(format!("{id} has reasons that it may not have")));
             }

@@ -229,7 +229,7 @@ impl Redaction {
 
     fn requester(&self, by: &mut Requester) {
         self.user(&mut by.name);
-        by.address = None;
+        (by.address, by.role) = (None, None);
     }
 
     fn request(request: &mut RequestKey) {

@@ -64,7 +64,7 @@ pub struct TopArgs {
 /// # Errors
 /// When the cluster cannot be found or nothing answers, or the terminal cannot be used.
 pub async fn run(global: &Global, console: &Console, args: TopArgs) -> Result<Exit, Failure> {
-    if matches!(console.format, Format::Name | Format::Html) {
+    if matches!(console.format, Format::Name | Format::Html | Format::Csv) {
         return Err(Failure::usage("muster top prints -o table, json or yaml"));
     }
     let is_terminal = std::io::stdout().is_terminal() && std::io::stdin().is_terminal();

@@ -336,6 +336,24 @@ impl Principal {
         }
     }
 
+    /// The role that a token or a sign-in gives it: that of the policy, or the built-in one. None where the kind of a certificate says
+    /// what it may do.
+    #[must_use]
+    pub fn granted_role(&self) -> Option<&str> {
+        let Principal::Token(holder) = self else { return None };
+        Some(holder.own_role.as_ref().map_or(holder.role.name(), ShortName::as_str))
+    }
+
+    /// The role by which it is judged: the one that it was given, or the kind of its certificate. None where nobody knows who it is.
+    #[must_use]
+    pub fn role_name(&self) -> Option<&str> {
+        match self {
+            Principal::Plaintext | Principal::Anonymous => None,
+            Principal::Named(name) => Some(name.role.kind()),
+            Principal::Token(_) => self.granted_role(),
+        }
+    }
+
     /// Who it is where something is counted for each caller: an issuer gives one person as many tokens as are asked for, so all of
     /// them count together. A token of the cluster's making counts apart: there are few.
     #[must_use]

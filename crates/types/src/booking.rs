@@ -9,13 +9,13 @@ use core::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::booking_rule::ListedWindows;
-use crate::control::Requester;
 use crate::job::JobSpec;
 use crate::limits;
 use crate::name::Name;
 use crate::place::FleetPart;
 use crate::policy::Policy;
 use crate::reason::Violation;
+use crate::requester::Requester;
 use crate::time::{LogTime, Span};
 
 /// Milliseconds of a day. A booking that repeats after a number of days does so after days of this length: summer time moves none

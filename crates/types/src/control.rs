@@ -5,55 +5,15 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
-use core::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::LogIndex;
 use crate::job::{JobDraft, PriorityTier};
-use crate::limits;
-use crate::metadata::{ANONYMOUS, JobMetadata};
+use crate::metadata::JobMetadata;
 use crate::name::Name;
 use crate::node_requirements::NodeRequirements;
 use crate::reason::Violation;
 use crate::time::LogTime;
-
-/// Who asks for something.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Requester {
-    /// As its certificate says, like a job's creator; empty when nobody knows.
-    pub name: String,
-    /// Whether it may act for the operators of the cluster.
-    pub is_operator: bool,
-    /// From where it called the replica that took the call; none where nobody knows. The log alone has it: what the state keeps of
-    /// a requester is [`Requester::kept`].
-    pub address: Option<IpAddr>,
-}
-
-impl Requester {
-    /// Whether its name can be that of a principal.
-    #[must_use]
-    pub fn is_valid(&self) -> bool {
-        self.name.len() <= limits::CREATOR_BYTES_MAX && self.name.bytes().all(|b| b.is_ascii_graphic())
-    }
-
-    /// Whether nobody knows who it is.
-    #[must_use]
-    pub fn is_unknown(&self) -> bool {
-        self.name.is_empty() && !self.is_operator
-    }
-
-    /// What the state keeps of it: from where it called matters to nothing that is decided.
-    #[must_use]
-    pub fn kept(&self) -> Requester {
-        Requester { name: self.name.clone(), is_operator: self.is_operator, address: None }
-    }
-}
-
-impl fmt::Display for Requester {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.name.is_empty() { ANONYMOUS } else { &self.name })
-    }
-}
 
 /// What may be asked of several jobs at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -23,6 +23,9 @@ pub struct DeniedLine {
     /// Who called; empty where calls were counted together.
     #[serde(default)]
     pub caller: String,
+    /// The role by which it was judged: that of the policy, a built-in one, or the kind of its certificate. Empty where nobody knows.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub role: String,
     /// From where the last came.
     #[serde(default)]
     pub address: String,

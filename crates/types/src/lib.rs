@@ -53,6 +53,7 @@ pub mod quantity;
 pub mod queue;
 pub mod read;
 pub mod reason;
+pub mod requester;
 pub mod schedule;
 pub mod selector;
 pub mod stop;
@@ -82,7 +83,7 @@ pub use contract::{
     CheckpointRules, FailureClass, JobContract, LaunchForm, NoticeRules, Preflight, RetryRules, Submission,
     Ulimits,
 };
-pub use control::{Control, FieldChange, GroupSize, Requester};
+pub use control::{Control, FieldChange, GroupSize};
 pub use cron::CronExpression;
 pub use demand::{AcceleratorChoice, AcceleratorRequest, DeviceAmount};
 pub use denied::{DENIED_LINE_BYTES_MAX, DeniedLine};
@@ -107,6 +108,7 @@ pub use place::{FleetHold, FleetPart, HoldTarget};
 pub use queue::{QueueKey, QueueRank};
 pub use read::{Consistency, PastPoint, ReadFrom};
 pub use reason::{Refusal, RefusalCode, Violation};
+pub use requester::Requester;
 pub use schedule::{NextRun, OverlapRule, OwnerRole, Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate};
 pub use selector::{LabelSelector, SelectorError};
 pub use stop::StopReason;

@@ -44,7 +44,7 @@ pub fn start(cluster: &Arc<Cluster>, asked: Arc<Mutex<BTreeSet<RequestId>>>, unt
 
 /// A hold of an operator, or its end.
 fn hold_order(request: RequestId, target: HoldTarget, hold: Option<FleetHold>) -> Command {
-    let by = Requester { name: "admin/ops".to_owned(), is_operator: true, address: None };
+    let by = Requester::named("admin/ops".to_owned(), true);
     Command::SetFleetHold(Box::new(FleetHoldOrder { request, by, target, hold }))
 }
 
@@ -301,7 +301,7 @@ impl AdminClient {
     /// Ends what is not about the use of one node, and keeps work waiting all the same. What a client asked for may be carried out
     /// long after that client has stopped.
     async fn put_settings_back(&self, state: &State) {
-        let by = Requester { name: "admin/ops".to_owned(), is_operator: true, address: None };
+        let by = Requester::named("admin/ops".to_owned(), true);
         let bookings: Vec<Name> = state.bookings().map(|(name, _)| name.clone()).collect();
         for name in bookings {
             self.tell(|request| {

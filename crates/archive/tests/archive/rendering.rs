@@ -2,7 +2,7 @@
 
 use muster_archive::{content, csv_line, json_line, summary};
 use muster_journal::{Decision, RequestKey, StopCause, WorkerSlot};
-use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, LogIndex, NodeId, RequestId, Requester};
+use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, LogIndex, Name, NodeId, RequestId, Requester};
 use serde_json::json;
 
 use crate::support::{Log, job, open, write};
@@ -15,6 +15,7 @@ fn ids_look_as_everywhere_else() {
             name: "admin/ops".to_owned(),
             is_operator: true,
             address: Some([192, 0, 2, 7].into()),
+            role: None,
         },
         jobs: vec![JobId(33)],
     };
@@ -22,6 +23,16 @@ fn ids_look_as_everywhere_else() {
     let request = json!({ "id": RequestId(0x1234 << 100).to_string(), "fingerprint": 9 });
     assert_eq!(content(&decision), json!({ "request": request, "by": by, "jobs": ["job-11"] }));
     assert_eq!(summary(&content(&decision)), "by=admin/ops jobs=job-11");
+}
+
+#[test]
+fn a_record_shows_the_role_of_who_asked_where_there_is_one() {
+    let role = Name::new("on-call");
+    let by = Requester { role, ..Requester::named("tenant/lab/ada+oidc/corp".to_owned(), false) };
+    let decision = Decision::FormatRaised { by, format: 2 };
+    assert_eq!(content(&decision)["by"]["role"], json!("on-call"));
+    let decision = Decision::FormatRaised { by: Requester::default(), format: 2 };
+    assert_eq!(content(&decision)["by"].get("role"), None);
 }
 
 #[test]

@@ -28,6 +28,7 @@ fn sent(replica: u64, calls: admin::DeniedCalls) -> DeniedLine {
         last_time: moment(calls.last_time),
         replica,
         caller: calls.caller,
+        role: calls.role,
         address: calls.address,
         call: calls.call,
         code: calls.code,
@@ -45,10 +46,11 @@ fn ms(text: &str) -> Option<u64> {
 fn text_of(line: &DeniedLine) -> String {
     let shown = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
     let text = format!(
-        "{:<24}  {:>7}  {:<32}  {:<15}  {:<44}  {:<18}  {:>7}  {}",
+        "{:<24}  {:>7}  {:<32}  {:<16}  {:<15}  {:<44}  {:<18}  {:>7}  {}",
         shown(line.time.as_deref().unwrap_or_default()),
         line.replica,
         shown(&line.caller),
+        shown(&line.role),
         shown(&line.address),
         shown(&line.call),
         line.code,
@@ -58,7 +60,7 @@ fn text_of(line: &DeniedLine) -> String {
     one_line(text.trim_end())
 }
 
-const HEADER: &str = "TIME                      REPLICA  CALLER                            ADDRESS          CALL                                          CODE                  COUNT  REASON";
+const HEADER: &str = "TIME                      REPLICA  CALLER                            ROLE              ADDRESS          CALL                                          CODE                  COUNT  REASON";
 
 /// What became of asking one replica.
 struct ReplicaAnswer {
@@ -184,7 +186,7 @@ fn show(console: &Console, line: DeniedLine) -> Result<(), Failure> {
     match console.format {
         Format::Json | Format::Yaml => console.event(&Document::new("DeniedCalls", None::<u64>, line)),
         Format::Name => console.line(&one_line(&line.caller)),
-        Format::Table | Format::Wide | Format::Html => console.line(&text_of(&line)),
+        Format::Table | Format::Wide | Format::Html | Format::Csv => console.line(&text_of(&line)),
     }
 }
 
@@ -220,7 +222,7 @@ mod tests {
     }
 
     const EVE: &str = r#"{"time":"2026-11-27T08:00:00Z","lastTime":"2026-11-27T08:00:40Z","replica":2,
-        "caller":"tenant/speech/eve+token/00c0ffee","address":"192.0.2.7","call":"S/Cancel",
+        "caller":"tenant/speech/eve+token/00c0ffee","role":"submitter","address":"192.0.2.7","call":"S/Cancel",
         "code":"PERMISSION_DENIED","reason":"not yours","count":12}"#;
 
     #[test]
@@ -233,6 +235,8 @@ mod tests {
         assert!(eve.is_within((None, at("2026-11-27T08:00:00Z")), ms));
         assert!(!eve.is_within((None, at("2026-11-27T07:59:59Z")), ms));
         assert!(text_of(&eve).contains("192.0.2.7"));
+        let column = HEADER.find("ROLE").expect("there is a column");
+        assert_eq!(text_of(&eve).get(column..column + 9), Some("submitter"), "it stands below its title");
     }
 
     #[expect(clippy::result_large_err, reason = "answers of a few replicas, as the command has them")]

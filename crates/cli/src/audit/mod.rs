@@ -38,8 +38,9 @@ Examples:
   muster audit --denied /var/lib/muster/server/audit.log --who eve
 
 Every record of the log that somebody asked for says who that was: the name in a certificate and, where a token was used, its
-id; and the network address from which the call came. Operators of all tenants see every name and address; others see the names
-with jobs, the addresses of their tenants' users, and `redacted` where operators acted.
+id; the role that it gave, or the kind of the certificate; and the network address from which the call came. Operators of all
+tenants see every name, role and address; others see the names with jobs, the roles and addresses of their tenants' users, and
+`redacted` where operators acted.
 
 Calls that were denied change nothing, so the log does not have them. Each replica writes those that it received to audit.log in
 its data directory, together with calls of operators about members, drills and backups. --denied asks every replica for them, the
@@ -85,6 +86,9 @@ struct AuditView {
     #[serde(skip_serializing_if = "Option::is_none")]
     issuer: Option<String>,
     operator: bool,
+    /// The role of the policy or the built-in one that a token or a sign-in gave, else the kind of the certificate; or `redacted`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<String>,
     /// From where, or `redacted`.
     #[serde(skip_serializing_if = "Option::is_none")]
     address: Option<String>,
@@ -116,6 +120,9 @@ impl AuditView {
             None if name.is_empty() => ("anonymous".to_owned(), "none", None),
             None => (name, "certificate", None),
         };
+        let says_kind = credential == "certificate";
+        let kind = || who.split_once('/').filter(|_| says_kind).map(|(kind, _)| kind.to_owned());
+        let role = text(by.get("role")).or_else(kind);
         Some(AuditView {
             time: moment(record.log_time),
             who,
@@ -123,6 +130,7 @@ impl AuditView {
             token,
             issuer,
             operator,
+            role,
             address: text(by.get("address")),
             what: record.decision.clone(),
             object: object(&content),
@@ -152,8 +160,9 @@ impl AuditView {
         };
         let (time, request) = (self.time.as_deref().unwrap_or("-"), self.request_id.as_deref());
         let text = format!(
-            "{time:<24}  {log_index:>8}  {:<24}  {credential:<22}  {:<15}  {:<22}  {:<36}  {}",
+            "{time:<24}  {log_index:>8}  {:<24}  {credential:<22}  {:<16}  {:<15}  {:<22}  {:<36}  {}",
             self.who,
+            self.role.as_deref().unwrap_or("-"),
             self.address.as_deref().unwrap_or("-"),
             self.what,
             request.unwrap_or("-"),
@@ -203,7 +212,7 @@ fn kinds(asked: &[String]) -> Vec<String> {
     }
 }
 
-const HEADER: &str = "TIME                         INDEX  WHO                       CREDENTIAL              FROM             WHAT                    REQUEST                               OBJECT";
+const HEADER: &str = "TIME                         INDEX  WHO                       CREDENTIAL              ROLE              FROM             WHAT                    REQUEST                               OBJECT";
 
 pub async fn run(global: &Global, console: &Console, args: AuditArgs) -> Result<Exit, Failure> {
     if let Some(files) = &args.denied {
@@ -245,7 +254,9 @@ fn show(console: &Console, args: &AuditArgs, record: &v1::LogRecord) -> Result<(
             console.event(&Document::new("AuditRecord", Some(record.log_index), view))
         }
         Format::Name => console.line(&record.log_index.to_string()),
-        Format::Table | Format::Wide | Format::Html => console.line(&view.line(record.log_index)),
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
+            console.line(&view.line(record.log_index))
+        }
     }
 }
 
@@ -331,6 +342,7 @@ mod tests {
         assert_eq!(shown.object, "cordoned=true node=node-3");
         assert_eq!(shown.request_id.as_deref(), Some("00ff"));
         assert_eq!(shown.address.as_deref(), Some("192.0.2.7"));
+        assert_eq!(shown.role.as_deref(), Some("admin"), "the kind of the certificate");
         let line = shown.line(7);
         let column = HEADER.find("FROM").expect("there is a column");
         assert_eq!(line.get(column..column + 9), Some("192.0.2.7"), "it stands below its title");
@@ -340,11 +352,20 @@ mod tests {
         assert_eq!((shown.who.as_str(), shown.credential), ("tenant/vision/ada", "token"));
         assert_eq!(shown.token.as_deref(), Some("00c0ffee"));
         assert!(shown.line(7).contains("token 00c0ffee"));
+        assert_eq!(shown.role, None, "it was not recorded");
 
         let shown = view(&cordon("tenant/vision/ada+oidc/corp")).expect("somebody asked");
         assert_eq!((shown.who.as_str(), shown.credential), ("tenant/vision/ada", "sign-in"));
         assert!(shown.is_of("ada") && shown.is_of("tenant/vision/ada+oidc/corp"));
         assert!(shown.line(7).contains("sign-in corp"));
+
+        let mut signed_in = cordon("tenant/vision/ada+oidc/corp");
+        signed_in["by"]["role"] = json!("on-call");
+        let shown = view(&signed_in).expect("somebody asked");
+        assert_eq!(shown.role.as_deref(), Some("on-call"));
+        let column = HEADER.find("ROLE").expect("there is a column");
+        assert_eq!(shown.line(7).get(column..column + 7), Some("on-call"), "it stands below its title");
+        assert_eq!(serde_json::to_value(&shown).expect("it is JSON")["role"], "on-call");
     }
 
     #[test]

@@ -289,7 +289,9 @@ async fn transfer(
             console.object(&Document::new("ClusterLeader", None::<u64>, ClusterLeader { leader }))?;
         }
         Format::Name => console.line(&leader.to_string())?,
-        Format::Table | Format::Wide | Format::Html => console.line(&format!("replica {leader} leads"))?,
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
+            console.line(&format!("replica {leader} leads"))?
+        }
     }
     Ok(Exit::Ok)
 }
@@ -317,7 +319,7 @@ async fn upgrade(
             ))?;
         }
         Format::Name => console.line(&format.to_string())?,
-        Format::Table | Format::Wide | Format::Html => {
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
             console.line(&format!("record format {format} is in force"))?
         }
     }
@@ -358,7 +360,7 @@ fn show(console: &Console, answer: admin::Membership) -> Result<(), Failure> {
             let ids = members.voters.iter().chain(&members.learners);
             ids.map(u64::to_string).try_for_each(|id| console.line(&id))
         }
-        Format::Table | Format::Wide | Format::Html => {
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
             let learners = match members.learners.as_slice() {
                 [] => String::new(),
                 some => format!("; learners {}", list(some)),

@@ -99,7 +99,7 @@ fn show(console: &Console, log_index: Option<u64>, content: &ClusterStatus) -> R
             }
             Ok(())
         }
-        Format::Table | Format::Wide | Format::Html => print(console, content),
+        Format::Table | Format::Wide | Format::Html | Format::Csv => print(console, content),
     }
 }
 

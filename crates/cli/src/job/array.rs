@@ -208,7 +208,7 @@ async fn list(client: &Client, console: &Console, args: ListArgs) -> Result<Exit
             console.object(&Document::new("ArrayList", freshness, Items { items }))?;
         }
         Format::Name => items.iter().try_for_each(|array| console.line(&array.id))?,
-        Format::Table | Format::Wide | Format::Html => {
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
             console.table(&table(&items))?;
             if is_empty && !args.all && args.phase.is_empty() {
                 console.progress("no array waits or runs; --all shows those that have ended");
@@ -250,7 +250,7 @@ pub fn print(console: &Console, message: v1::Array, freshness: Option<v1::Freshn
     match console.format {
         Format::Json | Format::Yaml => console.object(&Document::new("Array", freshness, array)),
         Format::Name => console.line(&array.id),
-        Format::Table | Format::Wide | Format::Html => describe(console, &array, tier),
+        Format::Table | Format::Wide | Format::Html | Format::Csv => describe(console, &array, tier),
     }
 }
 

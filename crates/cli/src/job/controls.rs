@@ -416,7 +416,7 @@ fn tell(console: &Console, control: Control, counted: &Counted) -> Result<Exit, 
             console.object(&Document::new("ControlledJobs", counted.freshness, shown))?;
         }
         Format::Name => {}
-        Format::Table | Format::Wide | Format::Html => {
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
             console.line(&format!("{} {}", jobs(counted.jobs), done(control)))?;
         }
     }

@@ -457,7 +457,7 @@ fn print(
             if is_one_of_many { console.event(&document) } else { console.object(&document) }
         }
         Format::Name => console.line(&message.reason),
-        Format::Table | Format::Wide | Format::Html => {
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
             let mut text = tree(&job, &message, &who, now_ms());
             text.push_str(&known.tree());
             console.bytes(text.as_bytes())

@@ -284,7 +284,7 @@ pub fn print(console: &Console, item: &WatchItem, synced: bool) -> Result<(), Fa
             WatchItem::Changed { job, .. } => console.line(&job.id),
             _ => Ok(()),
         },
-        Format::Table | Format::Wide | Format::Html => match item {
+        Format::Table | Format::Wide | Format::Html | Format::Csv => match item {
             WatchItem::Changed { log_index, job } => {
                 // In the first sync the position is that of the sync; the job's own says more.
                 let index = if synced { *log_index } else { job.status().changed_at_index };

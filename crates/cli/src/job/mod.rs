@@ -265,7 +265,7 @@ async fn show(client: &Client, console: &Console, job_id: String, read: &ReadArg
             console.object(&muster_manifest::job_file(&message, status(answer.freshness, job)?))?
         }
         Format::Name => console.line(&job.id)?,
-        Format::Table | Format::Wide | Format::Html => describe(console, &job, message.spec())?,
+        Format::Table | Format::Wide | Format::Html | Format::Csv => describe(console, &job, message.spec())?,
     }
     read.tell_age(console, answer.freshness.as_ref());
     Ok(Exit::Ok)
@@ -632,7 +632,9 @@ pub fn print_jobs(
             let lines: String = jobs.iter().map(|job| format!("{}\n", job.id)).collect();
             console.bytes(lines.as_bytes())
         }
-        Format::Table | Format::Wide | Format::Html => console.table(&table(&jobs, console.is_wide())),
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
+            console.table(&table(&jobs, console.is_wide()))
+        }
     }
 }
 

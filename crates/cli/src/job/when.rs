@@ -59,7 +59,7 @@ pub async fn when(
             };
             console.object(&Document::new("JobStart", answer.freshness, view))?;
         }
-        Format::Name | Format::Table | Format::Wide | Format::Html => {
+        Format::Name | Format::Table | Format::Wide | Format::Html | Format::Csv => {
             let asked_ms = match read.is_past() {
                 true => unix_ms(answer.freshness.and_then(|freshness| freshness.log_time)),
                 false => None,

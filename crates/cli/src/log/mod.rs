@@ -234,7 +234,9 @@ fn print(console: &Console, record: &v1::LogRecord) -> Result<(), Failure> {
             console.event(&Document::new("LogRecord", Some(record.log_index), view(record)))
         }
         Format::Name => console.line(&record.log_index.to_string()),
-        Format::Table | Format::Wide | Format::Html => console.line(&line(record, columns(console))),
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
+            console.line(&line(record, columns(console)))
+        }
     }
 }
 
@@ -330,7 +332,7 @@ async fn show(client: &Client, console: &Console, index: u64) -> Result<Exit, Fa
             console.object(&Document::new("LogRecord", Some(index), view(&record)))?;
         }
         Format::Name => console.line(&record.decision)?,
-        Format::Table | Format::Wide | Format::Html => {
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
             let shown = view(&record);
             console.line(&format!("record     {index}"))?;
             console.line(&format!("decision   {}", one_line(&record.decision)))?;

@@ -263,7 +263,7 @@ async fn health(client: &Client, console: &Console, node: String, read: &ReadArg
             console.object(&Document::new("NodeHealth", answer.freshness, node.restriction))?;
         }
         Format::Name => console.line(&node.name)?,
-        Format::Table | Format::Wide | Format::Html => tell(console, &node)?,
+        Format::Table | Format::Wide | Format::Html | Format::Csv => tell(console, &node)?,
     }
     read.tell_age(console, answer.freshness.as_ref());
     Ok(Exit::Ok)
@@ -367,7 +367,7 @@ async fn show_policy(client: &Client, console: &Console, read: &ReadArgs) -> Res
             console.object(&Document::new("HealthPolicy", answer.freshness, policy))?;
         }
         Format::Name => console.line(&policy.version.to_string())?,
-        Format::Table | Format::Wide | Format::Html => {
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
             let mut grid = Grid::new(vec!["NAME", "VALUE"]);
             grid.row(vec!["version".to_owned(), policy.version.to_string()]);
             policy.settings.into_iter().for_each(|(name, value)| grid.row(vec![name.to_owned(), value]));

@@ -204,7 +204,7 @@ fn print_forgotten(console: &Console, log_index: Option<u64>, ids: Vec<String>) 
         Format::Json | Format::Yaml => {
             console.object(&Document::new("ForgottenNodes", log_index, Items { items: ids }))?;
         }
-        Format::Name | Format::Table | Format::Wide | Format::Html => {
+        Format::Name | Format::Table | Format::Wide | Format::Html | Format::Csv => {
             for id in ids {
                 console.line(&id)?;
             }
@@ -249,7 +249,7 @@ async fn show(client: &Client, console: &Console, node: String, read: &ReadArgs)
     match console.format {
         Format::Json | Format::Yaml => console.object(&Document::new("Node", answer.freshness, node))?,
         Format::Name => console.line(&node.name)?,
-        Format::Table | Format::Wide | Format::Html => {
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
             let node = [node];
             console.table(&table(&node, true))?;
             show_reasons(console, &node[0])?;
@@ -418,7 +418,9 @@ pub(super) fn print_nodes(
             let lines: String = nodes.iter().map(|node| format!("{}\n", node.name)).collect();
             console.bytes(lines.as_bytes())
         }
-        Format::Table | Format::Wide | Format::Html => console.table(&table(&nodes, console.is_wide())),
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
+            console.table(&table(&nodes, console.is_wide()))
+        }
     }
 }
 

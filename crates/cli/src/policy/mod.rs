@@ -47,8 +47,9 @@ whatever the file says of them and whichever version it was made from; an entry 
 spareHostsPerRack that is named and not in the file is removed.
 
 The new version, a log index, goes to stdout. In force for every decision behind it. What the policy would mean on
-this fleet and for the jobs that wait goes to stderr as warnings: types that no node has, more guaranteed than there
-is, tenants that can use nothing. With -o json all of it goes to stdout.
+this fleet and for the jobs that wait goes to stderr as warnings, before it is set: types that no node has, more guaranteed
+than there is, tenants that can use nothing, tenants and tiers that it would starve. With -o json all of it goes to stdout. A
+warning keeps no policy from being set; with --dry-run nothing is.
 
 `muster whatif --from TIME --to TIME --policy FILE` replays what happened under the file before it is set, and warns of each
 tenant and tier whose jobs it would starve. A trace does as well: `muster sim queue --policy FILE`.")]
@@ -99,11 +100,11 @@ struct Change {
 }
 
 impl Change {
-    async fn send(&self, client: &Client) -> Result<v1::SetPolicyResponse, CallError> {
+    /// Sets it, or lets the cluster check it alone.
+    async fn send(&self, client: &Client, validate_only: bool) -> Result<v1::SetPolicyResponse, CallError> {
         let (request_id, policy) = (self.request_id.clone(), Some(self.policy.message.clone()));
         if self.only.is_empty() {
             let expected_version = self.expect_version.or(self.policy.version);
-            let validate_only = self.dry_run;
             let request = v1::SetPolicyRequest { request_id, policy, expected_version, validate_only };
             return client.set_policy(request).await;
         }
@@ -117,7 +118,7 @@ impl Change {
             policy,
             update_mask: Some(FieldMask { paths: self.only.iter().map(path).collect() }),
             expected_version: self.expect_version,
-            validate_only: self.dry_run,
+            validate_only,
         };
         let v1::UpdatePolicyResponse { version, freshness, warnings, warnings_left_out } =
             client.update_policy(request).await?;
@@ -138,7 +139,7 @@ async fn show(global: &Global, console: &Console, read: &ReadArgs) -> Result<Exi
     match console.format {
         Format::Json | Format::Yaml => console.object(&policy_file(&answer))?,
         Format::Name => console.line(&answer.version.to_string())?,
-        Format::Table | Format::Wide | Format::Html => {
+        Format::Table | Format::Wide | Format::Html | Format::Csv => {
             let file = policy_file(&answer);
             let pairs = settings(&file);
             let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
@@ -157,7 +158,20 @@ async fn show(global: &Global, console: &Console, read: &ReadArgs) -> Result<Exi
 
 async fn set(global: &Global, console: &Console, change: &Change) -> Result<Exit, Failure> {
     let Change { file, policy, dry_run, .. } = change;
-    let answer = match change.send(&global.client().await?).await {
+    let client = global.client().await?;
+    // People are told what it would starve before it is set. What is refused here is refused below as well, with its reason, unless it
+    // was made already and is asked for again: then it is answered below.
+    let told = if *dry_run || console.is_structured() {
+        Vec::new()
+    } else {
+        match change.send(&client, true).await {
+            Ok(checked) => warnings(policy, &checked),
+            Err(CallError::Refused { .. }) => Vec::new(),
+            Err(error) => return Err(Failure::from(error)),
+        }
+    };
+    tell(console, file, &told);
+    let answer = match change.send(&client, *dry_run).await {
         Ok(answer) => answer,
         Err(CallError::Refused { refused, .. }) => {
             let explain = |violation| located(file, &policy.explain(violation));
@@ -169,14 +183,7 @@ async fn set(global: &Global, console: &Console, change: &Change) -> Result<Exit
     if console.is_structured() {
         return shown(console, &answer, *dry_run, warnings);
     }
-    for warning in &warnings {
-        let problem = Problem {
-            line: warning.line,
-            field: warning.field.clone(),
-            description: format!("{} ({})", warning.message, warning.code),
-        };
-        console.error(&format!("warning: {}", located(file, &problem)));
-    }
+    tell(console, file, &untold(warnings, &told));
     if answer.warnings_left_out > 0 {
         console.error(&format!("warning: and {} more", answer.warnings_left_out));
     }
@@ -194,8 +201,25 @@ async fn set(global: &Global, console: &Console, change: &Change) -> Result<Exit
     Ok(Exit::Ok)
 }
 
+/// Says each on a line of standard error.
+fn tell(console: &Console, file: &str, warnings: &[Warning]) {
+    for warning in warnings {
+        let problem = Problem {
+            line: warning.line,
+            field: warning.field.clone(),
+            description: format!("{} ({})", warning.message, warning.code),
+        };
+        console.error(&format!("warning: {}", located(file, &problem)));
+    }
+}
+
+/// Those that were not told before the policy was set.
+fn untold(warnings: Vec<Warning>, told: &[Warning]) -> Vec<Warning> {
+    warnings.into_iter().filter(|warning| !told.contains(warning)).collect()
+}
+
 /// One thing that an operator should know of a policy, in the words of its file.
-#[derive(Serialize)]
+#[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Warning {
     code: String,
@@ -255,4 +279,23 @@ fn wrong(file: &str, problems: &[Problem]) -> Failure {
     Failure::usage("the policy file is not valid")
         .with_details(problems.iter().map(|problem| located(file, problem)))
         .with_next("correct the file; `muster policy check FILE` checks it")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_warning_that_was_told_before_the_policy_was_set_is_not_told_again() {
+        let warning = |code: &str, message: &str| Warning {
+            code: code.to_owned(),
+            field: "tenants.vision".to_owned(),
+            line: Some(3),
+            message: message.to_owned(),
+        };
+        let told = [warning("TENANT_STARVED", "3 wait"), warning("TIER_STARVED", "1 waits")];
+        let answered = vec![warning("TENANT_STARVED", "4 wait"), warning("TIER_STARVED", "1 waits")];
+        assert_eq!(untold(answered, &told), [warning("TENANT_STARVED", "4 wait")], "it has changed");
+        assert_eq!(untold(vec![warning("TIER_STARVED", "1 waits")], &told), []);
+    }
 }

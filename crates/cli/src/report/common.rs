@@ -39,7 +39,7 @@ impl LogSpan {
     }
 }
 
-/// Forms of a report apart from those of -o.
+/// Forms of a report that -o names as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ReportForm {
     /// A header and one line for each sum
@@ -55,6 +55,15 @@ pub(super) fn check_form(console: &Console, has_form: bool) -> Result<(), Failur
             .with_next("leave out -o for the form, or leave out --form for what -o names"));
     }
     Ok(())
+}
+
+/// The form that -o or --form names; none for a table and what programs read.
+pub(super) fn form_of(console: &Console, form: Option<ReportForm>) -> Option<ReportForm> {
+    form.or(match console.format {
+        Format::Csv => Some(ReportForm::Csv),
+        Format::Html => Some(ReportForm::Html),
+        Format::Table | Format::Wide | Format::Json | Format::Yaml | Format::Name => None,
+    })
 }
 
 /// Each dimension once, where it comes first.
@@ -160,10 +169,9 @@ pub(super) fn write(
     form: Option<ReportForm>,
     report: &impl TableReport,
 ) -> Result<Exit, Failure> {
-    match form {
+    match form_of(console, form) {
         Some(ReportForm::Csv) => report.csv(console)?,
         Some(ReportForm::Html) => console.line(&html(report))?,
-        None if console.format == Format::Html => console.line(&html(report))?,
         None if console.is_structured() => report.document(console)?,
         None => table(console, report)?,
     }
@@ -231,6 +239,18 @@ mod tests {
         for part in ["Two rows", "<th>TENANT</th>", "<td>2.000</td>", "2 h", "total 3 hours"] {
             assert!(page.contains(part), "{part}: {page}");
         }
+    }
+
+    #[test]
+    fn output_names_the_form_of_a_report_as_form_does() {
+        let console = |format| Console::new(format, true, true);
+        assert_eq!(form_of(&console(Format::Csv), None), Some(ReportForm::Csv));
+        assert_eq!(form_of(&console(Format::Html), None), Some(ReportForm::Html));
+        assert_eq!(form_of(&console(Format::Table), Some(ReportForm::Csv)), Some(ReportForm::Csv));
+        for format in [Format::Table, Format::Wide, Format::Json, Format::Yaml] {
+            assert_eq!(form_of(&console(format), None), None, "{format:?}");
+        }
+        assert!(check_form(&console(Format::Csv), true).is_err(), "two forms");
     }
 
     #[test]

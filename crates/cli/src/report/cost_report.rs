@@ -23,17 +23,19 @@ pub struct CostArgs {
     /// What the lines are divided by: one or more of these, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', value_name = "DIMENSION")]
     by: Vec<CostDimension>,
-    /// Print another form than a table; it does not go with -o
+    /// Print a form that -o does not have; it does not go with -o
     #[arg(long, value_enum)]
     form: Option<CostForm>,
 }
 
-/// Forms of the report of cost apart from those of -o.
+/// Forms of the report of cost: FOCUS, and other spellings of -o.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CostForm {
-    /// A header and one line for each sum
+    /// As -o csv
+    #[value(hide = true)]
     Csv,
-    /// A page with a chart and a table
+    /// As -o html
+    #[value(hide = true)]
     Html,
     /// CSV in the columns of FOCUS, one line for each day and price; of --by it takes job alone
     Focus,
@@ -62,7 +64,7 @@ pub(super) async fn run(global: &Global, console: &Console, args: &CostArgs) -> 
         return Err(Failure::usage(
             "--form focus has the columns of FOCUS, and --by can only add job to them",
         )
-        .with_next("leave out --by, or use --by job or --form csv"));
+        .with_next("leave out --by, or use --by job or -o csv"));
     }
     let source = args.span.open(global, console).await?;
     let prices = last_prices(&source.archive)?;

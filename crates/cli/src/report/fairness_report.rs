@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use clap::Args;
-use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid};
+use muster_console::{Console, Document, Exit, Failure, Global, Grid};
 use muster_ledger::Detail;
 use muster_sim::turns::{TurnCheck, TurnCounts};
 use serde::Serialize;
@@ -29,8 +29,8 @@ pub struct FairnessArgs {
 pub struct FairnessSpan {
     #[command(flatten)]
     span: LogSpan,
-    /// Print another form than a table; it does not go with -o
-    #[arg(long, value_enum)]
+    /// Another spelling of -o csv and -o html
+    #[arg(long, value_enum, hide = true)]
     form: Option<ReportForm>,
 }
 
@@ -157,7 +157,7 @@ pub(super) async fn report(
     reading.notes.extend(turns.iter().flat_map(lines_of));
     let capacity = capacity(&reading);
     let of = |kind: &str| capacity.get(kind).copied().unwrap_or_default();
-    match args.form {
+    match common::form_of(console, args.form) {
         Some(ReportForm::Csv) => {
             console.line(&COLUMNS.join(","))?;
             for (tenant, kind, fair) in fairness.sums() {
@@ -166,7 +166,6 @@ pub(super) async fn report(
             common::notes(&reading).iter().for_each(|note| console.error(note));
         }
         Some(ReportForm::Html) => html(console, &reading, &fairness, of)?,
-        None if console.format == Format::Html => html(console, &reading, &fairness, of)?,
         None if console.is_structured() => {
             let rows = fairness.sums().map(|(tenant, kind, fair)| row(tenant, kind, fair, of(kind)));
             let rows = rows.collect();

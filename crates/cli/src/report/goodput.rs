@@ -44,8 +44,8 @@ pub struct GoodputArgs {
     /// What the lines are divided by: one or more of these, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', value_name = "DIMENSION")]
     by: Vec<GoodputDimension>,
-    /// Print another form than a table; it does not go with -o
-    #[arg(long, value_enum)]
+    /// Another spelling of -o csv and -o html
+    #[arg(long, value_enum, hide = true)]
     form: Option<ReportForm>,
 }
 

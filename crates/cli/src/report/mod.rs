@@ -48,7 +48,7 @@ pub enum ReportCommand {
 Examples:
   muster report usage --archive /var/lib/muster/replica-1
   muster report usage --archive /var/lib/muster/replica-1/archive --by tenant,type --from 2026-11-01T00:00:00Z
-  muster report usage --archive archive --archive /mnt/history --form csv > usage.csv
+  muster report usage --archive archive --archive /mnt/history -o csv > usage.csv
   muster report usage --archive archive --ledger usage.ledger     charges what is new since the last report with this file
   muster report usage --by tenant                      the log of the cluster, whether or not it is archived
 
@@ -60,7 +60,7 @@ Examples:
   muster report idle --archive /var/lib/muster/replica-1
   muster report idle --by cause,type,region,tenant
   muster report idle --archive /var/lib/muster/replica-1 --tail --by type,region -o json
-  muster report idle --archive /var/lib/muster/replica-1 --sample 10s --form html > idle.html
+  muster report idle --archive /var/lib/muster/replica-1 --sample 10s -o html > idle.html
 
 Where several causes hold at once, one of them is counted, by a fixed order; `ops/guide/ledger.md` states the order. The log
 says most of them. Why jobs that wait do not have accelerators of their type is asked of the planner, at moments of the log
@@ -71,7 +71,7 @@ for.")]
     #[command(after_help = "\
 Examples:
   muster report waits --archive /var/lib/muster/replica-1 --by tenant,tier
-  muster report waits --archive /var/lib/muster/replica-1 --by day --form csv
+  muster report waits --archive /var/lib/muster/replica-1 --by day -o csv
   muster report waits --archive /var/lib/muster/replica-1 --by job,tenant
   muster report waits --by tenant --sample 1m          why those were pending that could start
 
@@ -84,7 +84,7 @@ Examples:
   muster report cost --archive /var/lib/muster/replica-1 --by tenant,type
   muster report cost --archive /var/lib/muster/replica-1 --by job --from 2026-11-01T00:00:00Z --to 2026-12-01T00:00:00Z
   muster report cost --archive /var/lib/muster/replica-1 --form focus > cost.csv
-  muster report cost --archive /var/lib/muster/replica-1 --by purchase --form html > cost.html
+  muster report cost --archive /var/lib/muster/replica-1 --by purchase -o html > cost.html
 
 The prices are those of the policy at the end of the log, each for the time that it states. Time that has no price is
 unpriced; it does not count as free. The lines add up to the total, to the millionth of a dollar.")]
@@ -93,7 +93,7 @@ unpriced; it does not count as free. The lines add up to the total, to the milli
     #[command(after_help = "\
 Examples:
   muster report fairness --archive /var/lib/muster/replica-1
-  muster report fairness --archive /var/lib/muster/replica-1 --from 2026-11-01T00:00:00Z --form csv
+  muster report fairness --archive /var/lib/muster/replica-1 --from 2026-11-01T00:00:00Z -o csv
   muster report fairness --verify --from 4711          with placements that went before a request that fitted
 
 A tenant counts with those below it. `ops/guide/ledger.md` states what each column is.")]
@@ -103,7 +103,7 @@ A tenant counts with those below it. `ops/guide/ledger.md` states what each colu
 Examples:
   muster report goodput --archive /var/lib/muster/replica-1
   muster report goodput --archive /var/lib/muster/replica-1 --by tenant,type,region
-  muster report goodput --by job --from 2026-11-01T00:00:00Z --form csv > goodput.csv
+  muster report goodput --by job --from 2026-11-01T00:00:00Z -o csv > goodput.csv
   muster report goodput --archive archive --tail --by tenant -o json
 
 Goodput is scheduling × runtime × program, each in thousandths: time with all workers running of the time that was wanted,
@@ -187,8 +187,8 @@ pub struct ReportArgs {
     /// What the lines are divided by: one or more of these, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', value_name = "DIMENSION")]
     by: Vec<Dimension>,
-    /// Print another form than a table; it does not go with -o
-    #[arg(long, value_enum)]
+    /// Another spelling of -o csv and -o html
+    #[arg(long, value_enum, hide = true)]
     form: Option<ReportForm>,
     /// Go on from the ledger in this file, and keep it there for the next report: only what the log has more is charged
     #[arg(long, value_name = "FILE")]

@@ -1,7 +1,7 @@
 //! `muster report predictions`: how well the starts that were predicted did.
 
 use clap::Args;
-use muster_console::{Console, Document, Exit, Failure, Global};
+use muster_console::{Console, Document, Exit, Failure, Format, Global};
 use muster_ledger::Detail;
 use muster_manifest::quantity;
 use muster_manifest::quantity::show_duration;
@@ -61,6 +61,9 @@ pub(super) async fn run(global: &Global, console: &Console, args: &PredictionArg
     if console.is_structured() {
         return document(console, &reading, &check);
     }
+    if console.format == Format::Csv {
+        return csv(console, &reading, &check);
+    }
     for line in lines(check.counts(), check.errors_ms()) {
         console.line(&line)?;
     }
@@ -101,6 +104,34 @@ fn document(console: &Console, reading: &Reading, check: &PredictionCheck) -> Re
     };
     console.object(&Document::new("PredictionsReport", Some(reading.last.0), view))?;
     Ok(Exit::Ok)
+}
+
+/// The same as a header and one line.
+fn csv(console: &Console, reading: &Reading, check: &PredictionCheck) -> Result<Exit, Failure> {
+    for line in csv_lines(check.counts(), check.errors_ms()) {
+        console.line(&line)?;
+    }
+    common::notes(reading).iter().for_each(|note| console.error(note));
+    Ok(Exit::Ok)
+}
+
+fn csv_lines(counts: PredictionCounts, errors: Option<(u64, u64)>) -> [String; 2] {
+    let text = |value: Option<u64>| value.map_or_else(String::new, |value| value.to_string());
+    let columns = [
+        ("asked", Some(counts.asked)),
+        ("unpredicted", Some(counts.unpredicted)),
+        ("started", Some(counts.started)),
+        ("by_q10", Some(counts.by_q10)),
+        ("by_q50", Some(counts.by_q50)),
+        ("by_q90", Some(counts.by_q90)),
+        ("without_q90", Some(counts.without_q90)),
+        ("never", Some(counts.never)),
+        ("open", Some(counts.open)),
+        ("overdue", Some(counts.overdue)),
+        ("error_median_ms", errors.map(|(median, _)| median)),
+        ("error_p90_ms", errors.map(|(_, p90)| p90)),
+    ];
+    [columns.map(|(name, _)| name.to_owned()).join(","), columns.map(|(_, value)| text(value)).join(",")]
 }
 
 /// The same for people.
@@ -159,6 +190,10 @@ mod tests {
             open: 2,
             overdue: 1,
         };
+        let [header, values] = csv_lines(counts, Some((5_000, 60_000)));
+        assert!(header.starts_with("asked,unpredicted,started,"), "{header}");
+        assert_eq!(values, "12,1,8,1,4,6,1,1,2,1,5000,60000");
+        assert_eq!(header.matches(',').count(), values.matches(',').count());
         assert_eq!(
             lines(counts, Some((5_000, 60_000))),
             [

@@ -59,7 +59,7 @@ fn ask(
     let arrays = arrays.into_iter().map(|first| ArrayId(first.0)).collect();
     let selection = JobSelection { arrays, ..JobSelection::named(jobs) };
     let who = if is_operator { "admin/ops" } else { "tenant/team/ada" };
-    let by = Requester { name: who.to_owned(), is_operator, address: None };
+    let by = Requester::named(who.to_owned(), is_operator);
     carry_out(speculation, ControlOrder { acts_for: None, request: request(n), by, control, selection })
 }
 
@@ -394,7 +394,7 @@ fn a_job_of_another_tenant_is_not_there_for_one_that_acts_for_a_tenant() {
         n += 1;
         let arrays = arrays.into_iter().map(|first| ArrayId(first.0)).collect();
         let selection = JobSelection { arrays, is_found, ..JobSelection::named(jobs) };
-        let by = Requester { name: format!("tenant/{tenant}/eve"), is_operator: false, address: None };
+        let by = Requester::named(format!("tenant/{tenant}/eve"), false);
         let acts_for = Some(name(tenant));
         carry_out(&mut speculation, ControlOrder { request: request(n), by, acts_for, control, selection })
     };

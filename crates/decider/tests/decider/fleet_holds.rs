@@ -63,7 +63,7 @@ fn the_reasons_of_a_node_have_no_address() {
     let (mut speculation, mut replica) = fleet();
     let node = speculation.state().node_named(&name("n1")).expect("a host");
     let address = Some([192, 0, 2, 7].into());
-    let by = Requester { name: "admin/ops".to_owned(), is_operator: true, address };
+    let by = Requester { address, ..Requester::named("admin/ops".to_owned(), true) };
     let reason = Some("a fan".to_owned());
     let (cordoned, order) = (true, DrainOrder::Begin { deadline_ms: None });
     let cordon =
@@ -92,7 +92,7 @@ fn set(
     target: HoldTarget,
     hold: Option<FleetHold>,
 ) -> Result<(), Refusal> {
-    let by = Requester { name: "admin/ops".to_owned(), is_operator: true, address: None };
+    let by = Requester::named("admin/ops".to_owned(), true);
     let order = FleetHoldOrder { request: request(n), by, target, hold };
     handle(speculation, &Command::SetFleetHold(Box::new(order))).map(|_| ())
 }
@@ -110,7 +110,7 @@ fn upgrade(n: u128, part: FleetPart, start: LogTime) -> BookingOrder {
         clearing: BookingClearing::Stop,
         reason: String::new(),
     };
-    let by = Requester { name: "admin/ops".to_owned(), is_operator: true, address: None };
+    let by = Requester::named("admin/ops".to_owned(), true);
     BookingOrder { request: request(n), by, acts_for: None, name: name(&format!("m{n}")), spec }
 }
 

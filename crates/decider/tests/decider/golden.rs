@@ -404,7 +404,7 @@ fn label(run: &mut Run) {
 /// Arrays that are submitted with a job, wait, have members created, held and released, are cancelled in part, fail
 /// together, and end.
 fn arrays(run: &mut Run) {
-    let by = || Requester { name: "tenant/vision/ada".into(), is_operator: false, address: None };
+    let by = || Requester::named("tenant/vision/ada".into(), false);
     let carried = JobMetadata { creator: "tenant/vision/ada".into(), ..JobMetadata::default() };
     let array = |spec: muster_types::JobSpec, indices: &str| Submission {
         metadata: Some(Arc::new(carried.clone())),
@@ -476,7 +476,7 @@ fn resume(run: &mut Run) {
 /// Jobs that are held, released, requeued, suspended, changed and cancelled, some by an operator and some together.
 fn control(run: &mut Run) {
     let asked = |run: &mut Run, control, name: &str, jobs: Vec<JobId>| {
-        let by = Requester { name: name.to_owned(), is_operator: name.starts_with("admin/"), address: None };
+        let by = Requester::named(name.to_owned(), name.starts_with("admin/"));
         let (request, selection) = (run.next_request(), JobSelection::named(jobs));
         let order = ControlOrder { acts_for: None, request, by, control, selection };
         handle(&mut run.speculation, &Command::Control(Box::new(order))).unwrap();
@@ -511,7 +511,7 @@ fn control(run: &mut Run) {
         FieldChange::Tenant(name("research")),
     ];
     for (job, changes) in [(jobs[1], changes), (jobs[2], vec![FieldChange::Tier(PriorityTier::Free)])] {
-        let by = Requester { name: "tenant/vision/ada".into(), is_operator: false, address: None };
+        let by = Requester::named("tenant/vision/ada".into(), false);
         let order =
             ModifyOrder { acts_for: None, request: run.next_request(), by, job, expected: None, changes };
         handle(&mut run.speculation, &Command::Modify(Box::new(order))).unwrap();
@@ -657,10 +657,10 @@ fn attempts(run: &mut Run) {
     let slow = Command::NoteStraggler { job, token, rank: 1, slow_milli: Some(1_700) };
     handle(&mut run.speculation, &slow).unwrap();
     handle(&mut run.speculation, &Command::CommitCheckpoint { job, token, step: None }).unwrap();
-    let by = Requester { name: "tenant/research/ada".into(), is_operator: false, address: None };
+    let by = Requester::named("tenant/research/ada".into(), false);
     let open = Command::OpenExec { by, job, token, rank: 1, command: "nvidia-smi -q".into() };
     handle(&mut run.speculation, &open).unwrap();
-    let by = Requester { name: "tenant/research/ada".into(), is_operator: false, address: None };
+    let by = Requester::named("tenant/research/ada".into(), false);
     let open = Command::OpenPortForward { by, job, token, rank: 0, port: 6_006 };
     handle(&mut run.speculation, &open).unwrap();
     let artifacts = muster_types::Artifacts {
@@ -755,7 +755,7 @@ fn override_labels(run: &mut Run) {
     let spec = node_spec("labelled", "eu", "c8", None);
     run.register(spec.clone(), 50);
     let node = run.speculation.state().node_named(&name("labelled")).unwrap();
-    let by = Requester { name: "admin/ada".into(), is_operator: true, address: None };
+    let by = Requester::named("admin/ada".into(), true);
     let set = NodeOverridesChange {
         set_labels: [(name("pool"), "research".to_owned()), (name("stage"), "new".to_owned())].into(),
         set_taints: [name("bring-up")].into(),

@@ -74,7 +74,7 @@ fn key(n: u128) -> RequestKey {
 fn overridden(n: u128, node: u32, by: &str, keys: &[&str]) -> Decision {
     let labels = keys.iter().map(|key| (name(key), "x".to_owned())).collect();
     let overrides = Box::new(NodeOverrides { labels, ..NodeOverrides::default() });
-    let by = Requester { name: by.to_owned(), is_operator: true, address: None };
+    let by = Requester::named(by.to_owned(), true);
     Decision::NodeOverridesSet { request: key(n), by, node: NodeId(node), overrides }
 }
 
@@ -229,7 +229,7 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
             E::Limit,
             Decision::JobHoldSet {
                 request: key(99),
-                by: Requester { name: "é".to_owned(), is_operator: false, address: None },
+                by: Requester::named("é".to_owned(), false),
                 jobs: vec![pending],
                 held: true,
             },
@@ -285,7 +285,7 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
         ),
         (E::Limit, {
             let name = "x".repeat(limits::CREATOR_BYTES_MAX + 1);
-            let by = Requester { name, is_operator: true, address: None };
+            let by = Requester::named(name, true);
             Decision::NodeCordonSet { request: key(99), by, node: NodeId(0), cordoned: true, reason: None }
         }),
         (E::Limit, cordoned_for(true, "a\nb")),
@@ -293,7 +293,7 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
         (E::Limit, cordoned_for(true, &"x".repeat(limits::DETAIL_BYTES_MAX + 1))),
         (E::Limit, cordoned_for(false, "it is put back")),
         (E::Limit, {
-            let by = Requester { name: "admin/o ps".to_owned(), is_operator: true, address: None };
+            let by = Requester::named("admin/o ps".to_owned(), true);
             Decision::NodeForgotten { request: None, by, node: NodeId(2) }
         }),
         (E::RequestRepeated, overridden(1, 0, "", &["pool"])),
@@ -813,8 +813,8 @@ fn holds_and_changes_are_checked() {
         assert_eq!(state.apply_round(&round).remove(0).rejection, None);
         state.verify().unwrap();
     };
-    let operator = Requester { name: "admin/ops".to_owned(), is_operator: true, address: None };
-    let user = Requester { name: "tenant/vision/ada".to_owned(), is_operator: false, address: None };
+    let operator = Requester::named("admin/ops".to_owned(), true);
+    let user = Requester::named("tenant/vision/ada".to_owned(), false);
     let hold = |n, by: &Requester, held| Decision::JobHoldSet {
         request: key(n),
         by: by.clone(),

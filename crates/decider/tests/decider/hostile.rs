@@ -391,7 +391,7 @@ fn controlled(random: &mut Random, state: &State, job: JobId, request: RequestKe
         jobs.push(JobId(job.0.saturating_add(random.below(2))));
     }
     let who = "x".repeat(random.below(170) as usize);
-    let by = Requester { name: who, is_operator: random.once_in(4), address: None };
+    let by = Requester::named(who, random.once_in(4));
     match random.below(6) {
         0..2 => Decision::JobHoldSet { request, by, jobs, held: true },
         2 => Decision::JobHoldSet { request, by, jobs, held: false },
@@ -445,7 +445,7 @@ fn of_arrays(random: &mut Random, state: &State, job: JobId, request: RequestKey
     let known: Vec<ArrayId> = state.arrays().iter().map(|(id, _)| *id).collect();
     let array = random.pick(&known).unwrap_or(ArrayId(job.0));
     let who = "x".repeat(random.below(170) as usize);
-    let by = Requester { name: who, is_operator: random.once_in(4), address: None };
+    let by = Requester::named(who, random.once_in(4));
     let waits = |array: &ArrayId| state.array(*array).is_some_and(|row| row.uncreated > 0);
     let waiting: Vec<ArrayId> = known.iter().copied().filter(waits).collect();
     // Those that are kept back although what they depend on is over.

@@ -389,7 +389,7 @@ fn a_change_keeps_a_job_within_its_limits() {
     let job = submit_as(&mut speculation, 1, ("team", "ada"), |_| {}).unwrap();
     assert_eq!(speculation.state().spec(job).unwrap().run_time_limit_ms, Some(10 * HOUR_MS));
     let change = |n, limit_ms| {
-        let by = Requester { name: "ada".to_owned(), is_operator: false, address: None };
+        let by = Requester::named("ada".to_owned(), false);
         let changes = vec![FieldChange::RunTimeLimit(limit_ms)];
         Command::Modify(Box::new(ModifyOrder {
             acts_for: None,
@@ -714,7 +714,7 @@ fn a_job_that_a_lower_limit_found_may_ask_for_less() {
     };
     handle(&mut speculation, &set).unwrap();
     let mut change = |n, change: FieldChange| {
-        let by = Requester { name: "ada".to_owned(), is_operator: false, address: None };
+        let by = Requester::named("ada".to_owned(), false);
         let order = ModifyOrder {
             acts_for: None,
             request: request(n),

@@ -125,7 +125,7 @@ impl Model {
     fn order(&mut self) -> Option<Command> {
         self.orders += 1;
         let request = request((1 << 100) | self.orders);
-        let by = Requester { name: "admin/ops".to_owned(), is_operator: true, address: None };
+        let by = Requester::named("admin/ops".to_owned(), true);
         let (state, now, random) = (self.speculation.state(), self.now, &mut self.random_of_operators);
         let region = name(["eu", "us"][random.below(2) as usize]);
         let tenant = name(["a", "b", "c"][random.below(3) as usize]);
@@ -737,7 +737,7 @@ impl Model {
     /// What people ask of jobs: mostly of those that it can be asked of, for they are few.
     fn control(&mut self) {
         let Some(job) = self.any_job() else { return };
-        let by = Requester { name: "x".to_owned(), is_operator: self.random.once_in(3), address: None };
+        let by = Requester::named("x".to_owned(), self.random.once_in(3));
         let request = self.request();
         if self.random.once_in(3) {
             let soon = self.now.plus_ms(self.random.below(20_000));

@@ -103,7 +103,7 @@ impl World {
 
     fn order(&mut self, grant: QuotaGrant, acts_for: Option<&str>) -> Box<QuotaOrder> {
         let is_operator = acts_for.is_none();
-        let by = Requester { name: "tenant/lab/ada".to_owned(), is_operator, address: None };
+        let by = Requester::named("tenant/lab/ada".to_owned(), is_operator);
         Box::new(QuotaOrder { request: self.next_request(), by, acts_for: acts_for.map(name), grant })
     }
 

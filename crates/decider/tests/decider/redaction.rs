@@ -106,7 +106,12 @@ fn what_people_wrote_is_in_no_redacted_record_and_no_redacted_state() {
         rule: muster_types::AffinityRule::Apart,
         weight: None,
     }];
-    let by = Requester { name: CANARY.to_owned(), is_operator: false, address: Some([192, 0, 2, 7].into()) };
+    let by = Requester {
+        name: CANARY.to_owned(),
+        is_operator: false,
+        address: Some([192, 0, 2, 7].into()),
+        role: Some(Name::literal("on-call")),
+    };
     let request = RequestKey { id: RequestId(1), fingerprint: 77 };
     let submitted = Decision::JobsSubmitted {
         request,
@@ -126,7 +131,8 @@ fn what_people_wrote_is_in_no_redacted_record_and_no_redacted_state() {
     for (index, decision) in log.into_iter().enumerate() {
         let redacted = redaction.decision(&decision).unwrap().unwrap();
         assert!(!contains(&canonical(&redacted), CANARY), "{redacted:?}");
-        assert!(redacted.requester().is_none_or(|by| by.address.is_none()), "{redacted:?}");
+        let hides = |by: &Requester| by.address.is_none() && by.role.is_none();
+        assert!(redacted.requester().is_none_or(hides), "{redacted:?}");
         let index = LogIndex(index as u64 + 1);
         let applied = state.apply(leadership(1, 1), index, LogTime(1_000), &decision);
         assert_eq!(applied.rejection, None, "{decision:?}");
@@ -245,7 +251,7 @@ fn other_artifacts_stay_other_ones() {
 fn users_stay_who_they_are_to_limits_and_bookings() {
     let redaction = Redaction::new(4);
     let by = |name: &str| {
-        let by = Requester { name: name.to_owned(), is_operator: false, address: None };
+        let by = Requester::named(name.to_owned(), false);
         let raised = Decision::FormatRaised { by, format: 2 };
         let redacted = redaction.decision(&raised).unwrap().unwrap();
         redacted.requester().unwrap().name.clone()

@@ -50,7 +50,7 @@ fn order(n: u128, text: &str, overlap: OverlapRule) -> ScheduleOrder {
     let template = ScheduleTemplate::of(Submission::from(job("nightly", 1, None))).unwrap();
     ScheduleOrder {
         request: request(n),
-        by: Requester { name: "tenant/research/ada".into(), is_operator: false, address: None },
+        by: Requester::named("tenant/research/ada".into(), false),
         acts_for: Some(name(TENANT)),
         role: None,
         schedule: Schedule {
@@ -226,6 +226,7 @@ fn what_an_operator_has_suspended_only_an_operator_resumes() {
             name: if is_operator { "admin/ops" } else { "tenant/research/ada" }.into(),
             is_operator,
             address: None,
+            role: None,
         };
         let (request, schedule) = (request(n), key("nightly"));
         let order = ScheduleControl { request, by, acts_for: None, schedule, action };
@@ -249,7 +250,7 @@ fn what_an_operator_has_suspended_only_an_operator_resumes() {
     assert_eq!(reason(&speculation), None);
 }
 
-/// The state is the same from wherever it was asked; the log says from where.
+/// The state is the same from wherever and with whichever role it was asked; the log has both.
 #[test]
 fn from_where_somebody_called_is_in_the_log_alone() {
     let of = |address: Option<[u8; 4]>| {
@@ -258,6 +259,7 @@ fn from_where_somebody_called_is_in_the_log_alone() {
             name: if is_operator { "admin/ops" } else { "tenant/research/ada" }.into(),
             is_operator,
             address: address.map(Into::into),
+            role: address.map(|_| name("on-call")),
         };
         set(&mut speculation, ScheduleOrder { by: by(false), ..order(1, "nightly", OverlapRule::Allow) })
             .unwrap();
@@ -271,13 +273,13 @@ fn from_where_somebody_called_is_in_the_log_alone() {
         handle(&mut speculation, &Command::ControlSchedule(Box::new(suspend))).unwrap();
         let round = commit(&mut speculation, &mut state).unwrap();
         let asked = round.decisions.iter().filter_map(Decision::requester);
-        let addresses: Vec<bool> = asked.map(|by| by.address.is_some()).collect();
+        let addresses: Vec<bool> = asked.map(|by| by.address.is_some() && by.role.is_some()).collect();
         (addresses, row(&speculation).clone(), state.rows_digest())
     };
     let (known, unknown) = (of(Some([192, 0, 2, 7])), of(None));
     assert_eq!(known.0, [true, true]);
     assert_eq!(unknown.0, [false, false]);
-    assert_eq!((known.1.by.address, &known.1), (None, &unknown.1));
+    assert_eq!((known.1.by.address, &known.1.by.role, &known.1), (None, &None, &unknown.1));
     assert_eq!(known.2, unknown.2);
 }
 
@@ -374,7 +376,7 @@ fn a_certificate_that_is_revoked_suspends_what_its_holder_has_set() {
     carry_out(&mut speculation);
     let revoke = |n, serial: u8, holder: &str| Command::RevokeCertificate {
         request: request(n),
-        by: Requester { name: "admin/root".into(), is_operator: true, address: None },
+        by: Requester::named("admin/root".into(), true),
         serial: CertificateSerial::from_bytes(&[serial; 20]).unwrap(),
         revocation: Revocation { holder: holder.into(), until: LogTime(u64::MAX) },
     };
@@ -394,7 +396,7 @@ fn a_certificate_that_is_revoked_suspends_what_its_holder_has_set() {
     assert_eq!(row(&speculation).submitted, 0);
     // An operator takes it over; what was revoked earlier was another's.
     let mut taken = ScheduleOrder { is_new: false, ..order(60, "nightly", OverlapRule::Allow) };
-    taken.by = Requester { name: "admin/root".into(), is_operator: true, address: None };
+    taken.by = Requester::named("admin/root".into(), true);
     taken.acts_for = None;
     set(&mut speculation, taken).unwrap();
     control(&mut speculation, 61, ScheduleAction::Resume).unwrap();

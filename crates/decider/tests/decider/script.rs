@@ -264,7 +264,7 @@ impl World {
                 let job = self.job_id(rest[0]);
                 let token =
                     self.state().job(job).and_then(|row| row.placement.clone()).expect("a placed job").token;
-                let by = Requester { name: "tenant/vision/ada".into(), is_operator: false, address: None };
+                let by = Requester::named("tenant/vision/ada".into(), false);
                 let (rank, command) = (rest[1].parse().unwrap(), rest[2..].join(" "));
                 self.carry_out(&Command::OpenExec { by, job, token, rank, command })
             }
@@ -272,7 +272,7 @@ impl World {
                 let job = self.job_id(rest[0]);
                 let token =
                     self.state().job(job).and_then(|row| row.placement.clone()).expect("a placed job").token;
-                let by = Requester { name: "tenant/vision/ada".into(), is_operator: false, address: None };
+                let by = Requester::named("tenant/vision/ada".into(), false);
                 let (rank, port) = (rest[1].parse().unwrap(), rest[2].parse().unwrap());
                 self.carry_out(&Command::OpenPortForward { by, job, token, rank, port })
             }

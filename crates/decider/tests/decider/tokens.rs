@@ -203,7 +203,7 @@ fn who_is_bound_to_a_tenant_revokes_no_administrator_but_itself() {
     let who = format!("tenant/vision/ada+token/{}", TokenId(1));
     let own = Command::RevokeToken {
         request: request(22),
-        by: Requester { name: who, is_operator: false, address: None },
+        by: Requester::named(who, false),
         acts_for: Some(name("vision")),
         token: TokenId(1),
     };
@@ -271,7 +271,7 @@ fn the_guard_refuses_what_breaks_a_rule() {
         lifetime_ms: order.lifetime_ms,
     };
     let nobody = Requester::default();
-    let wrong = Requester { name: "a b".into(), is_operator: false, address: None };
+    let wrong = Requester::named("a b".into(), false);
     let revoked = |n, token| Decision::TokenRevoked {
         request: key(n),
         by: Requester::default(),

@@ -5,8 +5,8 @@ use muster_decider::{
 };
 use muster_planner::Budget;
 use muster_types::policy::{
-    BackfillPolicy, CountedResource, Guarantee, NonPreemptible, PolicyDraft, Price, QueueChoices, Quota,
-    SpendBudget, TenantPolicy, TenantRights, Window, WindowPurpose, WindowScope,
+    BackfillPolicy, CountedResource, Guarantee, NonPreemptible, OnLimit, PolicyDraft, Price, QueueChoices,
+    Quota, SpendBudget, TenantPolicy, TenantRights, Window, WindowPurpose, WindowScope,
 };
 use muster_types::{JobDraft, LogTime, NodeRequirements, PriorityTier, Submission};
 
@@ -212,6 +212,56 @@ fn what_waits_now_is_looked_at() {
         found.iter().any(|w| w.code.as_str() == "UNLISTED_TENANTS" && w.text.ends_with(": research")),
         "{found:?}"
     );
+}
+
+/// A policy that lists one tenant, with what is changed of it.
+fn limited(limit: fn(&mut TenantPolicy)) -> PolicyDraft {
+    let mut research = TenantPolicy::default();
+    limit(&mut research);
+    tenants(vec![("research", research)])
+}
+
+#[test]
+fn limits_and_weights_that_let_nothing_start_are_named() {
+    let wants =
+        |job: &str, workers| job_draft(job, vec![group("main", workers, Some(accelerators("h100", 8)))]);
+    let batch = JobDraft { tier: PriorityTier::Batch, ..wants("large", 2) };
+    let speculation = cluster(vec![wants("first", 1), wants("second", 1), batch]);
+    let field = "tenants.research.limits.running_jobs";
+    let stops = "none of its jobs would start; 3 of its jobs and of those below it wait now";
+    let draft = limited(|of| of.limits.running_jobs = Some(0));
+    assert_warned(&speculation, draft, &[("TENANT_STARVED", field, stops)]);
+    // It is warned of a tenant without jobs as well: whoever submits one is held.
+    let mut guest = TenantPolicy::default();
+    guest.limits.user.pending_jobs = Some(0);
+    let draft = tenants(vec![("research", TenantPolicy::default()), ("guest", guest)]);
+    let field = "tenants.guest.limits.user.pending_jobs";
+    assert_warned(&speculation, draft, &[("TENANT_STARVED", field, "none of its jobs would be taken")]);
+    let draft = limited(|of| _ = of.tier_submissions.insert(PriorityTier::Batch, 0));
+    let said = "0 submissions with batch jobs in a minute: none would be taken; 1 of its jobs";
+    assert_warned(&speculation, draft, &[("TIER_STARVED", "tenants.research.limits.tiers", said)]);
+    // A tier of which the tenant may name no job is not allowed in any case.
+    let draft = limited(|of| _ = of.tier_submissions.insert(PriorityTier::Critical, 0));
+    assert_warned(&speculation, draft, &[]);
+    // What a job asks for can be above a limit for as long as there is one.
+    let draft = limited(|of| of.limits.user.devices = Some(8));
+    let said = "1 waiting batch jobs of tenant research, such as large, ask for more than limits.user.devices";
+    assert_warned(&speculation, draft, &[("TIER_STARVED", "tenants.research.limits", said)]);
+    let above = |of: &mut TenantPolicy| of.limits.job.devices_max = Some(8);
+    assert_warned(&speculation, limited(above), &[]);
+    let mut draft = limited(above);
+    draft.tenants.values_mut().for_each(|of| of.limits.on_limit = Some(OnLimit::Hold));
+    let said = "such as large, ask for more than limits.job";
+    assert_warned(&speculation, draft, &[("TIER_STARVED", "tenants.research.limits", said)]);
+    // Weights are of account where a sibling has one, and nothing is guaranteed.
+    let weigh = |weight_milli, quotas| TenantPolicy { weight_milli, ..with(quotas) };
+    let other = || ("serving", weigh(1_000, vec![]));
+    let said = "its 3 waiting jobs go behind all those of its siblings";
+    let expected = [("TENANT_STARVED", "tenants.research.weight_milli", said)];
+    assert_warned(&speculation, tenants(vec![("research", weigh(0, vec![])), other()]), &expected);
+    assert_warned(&speculation, tenants(vec![("research", weigh(0, vec![]))]), &[]);
+    let own = vec![quota("h100", None, 16, None, None)];
+    assert_warned(&speculation, tenants(vec![("research", weigh(0, own)), other()]), &[]);
 }
 
 #[test]

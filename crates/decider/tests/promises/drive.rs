@@ -38,7 +38,7 @@ fn bootstrap() -> BootstrapConfig {
 
 /// Who asks for something: the owner of jobs, or an operator.
 fn requester(is_operator: bool) -> Requester {
-    Requester { name: "tenant/lab/ada".to_owned(), is_operator, address: None }
+    Requester::named("tenant/lab/ada".to_owned(), is_operator)
 }
 
 /// The only region of every world.

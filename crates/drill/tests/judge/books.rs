@@ -109,7 +109,7 @@ impl Log {
 
     /// Holds or releases an array.
     fn control(&mut self, control: Control, array: ArrayId, is_operator: bool) {
-        let (request, by) = (self.key(), Requester { name: "lab/ada".into(), is_operator, address: None });
+        let (request, by) = (self.key(), Requester::named("lab/ada".into(), is_operator));
         let (arrays, jobs) = (vec![array], Vec::new());
         self.is_sound(Decision::ArraysControlled { request, by, control, arrays, jobs });
     }

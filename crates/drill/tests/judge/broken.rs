@@ -325,7 +325,7 @@ fn fallback_early(sample: &mut Sample) -> Option<()> {
 }
 
 fn started_held(sample: &mut Sample) -> Option<()> {
-    let by = Requester { name: "tenant/lab/ada".into(), is_operator: false, address: None };
+    let by = Requester::named("tenant/lab/ada".into(), false);
     placed_behind(sample, |job| {
         vec![Decision::JobHoldSet { request: key(1), by: by.clone(), jobs: vec![job], held: true }]
     })
@@ -470,7 +470,7 @@ fn schedule(sample: &Sample, by: &str) -> Option<(ScheduleKey, LogTime, Vec<Deci
     };
     let set = Decision::ScheduleSet {
         request: key(6),
-        by: Requester { name: by.into(), is_operator: true, address: None },
+        by: Requester::named(by.into(), true),
         acts_for: None,
         role: None,
         schedule: Box::new(asked),

@@ -109,7 +109,7 @@ mod tests {
             };
             let order = ScheduleOrder {
                 request: RequestId(number as u128),
-                by: Requester { name: "admin/ops".to_owned(), is_operator: true, address: None },
+                by: Requester::named("admin/ops".to_owned(), true),
                 acts_for: None,
                 role: None,
                 schedule,

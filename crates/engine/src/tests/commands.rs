@@ -342,7 +342,7 @@ fn schedule_order(request: u128, text: &str) -> Command {
     };
     Command::SetSchedule(Box::new(ScheduleOrder {
         request: RequestId(request),
-        by: Requester { name: "admin/ops".to_owned(), is_operator: true, address: None },
+        by: Requester::named("admin/ops".to_owned(), true),
         acts_for: None,
         role: None,
         schedule,

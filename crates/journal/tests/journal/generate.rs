@@ -511,8 +511,8 @@ fn part() -> impl Strategy<Value = SubmittedPart> {
 
 /// Who asks for something.
 fn requester() -> impl Strategy<Value = Requester> {
-    ("[a-z/]{0,9}", any::<bool>(), option::of(any::<std::net::IpAddr>()))
-        .prop_map(|(name, is_operator, address)| Requester { name, is_operator, address })
+    ("[a-z/]{0,9}", any::<bool>(), option::of(any::<std::net::IpAddr>()), option::of(name()))
+        .prop_map(|(name, is_operator, address, role)| Requester { name, is_operator, address, role })
 }
 
 /// What concerns arrays; each strategy here is one variant.

@@ -8,7 +8,7 @@ use muster_journal::{
 use muster_types::NodeSpec;
 use muster_types::{
     Accelerators, DeviceSet, JobDraft, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, QueueKey, ReplicaId,
-    RequestId, TaskGroup, WorkerRequest,
+    RequestId, Requester, TaskGroup, WorkerRequest,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -22,6 +22,28 @@ const HEADER_BYTES: usize = 14;
 /// As a binary that is not held back decodes.
 fn decode(bytes: &[u8]) -> Result<Round, DecodeError> {
     decode_round(bytes, FORMAT_MAX)
+}
+
+/// Records are written for each submission: what is not known of who asked takes no space in them.
+#[test]
+fn a_requester_takes_bytes_only_for_what_is_known_of_it() {
+    let plain = Requester::named("tenant/lab/ada".to_owned(), false);
+    let from = Requester { address: Some([192, 0, 2, 7].into()), ..plain.clone() };
+    let role = Name::new("on-call");
+    let whole = Requester { role: role.clone(), is_operator: true, ..from.clone() };
+    let with_role = Requester { role, ..plain.clone() };
+    let (address, role) = (5, 8);
+    let lengths =
+        [(&plain, 16), (&from, 16 + address), (&with_role, 16 + role), (&whole, 16 + address + role)];
+    for (by, length) in lengths {
+        let mut bytes = canonical(by);
+        assert_eq!(bytes.len(), length, "{by:?}");
+        assert_eq!(from_canonical::<Requester>(&bytes).as_ref(), Some(by));
+        assert_eq!(from_canonical::<Requester>(&bytes[..length - 1]), None, "a part is missing");
+        // Bits that mean nothing are no other spelling of the same.
+        bytes[15] |= 8;
+        assert_eq!(from_canonical::<Requester>(&bytes), None, "{by:?}");
+    }
 }
 
 proptest! {

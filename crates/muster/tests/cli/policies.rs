@@ -25,6 +25,7 @@ fn a_policy_is_checked_set_and_shown_as_a_file() {
     assert!(ran.err.contains("next: `muster policy show -o yaml`"), "{}", ran.err);
     let ran = muster(&fake, &["policy", "set", &file, "--expect-version", "0"]);
     assert_eq!((ran.code, ran.out.as_str()), (0, "41\n"), "{}", ran.err);
+    assert_eq!(ran.err.matches("UNKNOWN_TYPE").count(), 1, "it is told before it is set: {}", ran.err);
     let first = fake.book.lock().policy.clone().unwrap();
     // What is shown as a file can be set again, and is the same policy.
     let shown = muster(&fake, &["policy", "show", "-o", "yaml"]);
@@ -76,9 +77,12 @@ fn parts_of_a_policy_are_set_and_the_others_stay() {
 
 #[test]
 fn a_report_of_cost_refuses_what_it_could_not_show() {
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 8] = [
         (&["--form", "focus", "--by", "tenant"], "--by can only add job"),
         (&["--form", "html", "-o", "json"], "two forms of one report"),
+        (&["--form", "csv", "-o", "csv"], "two forms of one report"),
+        // It is a form of reports, so that only the archive is missing.
+        (&["-o", "csv"], "nowhere"),
         (&["--by", "price"], "invalid value 'price'"),
         (&["--form", "pdf"], "invalid value 'pdf'"),
         (&["--from", "yesterday"], "yesterday"),
@@ -90,6 +94,8 @@ fn a_report_of_cost_refuses_what_it_could_not_show() {
         assert!(ran.code != 0 && ran.out.is_empty(), "{more:?}: {}", ran.out);
         assert!(ran.err.contains(part), "{more:?}: {}", ran.err);
     }
+    let ran = finish(command("127.0.0.1:1", &["policy", "show", "-o", "csv"]));
+    assert!(ran.code == 2 && ran.err.contains("-o csv is for muster report"), "{}", ran.err);
 }
 
 #[test]

@@ -66,6 +66,7 @@ impl CallCounts {
             last_time: time(row.last),
             replica: replica.0,
             caller: caller.to_string(),
+            role: caller.role_name().unwrap_or_default().to_owned(),
             address: row.address.to_string(),
             call: call.to_owned(),
             code: code.to_owned(),
@@ -103,8 +104,8 @@ fn time(at: SystemTime) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use muster_transport::{PeerName, Role, ShortName};
-    use muster_types::ClusterId;
+    use muster_transport::{PeerName, Role, ShortName, TokenHolder};
+    use muster_types::{ClusterId, TokenId, TokenRole};
     use serde_json::Value;
     use std::time::Duration;
 
@@ -158,7 +159,32 @@ mod tests {
         assert_eq!(told[0]["lastTime"], "2023-11-14T22:14:09Z");
         assert_eq!((told[0]["address"].as_str(), told[0]["replica"].as_u64()), (Some("192.0.2.49"), Some(2)));
         assert_eq!(told[0]["reason"], "no\n\"49\"", "the last one");
+        assert_eq!(told[0]["role"], "client", "the kind of its certificate");
         assert!(lines(&mut counted, 0).is_empty(), "they were taken");
+    }
+
+    #[test]
+    fn a_line_says_with_which_role_somebody_called() {
+        let short = |text| ShortName::new(text).expect("a name");
+        let signed_in = |own_role: Option<&str>, id| {
+            let caller = Principal::Token(TokenHolder {
+                cluster: ClusterId(1),
+                id: TokenId(id),
+                role: TokenRole::Submitter,
+                tenant: Some(short("vision")),
+                user: short("ada"),
+                own_role: own_role.map(short),
+                issuer: Some(short("corp")),
+            });
+            RecordedCall { caller, ..call("ada", "S/Cancel", "PERMISSION_DENIED", id) }
+        };
+        let mut counted = CallCounts::default();
+        for call in [signed_in(None, 1), signed_in(Some("ci"), 2), signed_in(Some("ci"), 3)] {
+            counted.add(call);
+        }
+        let told = lines(&mut counted, 0);
+        let roles: Vec<(&Value, &Value)> = told.iter().map(|line| (&line["role"], &line["count"])).collect();
+        assert_eq!(serde_json::json!(roles), serde_json::json!([["submitter", 1], ["ci", 2]]));
     }
 
     #[test]

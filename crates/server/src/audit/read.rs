@@ -42,6 +42,7 @@ fn calls(line: DeniedLine) -> DeniedCalls {
         first_ms: line.time.as_deref().and_then(ms),
         last_ms: line.last_time.as_deref().and_then(ms),
         caller: line.caller,
+        role: line.role,
         address: line.address,
         call: line.call,
         code: line.code,

@@ -78,7 +78,7 @@ pub(super) async fn give_up_all(client: &Client) {
 
 fn requester(is_operator: bool) -> Requester {
     let name = if is_operator { "admin/ops" } else { "tenant/free/ada" };
-    Requester { name: name.to_owned(), is_operator, address: None }
+    Requester::named(name.to_owned(), is_operator)
 }
 
 /// Mostly nobody's in particular; else the tenant's own, and now and then another's.
@@ -230,7 +230,7 @@ fn owner(state: &State) -> Requester {
         Some(token) => format!("{SCHEDULE_OWNER}+token/{token}"),
         None => SCHEDULE_OWNER.to_owned(),
     };
-    Requester { name, is_operator: false, address: None }
+    Requester::named(name, false)
 }
 
 /// Every minute; now and then in a zone that there is not.

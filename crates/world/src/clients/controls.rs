@@ -100,7 +100,7 @@ fn order(
     (is_found, is_operator): (bool, bool),
 ) -> Command {
     let name = if is_operator { "admin/ops" } else { "tenant/free/ada" }.to_owned();
-    let by = Requester { name, is_operator, address: None };
+    let by = Requester::named(name, is_operator);
     let selection = JobSelection { is_found, arrays: selected.arrays, ..JobSelection::named(selected.jobs) };
     let order = ControlOrder { acts_for: None, request, by, control, selection };
     Command::Control(Box::new(order))
@@ -167,7 +167,7 @@ fn modify(client: &Client, job: JobId) -> Command {
     let other = if is_strange(client, 500) { moved(client) } else { None };
     let changes = other.unwrap_or_else(usual_changes);
     changes.iter().for_each(|change| client.cluster.site.checks.sent(change.field()));
-    let by = Requester { name: "tenant/free/ada".to_owned(), is_operator: false, address: None };
+    let by = Requester::named("tenant/free/ada".to_owned(), false);
     // A version that was read long ago.
     let old = JobVersion { generation: 1, changed_at: LogIndex(1) };
     let expected = is_strange(client, 80).then_some(old);

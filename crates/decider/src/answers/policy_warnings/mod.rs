@@ -16,6 +16,7 @@ use muster_types::{JobSpec, Name, PriorityTier};
 mod change;
 mod isolation;
 mod queues;
+mod starved;
 
 /// Most warnings of one policy.
 pub const POLICY_WARNINGS_MAX: usize = 64;
@@ -38,6 +39,10 @@ pub enum PolicyWarningCode {
     TenantWithoutDevices,
     /// No node is among those that a tenant's jobs run on, or all of them are kept for others.
     TenantWithoutNodes,
+    /// A limit or a weight would keep a tenant's jobs from being taken or from starting.
+    TenantStarved,
+    /// The same of a tenant's jobs of one tier.
+    TierStarved,
     /// It refuses a tenant's ordinary jobs.
     OrdinaryJobsRefused,
     /// Jobs wait that ask for more than a quota can ever give.
@@ -94,6 +99,8 @@ impl PolicyWarningCode {
             PolicyWarningCode::NoIsolatedNode => "NO_ISOLATED_NODE",
             PolicyWarningCode::TenantWithoutDevices => "TENANT_WITHOUT_DEVICES",
             PolicyWarningCode::TenantWithoutNodes => "TENANT_WITHOUT_NODES",
+            PolicyWarningCode::TenantStarved => "TENANT_STARVED",
+            PolicyWarningCode::TierStarved => "TIER_STARVED",
             PolicyWarningCode::OrdinaryJobsRefused => "ORDINARY_JOBS_REFUSED",
             PolicyWarningCode::GangAboveQuota => "GANG_ABOVE_QUOTA",
             PolicyWarningCode::WaitingWithoutRight => "WAITING_WITHOUT_RIGHT",
@@ -167,6 +174,7 @@ pub fn policy_warnings(state: &State, policy: &Policy) -> PolicyWarnings {
     look.reserved();
     queues::spends(&mut look);
     look.waiting();
+    starved::look_at(&mut look);
     look.unlisted();
     change::look_at(&mut look);
     let mut found = look.found;

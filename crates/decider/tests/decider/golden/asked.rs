@@ -20,7 +20,7 @@ pub(super) fn book(run: &mut Run) {
     let start = run.speculation.now().plus_ms(60_000);
     let once = BookingTimes::once(start, 60_000);
     let nightly = once.clone().every(1, 2);
-    let by = Requester { name: "admin/ops".into(), is_operator: true, address: None };
+    let by = Requester::named("admin/ops".into(), true);
     for (text, shape, times) in
         [("nightly", chosen, nightly), ("named", BookingShape::Nodes(vec![name("book-b")]), once)]
     {
@@ -54,7 +54,7 @@ pub(super) fn book(run: &mut Run) {
 
 /// A cluster that is held until further notice, and a region whose hold is over.
 fn hold(run: &mut Run) {
-    let by = Requester { name: "admin/ops".into(), is_operator: true, address: None };
+    let by = Requester::named("admin/ops".into(), true);
     let nowhere = HoldTarget::Part(FleetPart { region: Some(name("nowhere")), cluster: None });
     for (target, until) in [
         (HoldTarget::Part(FleetPart { region: None, cluster: Some(name("nowhere")) }), None),
@@ -99,7 +99,7 @@ pub(super) fn fall_back(run: &mut Run) {
 
 /// Bearer tokens of two roles, one of them revoked.
 pub(super) fn grant_tokens(run: &mut Run) {
-    let by = Requester { name: "admin/ops".into(), is_operator: true, address: None };
+    let by = Requester::named("admin/ops".into(), true);
     for (id, role) in [(7, TokenRole::Viewer), (u64::MAX, TokenRole::Admin)] {
         let request = run.next_request();
         let text = role.name();
@@ -130,7 +130,7 @@ pub(super) fn grant_tokens(run: &mut Run) {
 
 /// Schedules: one that makes a job and is suspended, and one that is deleted.
 fn keep_schedules(run: &mut Run) {
-    let by = Requester { name: "admin/ops".into(), is_operator: true, address: None };
+    let by = Requester::named("admin/ops".into(), true);
     let key = |text: &str| ScheduleKey { tenant: name("research"), name: name(text) };
     for text in ["nightly", "weekly"] {
         let schedule = Schedule {
@@ -167,7 +167,7 @@ fn keep_schedules(run: &mut Run) {
 
 /// Requests for quota that are approved, denied and left, and a grant that ends.
 pub(super) fn grant_quota(run: &mut Run) {
-    let by = Requester { name: "admin/ops".into(), is_operator: true, address: None };
+    let by = Requester::named("admin/ops".into(), true);
     let now = run.speculation.now();
     let grant = |milli, ms| QuotaGrant {
         tenant: name("research"),

@@ -75,10 +75,10 @@ impl World {
     /// Who asks: the operators, or with `as=TENANT` who acts for a tenant.
     fn booker(&self, words: &[&str]) -> (Requester, Option<Name>) {
         match self.number(words, "as=") {
-            None => (Requester { name: "admin/ada".to_owned(), is_operator: true, address: None }, None),
+            None => (Requester::named("admin/ada".to_owned(), true), None),
             Some(tenant) => {
                 let who = format!("tenant/{tenant}/bob");
-                let by = Requester { name: who, is_operator: false, address: None };
+                let by = Requester::named(who, false);
                 (by, Some(name(tenant)))
             }
         }

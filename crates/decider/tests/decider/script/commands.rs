@@ -235,7 +235,7 @@ impl World {
                 (None, None) => _ = change.set_taints.insert(name(word)),
             }
         }
-        let by = Requester { name: "admin/ada".to_owned(), is_operator: true, address: None };
+        let by = Requester::named("admin/ada".to_owned(), true);
         Command::SetNodeOverrides(Box::new(OverridesOrder { request, by, node, change }))
     }
 

@@ -67,7 +67,8 @@ impl World {
     /// `by=NAME` who asks, an operator where it is `by=admin/…`.
     pub(super) fn requester(&self, words: &[&str]) -> Requester {
         let name = self.number(words, "by=").unwrap_or_default().to_owned();
-        Requester { is_operator: name.starts_with("admin/"), name, address: None }
+        let is_operator = name.starts_with("admin/");
+        Requester::named(name, is_operator)
     }
 
     /// `hold JOB... [by=NAME] [found]`, and `resume` for a release: of jobs that a selector found, those that it cannot be asked of are passed over.

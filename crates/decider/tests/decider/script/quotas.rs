@@ -100,8 +100,8 @@ fn who(tenant: Option<&str>) -> (Requester, Option<muster_types::Name>) {
     match tenant {
         Some(tenant) => {
             let who = format!("tenant/{tenant}/ada");
-            (Requester { name: who, is_operator: false, address: None }, Some(name(tenant)))
+            (Requester::named(who, false), Some(name(tenant)))
         }
-        None => (Requester { name: "admin/ops".to_owned(), is_operator: true, address: None }, None),
+        None => (Requester::named("admin/ops".to_owned(), true), None),
     }
 }
