@@ -12,11 +12,19 @@ const CRATES: [&str; 10] =
     ["agent", "api", "archive", "consensus", "engine", "muster", "notify", "server", "store", "traces"];
 
 /// Names that a field does not have, and the one that it has instead.
-const FORMER: [(&str, &str); 12] = [
+const FORMER: [(&str, &str); 20] = [
     ("index", "log_index, or raft_index"),
     ("idx", "log_index"),
     ("first_index", "log_index"),
     ("record_index", "log_index"),
+    ("from", "first_log_index"),
+    ("through", "last_log_index"),
+    ("delivered", "log_index, first_log_index or last_log_index"),
+    ("floor", "first_log_index"),
+    ("oldest", "first_log_index"),
+    ("newest", "last_log_index"),
+    ("first_record", "first_log_index"),
+    ("last_record", "last_log_index"),
     ("job_id", "job"),
     ("job_name", "job"),
     ("node_id", "node"),

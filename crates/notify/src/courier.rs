@@ -198,7 +198,7 @@ impl Courier {
         };
         skip(&mut self.delivery.progress, floor);
         let skipped = self.delivery.progress.skipped;
-        tracing::warn!(receiver = %self.receiver.name, %delivered, %floor, skipped, "records behind which a receiver stood are not kept any more");
+        tracing::warn!(receiver = %self.receiver.name, first_log_index = %delivered.next(), last_log_index = %floor, skipped, "records behind which a receiver stood are not kept any more");
         self.publish();
     }
 
