@@ -45,7 +45,7 @@ async fn a_line_is_an_object_whose_fields_are_those_of_the_guide() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_line_of_an_agent_about_a_worker_has_its_job_and_node() {
-    let cluster = Cluster::start(1).await;
+    let mut cluster = Cluster::start(1).await;
     let endpoints = cluster.shown_endpoints();
     let as_json = |_: &str, _| "log_format = \"json\"\n".to_owned();
     let agents = Agents::start_with(&cluster, &["h1"], |_| endpoints.clone(), as_json).await;
