@@ -91,6 +91,7 @@ fn of_storage(engine: &Engine, facts: &mut ReplicaFacts) {
     let reports = engine.consensus().peer_reports();
     if let Some(report) = reports.borrow().get(&own) {
         facts.storage_free_bytes = Some(report.storage.free_bytes);
+        facts.log_bytes = Some(report.storage.log_bytes);
         facts.stalled_ms = report.storage.stalled_ms;
     }
     let inbox = engine.inbox();

@@ -25,6 +25,8 @@ pub struct ReplicaFacts {
     pub applied_index: u64,
     /// End of the newest snapshot.
     pub snapshot_index: u64,
+    /// Bytes of disk that its Raft log has.
+    pub log_bytes: Option<u64>,
     /// Since when it has not heard a leader, in milliseconds.
     pub leader_silent_ms: Option<u64>,
     /// Since when no quorum has answered it, in milliseconds.

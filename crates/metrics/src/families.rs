@@ -62,6 +62,8 @@ families! {
     COMMITTED_INDEX = "muster_raft_committed_index" Gauge [] "The last entry this replica knows to be committed";
     APPLIED_INDEX = "muster_raft_applied_index" Gauge [] "The last entry this replica applied";
     SNAPSHOT_INDEX = "muster_raft_snapshot_index" Gauge [] "Where the newest snapshot of this replica ends";
+    LOG_BYTES = "muster_raft_log_bytes" Gauge [] "Bytes of disk that the Raft log of this replica has, with what is reserved for the next entries";
+    LOG_APPENDED = "muster_raft_log_appended_bytes" Counter [] "Bytes of entries that this replica has put into its Raft log and flushed to disk";
     LEADER_SILENT = "muster_raft_leader_silent_seconds" Gauge [] "How long ago this replica last heard a leader; absent on the leader";
     QUORUM_SILENT = "muster_raft_quorum_silent_seconds" Gauge [] "How long ago a quorum last answered this leader; absent elsewhere";
     PEER_LAG = "muster_raft_peer_lag_entries" Gauge ["replica"] "Entries by which a replica is behind the leader; on the leader alone";

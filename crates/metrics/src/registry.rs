@@ -42,6 +42,7 @@ pub struct ReplicaMetrics {
     decisions: DecisionCounts,
     proposals: Histogram,
     flushes: Histogram,
+    appended: Counter,
     rounds: Histogram,
 }
 
@@ -55,6 +56,7 @@ impl Default for ReplicaMetrics {
             decisions: DecisionCounts::default(),
             proposals: Histogram::new(SHORT_BUCKETS_S),
             flushes: Histogram::new(SHORT_BUCKETS_S),
+            appended: Counter::default(),
             rounds: Histogram::new(SHORT_BUCKETS_S),
         }
     }
@@ -113,6 +115,11 @@ impl ReplicaMetrics {
         self.flushes.observe(took.as_secs_f64());
     }
 
+    /// Entries of so many bytes are durable in the log.
+    pub fn appended(&self, bytes: u64) {
+        self.appended.inc_by(bytes);
+    }
+
     /// A round was decided.
     pub fn round_decided(&self, took: Duration) {
         self.rounds.observe(took.as_secs_f64());
@@ -134,6 +141,8 @@ impl ReplicaMetrics {
         registry.register(seconds.name, seconds.help, self.seconds.clone());
         registry.register(open.name, open.help, self.open.clone());
         registry.register(refusals.name, refusals.help, self.refusals.clone());
+        let appended = families::LOG_APPENDED;
+        registry.register(appended.name, appended.help, self.appended.clone());
         self.decisions.register(&mut registry);
         for (family, durations) in [
             (families::PROPOSAL_SECONDS, &self.proposals),
@@ -179,6 +188,7 @@ fn replica(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
         one(families::COMMITTED_INDEX, count(facts.committed_index)),
         one(families::APPLIED_INDEX, count(facts.applied_index)),
         one(families::SNAPSHOT_INDEX, count(facts.snapshot_index)),
+        Rows::one(families::LOG_BYTES, facts.log_bytes.map(count)),
         Rows::one(families::LEADER_SILENT, facts.leader_silent_ms.map(units)),
         Rows::one(families::QUORUM_SILENT, facts.quorum_silent_ms.map(units)),
         one(families::REJOINING, truth(facts.is_rejoining)),
@@ -357,6 +367,7 @@ mod tests {
         ReplicaFacts {
             version: "1.2.3".to_owned(),
             is_leader: true,
+            log_bytes: Some(96 << 20),
             leader_silent_ms: Some(1_500),
             quorum_silent_ms: Some(10),
             peer_lag_entries: Some(vec![("2".to_owned(), 7)]),
@@ -433,6 +444,7 @@ mod tests {
         let escaped = r#"vision \"lab\"\n"#;
         for (series, wanted) in [
             ("muster_raft_leader_silent_seconds", "1.5"),
+            ("muster_raft_log_bytes", "100663296.0"),
             (r#"muster_inbox_commands{lane="clients"}"#, "3.0"),
             (r#"muster_jobs_pending{reason="held"}"#, "2.0"),
             ("process_cpu_seconds_total", "1.25"),
@@ -476,6 +488,8 @@ mod tests {
     fn durations_of_a_leader_have_buckets_below_a_millisecond() {
         let metrics = ReplicaMetrics::default();
         metrics.flushed(Duration::from_micros(350));
+        metrics.appended(4_096);
+        metrics.appended(512);
         metrics.proposal_applied(Duration::from_millis(3));
         metrics.round_decided(Duration::from_micros(40));
         let text = metrics.scrape(ReplicaFacts::default());
@@ -483,6 +497,7 @@ mod tests {
             (r#"muster_storage_flush_duration_seconds_bucket{le="0.00025"}"#, "0"),
             (r#"muster_storage_flush_duration_seconds_bucket{le="0.0005"}"#, "1"),
             ("muster_storage_flush_duration_seconds_sum", "0.00035"),
+            ("muster_raft_log_appended_bytes_total", "4608"),
             (r#"muster_raft_proposal_duration_seconds_bucket{le="0.005"}"#, "1"),
             (r#"muster_rounds_duration_seconds_bucket{le="0.0001"}"#, "1"),
         ] {

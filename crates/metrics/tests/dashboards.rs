@@ -295,6 +295,12 @@ const DASHBOARDS: &[Dashboard] = &[
                 &[("{{instance}} {{lane}}", "muster_inbox_commands")],
             ),
             Panel("Free disk", "bytes", &[("{{instance}}", "muster_storage_free_bytes")]),
+            Panel("Log on disk", "bytes", &[("{{instance}}", "muster_raft_log_bytes")]),
+            Panel(
+                "Bytes of entries that reach the log per second",
+                "Bps",
+                &[("{{instance}}", "rate(muster_raft_log_appended_bytes_total[5m])")],
+            ),
             Panel(
                 "Entries since the last snapshot",
                 "short",
