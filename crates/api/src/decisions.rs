@@ -85,6 +85,8 @@ struct DecisionFacts {
     /// A gang of which a worker had not started so far.
     starting: Option<JobId>,
     stopped: Vec<&'static str>,
+    /// Why a gang whose workers have all ended was told to stop, and when.
+    ended: Option<(&'static str, LogTime)>,
     failed: Option<FailureClass>,
     finished: Option<&'static str>,
     lost: Option<&'static str>,
@@ -118,7 +120,7 @@ impl DecisionObserver {
     }
 
     fn count(&self, state: &State, applied: &Applied) {
-        let DecisionFacts { name, submitted, placed, starting, stopped, failed, finished, lost } =
+        let DecisionFacts { name, submitted, placed, starting, stopped, ended, failed, finished, lost } =
             &self.facts;
         let counts = &self.counts;
         counts.record(name);
@@ -134,6 +136,9 @@ impl DecisionObserver {
             counts.started(tier.as_str(), Duration::from_millis(took_ms));
         }
         stopped.iter().for_each(|cause| counts.stopped(cause));
+        if let Some((cause, since)) = ended {
+            counts.ended(cause, Duration::from_millis(state.log_time().0.saturating_sub(since.0)));
+        }
         if let Some(class) = failed {
             counts.failed(class.as_str());
         }
@@ -159,6 +164,12 @@ fn waits_since(state: &State, job: JobId) -> Option<(PriorityTier, LogTime)> {
     let is_held_back = !spec.dependencies.is_empty() || spec.not_before.is_some();
     let since = state.times(job).waits_since.or((!is_held_back).then_some(row.submitted_at))?;
     Some((spec.tier, since))
+}
+
+/// Why a gang is being stopped and since when; none for a job of which nothing is.
+fn stopping(state: &State, job: JobId) -> Option<(&'static str, LogTime)> {
+    let Phase::Stopping(cause) = &state.job(job)?.phase else { return None };
+    Some((stop_cause(cause), state.times(job).stopping_since?))
 }
 
 fn rearranged(cause: &RearrangeCause) -> &'static str {
@@ -210,7 +221,9 @@ impl Observer for DecisionObserver {
                 facts.stopped.extend(jobs.iter().map(|_| stop_cause(&cause)));
             }
             Decision::AttemptFailed { class, .. } => facts.failed = Some(*class),
-            Decision::JobFinished { outcome, .. } => {
+            Decision::JobRequeued { job, .. } => facts.ended = stopping(state, *job),
+            Decision::JobFinished { job, outcome } => {
+                facts.ended = stopping(state, *job);
                 facts.finished = Some(match outcome {
                     Outcome::Succeeded => "succeeded",
                     Outcome::Failed { .. } => "failed",

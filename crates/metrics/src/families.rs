@@ -81,6 +81,7 @@ families! {
     QUEUE_SECONDS = "muster_job_queue_duration_seconds" Histogram ["tier"] "From submission, or a requeue, to placement; without jobs that other jobs or a time hold back";
     START_SECONDS = "muster_job_start_duration_seconds" Histogram ["tier"] "From the placement of a gang until every worker has started";
     STOPPED = "muster_gangs_stopped" Counter ["cause"] "Gangs that were told to stop before their end";
+    STOP_SECONDS = "muster_gang_stop_duration_seconds" Histogram ["cause"] "From the order to stop a gang until all of its workers have ended";
     FAILED = "muster_attempts_failed" Counter ["class"] "Attempts that ended before their work was done";
     FINISHED = "muster_jobs_finished" Counter ["outcome"] "Jobs that ended";
     LOST = "muster_nodes_lost" Counter ["cause"] "Nodes that were declared lost";

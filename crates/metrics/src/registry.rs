@@ -540,7 +540,7 @@ mod tests {
         let decisions = metrics.decisions();
         decisions.begin(DecisionLabels {
             tiers: &["batch", "production"],
-            stop_causes: &["preempted"],
+            stop_causes: &["preempted", "cancelled"],
             failure_classes: &[],
             outcomes: &[],
             loss_causes: &[],
@@ -548,6 +548,7 @@ mod tests {
         decisions.submitted("batch", 3);
         decisions.placed("batch", Duration::from_secs(90));
         decisions.started("production", Duration::from_millis(300));
+        decisions.ended("preempted", Duration::from_secs(20));
         let text = metrics.scrape(ReplicaFacts::default());
         for (series, wanted) in [
             (r#"muster_jobs_submitted_total{tier="batch"}"#, "3"),
@@ -557,6 +558,9 @@ mod tests {
             (r#"muster_job_queue_duration_seconds_bucket{le="300.0",tier="batch"}"#, "1"),
             (r#"muster_job_start_duration_seconds_count{tier="production"}"#, "1"),
             (r#"muster_job_start_duration_seconds_count{tier="batch"}"#, "0"),
+            (r#"muster_gang_stop_duration_seconds_bucket{le="15.0",cause="preempted"}"#, "0"),
+            (r#"muster_gang_stop_duration_seconds_bucket{le="60.0",cause="preempted"}"#, "1"),
+            (r#"muster_gang_stop_duration_seconds_count{cause="cancelled"}"#, "0"),
         ] {
             assert_eq!(value(&text, series), Some(wanted), "{series} in {text}");
         }

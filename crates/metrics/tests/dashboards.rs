@@ -163,6 +163,14 @@ const DASHBOARDS: &[Dashboard] = &[
                 &[("{{cause}}", "max by (cause) (increase(muster_gangs_stopped_total[1h]))")],
             ),
             Panel(
+                "From the order to stop a gang until it has ended, p90",
+                "s",
+                &[(
+                    "{{cause}}",
+                    "histogram_quantile(0.9, max by (cause, le) (increase(muster_gang_stop_duration_seconds_bucket[1h])))",
+                )],
+            ),
+            Panel(
                 "What fair share goes by: those with most",
                 "percentunit",
                 &[("{{tenant}}", "topk(10, max by (tenant) (muster_tenant_share))")],
