@@ -105,6 +105,7 @@ families! {
     DEVICES = "muster_accelerators" Gauge ["region", "cluster", "type"] "Accelerators of registered nodes, in whatever state these are";
     DEVICES_USED = "muster_accelerators_used" Gauge ["type"] "Accelerators, and shares of them, that jobs hold or that are kept for jobs while others stop";
     DEVICES_STATE = "muster_accelerators_by_state" Gauge ["region", "type", "state"] "Accelerators by state; those of cordoned and lost nodes count there also while jobs hold them";
+    DEVICES_STRANDED = "muster_accelerators_stranded" Gauge ["region", "type", "cause"] "Free accelerators by why no job has them: reserved, part_used, unplaced, no_demand";
     DEVICES_FREE = "muster_accelerators_free" Gauge ["region", "cluster", "type"] "Accelerators, and shares of them, that are free on nodes that take jobs";
     DEVICE_PRICE = "muster_accelerator_price_dollars" Gauge ["region", "cluster", "type"] "Price of an accelerator for an hour by which decisions compare places; absent where the policy has none";
     DEVICES_IDLE = "muster_accelerators_idle" Gauge ["region", "cluster", "type"] "Accelerators that are free as a whole on nodes that take jobs";

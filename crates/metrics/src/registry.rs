@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::calls::{CallLabels, CallSeries, MethodLabel, RefusalLabels};
 use crate::decisions::DecisionCounts;
-use crate::facts::{QuotaFacts, ReplicaFacts, StateFacts, TenantFacts, UsedFacts};
+use crate::facts::{QuotaFacts, ReplicaFacts, StateFacts, StrandedFacts, TenantFacts, UsedFacts};
 use crate::families;
 use crate::rows::{self, Rows, count, truth, units};
 
@@ -264,12 +264,16 @@ fn fleet(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
     for StateFacts { region, kind, state, milli } in &facts.states {
         states.row([region, kind, state], units(*milli));
     }
+    let mut stranded = Rows::new(families::DEVICES_STRANDED);
+    for StrandedFacts { region, kind, cause, milli } in &facts.stranded {
+        stranded.row([region, kind, cause], units(*milli));
+    }
     let sessions = Rows::one(families::SESSIONS, facts.sessions.map(count));
     let restricted = Rows::one(families::NODES_RESTRICTED, Some(count(facts.nodes_restricted)));
     let pending = Rows::one(families::NODES_PENDING, Some(count(facts.nodes_awaiting_admission)));
     vec![
-        jobs, held_back, nodes, restricted, sessions, pending, total, used, states, free, idle, of_rack,
-        price,
+        jobs, held_back, nodes, restricted, sessions, pending, total, used, states, stranded, free, idle,
+        of_rack, price,
     ]
 }
 
@@ -374,6 +378,7 @@ mod tests {
             tenants: vec![tenant],
             used: vec![UsedFacts { milli: 2_500, ..UsedFacts::default() }],
             states: vec![StateFacts { state: "starting", milli: 1_500, ..StateFacts::default() }],
+            stranded: vec![StrandedFacts { cause: "unplaced", milli: 2_500, ..StrandedFacts::default() }],
             sessions: Some(7),
             pools: vec![PoolFacts {
                 total: 16,
@@ -451,6 +456,7 @@ mod tests {
             (r#"muster_raft_peer_lag_entries{replica="2"}"#, "7.0"),
             (r#"muster_accelerators_used{type=""}"#, "2.5"),
             (r#"muster_accelerators_by_state{region="",type="",state="starting"}"#, "1.5"),
+            (r#"muster_accelerators_stranded{region="",type="",cause="unplaced"}"#, "2.5"),
             ("muster_sessions", "7.0"),
             (
                 &format!(r#"muster_quota_borrowed_accelerators{{tenant="{escaped}",type="h100",region=""}}"#),

@@ -66,6 +66,14 @@ const DASHBOARDS: &[Dashboard] = &[
                 )],
             ),
             Panel(
+                "Free accelerators by why no job has them",
+                "short",
+                &[(
+                    "{{type}} {{cause}}",
+                    "max by (type, cause) (sum by (instance, type, cause) (muster_accelerators_stranded))",
+                )],
+            ),
+            Panel(
                 "Share of the free accelerators that the best rack has",
                 "percentunit",
                 &[(
