@@ -268,7 +268,7 @@ mod tests {
     };
 
     /// A cluster whose records an observer hears as a replica that applies them does.
-    struct Observed {
+    struct ObservedCluster {
         speculation: Speculation,
         state: State,
         observer: DecisionObserver,
@@ -276,9 +276,9 @@ mod tests {
         begun_ms: u64,
     }
 
-    impl Observed {
+    impl ObservedCluster {
         /// From now on, because records from before an observer began are not counted.
-        fn begin() -> Observed {
+        fn begin() -> ObservedCluster {
             let metrics = ReplicaMetrics::default();
             let observer = DecisionObserver::new(metrics.decisions().clone());
             let begun = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970");
@@ -287,14 +287,14 @@ mod tests {
             let leadership = Leadership { term: 1, replica: ReplicaId(1) };
             let now = LogTime(begun_ms + 1_000);
             let speculation = Speculation::begin(State::default(), leadership, now, founding);
-            Observed { speculation, state: State::default(), observer, metrics, begun_ms }
+            ObservedCluster { speculation, state: State::default(), observer, metrics, begun_ms }
         }
 
         fn run(&mut self, command: &Command) -> Answer {
             handle(&mut self.speculation, command).unwrap_or_else(|refusal| panic!("{command:?}: {refusal:?}"))
         }
 
-        /// What was decided so far is applied, and it is so many seconds after the beginning.
+        /// What was decided so far is applied, and it is this number of seconds after the beginning.
         fn at(&mut self, seconds: u64) {
             settle_all(&mut self.speculation);
             while let Some(round) = self.speculation.take_round() {
@@ -335,7 +335,7 @@ mod tests {
         };
         let group = TaskGroup::new(name("main"), 1, vec!["train".to_owned()], request);
         let spec = JobDraft::new(name("train"), name("vision"), vec![group]).check().expect("a job");
-        let mut observed = Observed::begin();
+        let mut observed = ObservedCluster::begin();
         let holder = HolderId(1);
         observed.run(&Command::Register { spec: host("h1"), holder, other_session_is_over: true });
         let submit = Command::submit(RequestId(1), vec![Submission::from(spec)].into());

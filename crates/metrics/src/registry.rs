@@ -115,7 +115,7 @@ impl ReplicaMetrics {
         self.flushes.observe(took.as_secs_f64());
     }
 
-    /// Entries of so many bytes are durable in the log.
+    /// Entries with this number of bytes are durable in the log.
     pub fn appended(&self, bytes: u64) {
         self.appended.inc_by(bytes);
     }

@@ -58,7 +58,7 @@ pub fn log_to_stderr(usual: &str, format: LogFormat) {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(usual));
     let lines =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(Lines::default()).with_ansi(false);
-    let of_node = OfNode { format, node: &NODE, inner: () };
+    let of_node = NodeFormat { format, node: &NODE, inner: () };
     match format {
         LogFormat::Text => lines.map_event_format(|inner| of_node.with(inner)).init(),
         LogFormat::Json => {
@@ -81,19 +81,19 @@ pub fn log_as_node(name: &str) {
 
 /// Writes lines as `inner` does, with the node at their end where they name none.
 #[derive(Clone, Copy)]
-struct OfNode<F> {
+struct NodeFormat<F> {
     format: LogFormat,
     node: &'static OnceLock<Name>,
     inner: F,
 }
 
-impl OfNode<()> {
-    fn with<F>(self, inner: F) -> OfNode<F> {
-        OfNode { format: self.format, node: self.node, inner }
+impl NodeFormat<()> {
+    fn with<F>(self, inner: F) -> NodeFormat<F> {
+        NodeFormat { format: self.format, node: self.node, inner }
     }
 }
 
-impl<S, N, F> FormatEvent<S, N> for OfNode<F>
+impl<S, N, F> FormatEvent<S, N> for NodeFormat<F>
 where
     S: tracing::Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -278,9 +278,9 @@ mod tests {
     }
 
     #[derive(Clone, Default)]
-    struct Kept(Arc<parking_lot::Mutex<Vec<u8>>>);
+    struct LineBuffer(Arc<parking_lot::Mutex<Vec<u8>>>);
 
-    impl Write for Kept {
+    impl Write for LineBuffer {
         fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
             self.0.lock().extend_from_slice(line);
             Ok(line.len())
@@ -298,10 +298,10 @@ mod tests {
             tracing::info!(job = "job-1", "ended");
             tracing::info!(node = "h2", "another one");
         };
-        let (text, json) = (Kept::default(), Kept::default());
+        let (text, json) = (LineBuffer::default(), LineBuffer::default());
         let (of_text, of_json) = (text.clone(), json.clone());
         let lines = || tracing_subscriber::fmt().with_ansi(false).without_time();
-        let form = |format| OfNode { format, node: &OWN, inner: () };
+        let form = |format| NodeFormat { format, node: &OWN, inner: () };
         let plain = lines().with_writer(move || of_text.clone());
         let plain = plain.map_event_format(|inner| form(LogFormat::Text).with(inner)).finish();
         let objects = lines().json().flatten_event(true).with_writer(move || of_json.clone());

@@ -222,7 +222,7 @@ impl Health {
         let _ = self.append_observer.set(observer);
     }
 
-    /// Entries of so many bytes are durable.
+    /// Entries with this number of bytes are durable.
     pub(crate) fn appended(&self, bytes: u64) {
         if let Some(observer) = self.append_observer.get().filter(|_| bytes > 0) {
             observer(bytes);
