@@ -12,11 +12,19 @@ const CRATES: [&str; 10] =
     ["agent", "api", "archive", "consensus", "engine", "muster", "notify", "server", "store", "traces"];
 
 /// Names that a field does not have, and the one that it has instead.
-const FORMER: [(&str, &str); 12] = [
+const FORMER: [(&str, &str); 20] = [
     ("index", "log_index, or raft_index"),
     ("idx", "log_index"),
     ("first_index", "log_index"),
     ("record_index", "log_index"),
+    ("from", "first_log_index"),
+    ("through", "last_log_index"),
+    ("delivered", "log_index, first_log_index or last_log_index"),
+    ("floor", "first_log_index"),
+    ("oldest", "first_log_index"),
+    ("newest", "last_log_index"),
+    ("first_record", "first_log_index"),
+    ("last_record", "last_log_index"),
     ("job_id", "job"),
     ("job_name", "job"),
     ("node_id", "node"),
@@ -100,6 +108,34 @@ fn fields_of_a_line_are_found() {
     assert_eq!(lines(text).len(), 1);
     assert_eq!(fields(lines(text)[0]), ["job", "log_index", "term", "\"it (was, read\""]);
     assert_eq!(fields(lines("tracing::info!(%job, node_id)")[0]), ["job", "node_id"]);
+}
+
+/// Fields that say that a line is about a worker, or about a node's share of a gang.
+const OF_WORKERS: [&str; 2] = ["worker", "share"];
+
+#[test]
+fn a_line_about_a_worker_has_its_job_and_one_about_a_share_its_node_as_well() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut files = Vec::new();
+    sources(&root.join("crates/agent/src"), &mut files);
+    let (mut wrong, mut looked_at) = (Vec::new(), 0);
+    for file in files {
+        let text = fs::read_to_string(&file).unwrap();
+        for call in lines(&text) {
+            let fields = fields(call);
+            if !OF_WORKERS.iter().any(|of| fields.contains(of)) {
+                continue;
+            }
+            looked_at += 1;
+            // A host's agent adds its node to every line; one for another scheduler has many nodes.
+            let wanted = if fields.contains(&"share") { &["job", "node"][..] } else { &["job"] };
+            if !wanted.iter().all(|field| fields.contains(field)) {
+                wrong.push(format!("{}: {}", file.display(), fields.join(", ")));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(looked_at > 40, "lines are written in another way: {looked_at} were found");
 }
 
 #[test]

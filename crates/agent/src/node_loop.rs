@@ -367,7 +367,7 @@ impl<E: Executor> NodeLoop<E> {
             Err(mpsc::error::TrySendError::Closed(_)) => {}
             Err(mpsc::error::TrySendError::Full(_)) => {
                 // The network does not take the messages: a new session starts from what is outstanding.
-                tracing::warn!("the session takes no more messages; closing it");
+                tracing::warn!(node = %self.node.spec().name, "the session takes no more messages; closing it");
             }
         }
         let number = session.number;
@@ -383,7 +383,7 @@ impl<E: Executor> NodeLoop<E> {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => {
                 let source = std::error::Error::source(&error).map(ToString::to_string);
-                tracing::error!(%job, %token, %error, source, "the fencing token is not durable");
+                tracing::error!(%job, %token, node = %self.node.spec().name, %error, source, "the fencing token is not durable");
                 Err(error.to_string())
             }
             Err(_) => Err("the agent is shutting down".to_owned()),
@@ -395,6 +395,7 @@ impl<E: Executor> NodeLoop<E> {
         let mut deliveries = JoinSet::new();
         for Stop { key, request, is_launching } in stops {
             let executor = Arc::clone(&self.executor);
+            let node = self.node.spec().name.clone();
             deliveries.spawn(async move {
                 if let Err(error) = executor.stop(key, request).await
                     && !is_launching
@@ -402,6 +403,7 @@ impl<E: Executor> NodeLoop<E> {
                     let source = std::error::Error::source(&error).map(ToString::to_string);
                     tracing::error!(
                         job = %key.job,
+                        %node,
                         worker = %key,
                         %error,
                         source,

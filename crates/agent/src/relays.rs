@@ -36,12 +36,12 @@ pub(crate) struct Relay {
 
 /// Runs the command until it ends, or nobody waits for it any more.
 pub(crate) async fn run<E: Executor>(relay: Relay, executor: Arc<E>) {
-    let relay_id = relay.relay_id;
+    let (relay_id, key, node) = (relay.relay_id, relay.key, relay.node_name.clone());
     let connected = relay.endpoints.connect_to(&relay.endpoint).await;
     let channel = match connected.map_err(|error| error.to_string()) {
         Ok((_, channel)) => channel,
         Err(error) => {
-            tracing::warn!(relay_id, error, "no connection for a command");
+            tracing::warn!(job = %key.job, node, worker = %key, relay_id, error, "no connection for a command");
             return;
         }
     };
@@ -55,7 +55,7 @@ pub(crate) async fn run<E: Executor>(relay: Relay, executor: Arc<E>) {
     let mut requests = match client.relay_exec(ReceiverStream::new(stream)).await {
         Ok(answer) => answer.into_inner(),
         Err(status) => {
-            tracing::info!(relay_id, %status, "a command is not wanted any more");
+            tracing::info!(job = %key.job, node, worker = %key, relay_id, %status, "a command is not wanted any more");
             return;
         }
     };

@@ -20,7 +20,7 @@ use crate::rules::{Beats, WorkerState};
 use crate::wire::{grace, order_of, state_message};
 use muster_client::Endpoints;
 use muster_metrics::SessionOutcome;
-use muster_types::{ClusterId, Feature, Features, NodeSpec};
+use muster_types::{ClusterId, Feature, Features, Name, NodeSpec};
 use muster_wire::agent::node_service_client::NodeServiceClient;
 use muster_wire::agent::session_request::Message as Request;
 use muster_wire::agent::session_response::Message as Response;
@@ -158,7 +158,7 @@ impl Sessions {
             } else {
                 self.monitor.metrics.session(error.outcome());
             }
-            say_once(&error, &mut said);
+            say_once(&self.spec.name, &error, &mut said);
             // A replica that knows of no leader has waited for one already; and where nobody listens, asking costs
             // nobody anything.
             let waited = begun.elapsed();
@@ -203,7 +203,8 @@ impl Sessions {
         self.renew(sent, terms);
         tracing::info!(
             endpoint,
-            node = registered.node_id,
+            node = %self.spec.name,
+            registered_as = registered.node_id,
             incarnation = registered.incarnation,
             lease_ttl_ms = registered.lease_ttl_ms,
             "registered"
@@ -253,11 +254,11 @@ impl Sessions {
             Ok(Renewal::Stale) => return,
             Ok(Renewal::Extended) => {}
             Ok(Renewal::Restarted) => {
-                tracing::info!("a new lease epoch: workers of an earlier one are being stopped");
+                tracing::info!(node = %self.spec.name, "a new lease epoch: workers of an earlier one are being stopped");
             }
             Err(error) => {
                 // The shims go by the file: without it they stop, which is the safe side.
-                tracing::error!(%error, "the lease could not be renewed");
+                tracing::error!(node = %self.spec.name, %error, "the lease could not be renewed");
                 return;
             }
         }
@@ -333,7 +334,7 @@ fn refused(status: tonic::Status) -> SessionError {
 }
 
 /// The same reason again is logged once; another cluster is always an operator's mistake.
-fn say_once(error: &SessionError, said: &mut String) {
+fn say_once(node: &Name, error: &SessionError, said: &mut String) {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
     while let Some(inner) = source {
@@ -341,12 +342,12 @@ fn say_once(error: &SessionError, said: &mut String) {
         source = inner.source();
     }
     if *said == text {
-        tracing::debug!(error = text, "no session; trying again");
+        tracing::debug!(%node, error = text, "no session; trying again");
         return;
     }
     match error {
-        SessionError::Cluster(_) => tracing::error!(error = text, "no session; trying again"),
-        _ => tracing::warn!(error = text, "no session; trying again"),
+        SessionError::Cluster(_) => tracing::error!(%node, error = text, "no session; trying again"),
+        _ => tracing::warn!(%node, error = text, "no session; trying again"),
     }
     *said = text;
 }
@@ -394,7 +395,7 @@ impl Sessions {
                         return Err(SessionError::Overrun);
                     }
                 }
-                Err(error) => tracing::error!(%error, "an order is dropped"),
+                Err(error) => tracing::error!(node = %self.spec.name, %error, "an order is dropped"),
             }
         }
     }

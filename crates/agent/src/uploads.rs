@@ -28,12 +28,12 @@ pub(crate) struct Upload {
 
 /// Sends until the output ends or nobody takes it.
 pub(crate) async fn run<E: Executor>(upload: Upload, executor: Arc<E>) {
-    let read_id = upload.read_id;
+    let (read_id, key, node) = (upload.read_id, upload.request.key, upload.node_name.clone());
     let connected = upload.endpoints.connect_to(&upload.endpoint).await;
     let channel = match connected.map_err(|error| error.to_string()) {
         Ok((_, channel)) => channel,
         Err(error) => {
-            tracing::warn!(read_id, error, "no connection for output");
+            tracing::warn!(job = %key.job, node, worker = %key, read_id, error, "no connection for output");
             return;
         }
     };
@@ -43,7 +43,7 @@ pub(crate) async fn run<E: Executor>(upload: Upload, executor: Arc<E>) {
         // The call ends first when nobody reads any more: then reading the files stops with it.
         result = client.upload_logs(ReceiverStream::new(stream)) => {
             if let Err(status) = result {
-                tracing::info!(read_id, %status, "output is not wanted any more");
+                tracing::info!(job = %key.job, node, worker = %key, read_id, %status, "output is not wanted any more");
             }
         }
         () = feed(upload, executor, messages) => {}

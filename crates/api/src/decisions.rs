@@ -85,6 +85,8 @@ struct DecisionFacts {
     /// A gang of which a worker had not started so far.
     starting: Option<JobId>,
     stopped: Vec<&'static str>,
+    /// Why a gang whose workers have all ended was told to stop, and when.
+    ended: Option<(&'static str, LogTime)>,
     failed: Option<FailureClass>,
     finished: Option<&'static str>,
     lost: Option<&'static str>,
@@ -118,7 +120,7 @@ impl DecisionObserver {
     }
 
     fn count(&self, state: &State, applied: &Applied) {
-        let DecisionFacts { name, submitted, placed, starting, stopped, failed, finished, lost } =
+        let DecisionFacts { name, submitted, placed, starting, stopped, ended, failed, finished, lost } =
             &self.facts;
         let counts = &self.counts;
         counts.record(name);
@@ -134,6 +136,9 @@ impl DecisionObserver {
             counts.started(tier.as_str(), Duration::from_millis(took_ms));
         }
         stopped.iter().for_each(|cause| counts.stopped(cause));
+        if let Some((cause, since)) = ended {
+            counts.ended(cause, Duration::from_millis(state.log_time().0.saturating_sub(since.0)));
+        }
         if let Some(class) = failed {
             counts.failed(class.as_str());
         }
@@ -159,6 +164,12 @@ fn waits_since(state: &State, job: JobId) -> Option<(PriorityTier, LogTime)> {
     let is_held_back = !spec.dependencies.is_empty() || spec.not_before.is_some();
     let since = state.times(job).waits_since.or((!is_held_back).then_some(row.submitted_at))?;
     Some((spec.tier, since))
+}
+
+/// Why a gang is being stopped and since when; none for a job of which nothing is.
+fn stopping(state: &State, job: JobId) -> Option<(&'static str, LogTime)> {
+    let Phase::Stopping(cause) = &state.job(job)?.phase else { return None };
+    Some((stop_cause(cause), state.times(job).stopping_since?))
 }
 
 fn rearranged(cause: &RearrangeCause) -> &'static str {
@@ -210,7 +221,9 @@ impl Observer for DecisionObserver {
                 facts.stopped.extend(jobs.iter().map(|_| stop_cause(&cause)));
             }
             Decision::AttemptFailed { class, .. } => facts.failed = Some(*class),
-            Decision::JobFinished { outcome, .. } => {
+            Decision::JobRequeued { job, .. } => facts.ended = stopping(state, *job),
+            Decision::JobFinished { job, outcome } => {
+                facts.ended = stopping(state, *job);
                 facts.finished = Some(match outcome {
                     Outcome::Succeeded => "succeeded",
                     Outcome::Failed { .. } => "failed",
@@ -241,6 +254,120 @@ impl Observer for DecisionObserver {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::access_tests::host;
+    use muster_decider::{
+        Answer, BootstrapConfig, Command, ControlOrder, JobSelection, Speculation, handle, schedule,
+        settle_all,
+    };
+    use muster_journal::RankUpdate;
+    use muster_metrics::{ReplicaFacts, ReplicaMetrics};
+    use muster_planner::Budget;
+    use muster_types::{
+        ClusterId, Control, ExitStatus, HolderId, JobDraft, Leadership, LogIndex, Name, Parameters,
+        ReplicaId, RequestId, Requester, Submission, TaskGroup, WorkerRequest,
+    };
+
+    /// A cluster whose records an observer hears as a replica that applies them does.
+    struct ObservedCluster {
+        speculation: Speculation,
+        state: State,
+        observer: DecisionObserver,
+        metrics: ReplicaMetrics,
+        begun_ms: u64,
+    }
+
+    impl ObservedCluster {
+        /// From now on, because records from before an observer began are not counted.
+        fn begin() -> ObservedCluster {
+            let metrics = ReplicaMetrics::default();
+            let observer = DecisionObserver::new(metrics.decisions().clone());
+            let begun = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970");
+            let begun_ms = u64::try_from(begun.as_millis()).expect("it is long before the year 500,000,000");
+            let founding = BootstrapConfig::new(ClusterId(1), Parameters::DEFAULT);
+            let leadership = Leadership { term: 1, replica: ReplicaId(1) };
+            let now = LogTime(begun_ms + 1_000);
+            let speculation = Speculation::begin(State::default(), leadership, now, founding);
+            ObservedCluster { speculation, state: State::default(), observer, metrics, begun_ms }
+        }
+
+        fn run(&mut self, command: &Command) -> Answer {
+            handle(&mut self.speculation, command).unwrap_or_else(|refusal| panic!("{command:?}: {refusal:?}"))
+        }
+
+        /// What was decided so far is applied, and it is this number of seconds after the beginning.
+        fn at(&mut self, seconds: u64) {
+            settle_all(&mut self.speculation);
+            while let Some(round) = self.speculation.take_round() {
+                let leadership = Leadership { term: round.term, replica: round.replica };
+                for (ordinal, decision) in (0_u64..).zip(&round.decisions) {
+                    self.observer.before(&self.state, decision);
+                    let index = LogIndex(round.first_index.0 + ordinal);
+                    let applied = self.state.apply(leadership, index, round.log_time, decision);
+                    self.observer.after(&self.state, &applied);
+                }
+            }
+            self.speculation.set_now(LogTime(self.begun_ms + seconds * 1_000));
+        }
+
+        fn report(&mut self, job: JobId, update: RankUpdate) {
+            let placement = self.speculation.state().job(job).and_then(|row| row.placement.clone());
+            let placement = placement.expect("it is placed");
+            let slot = placement.slots.first().expect("it has a worker");
+            let (node, incarnation, token) = (slot.node, slot.incarnation, placement.token);
+            self.run(&Command::Report { node, incarnation, job, token, updates: vec![(0, update)] });
+        }
+
+        fn value(&self, series: &str) -> Option<f64> {
+            let text = self.metrics.scrape(ReplicaFacts::default());
+            text.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
+        }
+    }
+
+    #[test]
+    fn a_gang_that_was_told_to_stop_is_timed_by_its_cause_until_it_has_ended() {
+        let name = |text: &str| Name::new(text).expect("a name");
+        let request = WorkerRequest {
+            accelerators: None,
+            cpu_milli: 1,
+            memory_bytes: 1 << 20,
+            exclusive: false,
+            scratch_bytes: 0,
+        };
+        let group = TaskGroup::new(name("main"), 1, vec!["train".to_owned()], request);
+        let spec = JobDraft::new(name("train"), name("vision"), vec![group]).check().expect("a job");
+        let mut observed = ObservedCluster::begin();
+        let holder = HolderId(1);
+        observed.run(&Command::Register { spec: host("h1"), holder, other_session_is_over: true });
+        let submit = Command::submit(RequestId(1), vec![Submission::from(spec)].into());
+        let job = match observed.run(&submit) {
+            Answer::Submitted { jobs, .. } => *jobs.first().expect("it is one"),
+            other => panic!("a submission is answered as one, not {other:?}"),
+        };
+        schedule(&mut observed.speculation, &mut Budget::new(1_000));
+        observed.at(2);
+        observed.report(job, RankUpdate::Running);
+        observed.at(10);
+        let order = ControlOrder {
+            request: RequestId(2),
+            by: Requester { name: String::new(), is_operator: true, address: None },
+            acts_for: None,
+            control: Control::Cancel,
+            selection: JobSelection::named(vec![job]),
+        };
+        observed.run(&Command::Control(Box::new(order)));
+        observed.at(14);
+        let (count, sum) = (
+            r#"muster_gang_stop_duration_seconds_count{cause="cancelled"}"#,
+            r#"muster_gang_stop_duration_seconds_sum{cause="cancelled"}"#,
+        );
+        assert_eq!(observed.value(r#"muster_gangs_stopped_total{cause="cancelled"}"#), Some(1.0));
+        assert_eq!(observed.value(count), Some(0.0), "its worker has not ended");
+        observed.report(job, RankUpdate::Exited(ExitStatus::Code(1)));
+        observed.at(20);
+        assert_eq!((observed.value(count), observed.value(sum)), (Some(1.0), Some(4.0)));
+        let other = r#"muster_gang_stop_duration_seconds_count{cause="preempted"}"#;
+        assert_eq!(observed.value(other), Some(0.0));
+    }
 
     const START_MS: u64 = 1_700_000_000_000;
     const MINUTE_MS: u64 = 60_000;

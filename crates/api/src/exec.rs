@@ -310,7 +310,11 @@ impl Execs {
         self.count(account, Instant::now()).map_err(|refusal| to_status(&refusal))?;
         let by = requester(&caller);
         let side = engine.exec(ExecRequest { by, job, token, rank, purpose }).await;
-        let side = side.map_err(|refusal| to_status(&refusal))?;
+        let side = side.map_err(|refusal| {
+            tracing::info!(%job, rank, %account, %refusal, "a command or connection next to a worker is refused");
+            to_status(&refusal)
+        })?;
+        tracing::info!(%job, token = %side.token, rank, %account, "a command or connection next to a worker begins");
         // The first of all, so there is capacity.
         if side.to_node.try_send(start).is_err() {
             return Err(to_status(&broken("the node's agent did not answer")));

@@ -1,14 +1,16 @@
 //! What a replica tells monitoring systems about itself, read from its applied state and its consensus at the moment of the
-//! request. The cost depends on the numbers of tenants, pools, racks, lost and restricted nodes, and gangs that start or stop, and not on other
-//! jobs and nodes.
+//! request. The cost depends on the numbers of tenants, pools, racks, lost and restricted nodes, and gangs that start or stop or that
+//! capacity is kept for, and not on other jobs and nodes.
 
 use muster_engine::{Delivery, Engine, ReplicaStatus, Role};
-use muster_metrics::{PoolFacts, QuotaFacts, ReplicaFacts, StateFacts, TENANTS_MAX, TenantFacts, UsedFacts};
+use muster_metrics::{
+    PoolFacts, QuotaFacts, ReplicaFacts, StateFacts, StrandedFacts, TENANTS_MAX, TenantFacts, UsedFacts,
+};
 use muster_monitoring::process_facts;
 use muster_state::usage::Capacity;
 use muster_state::{EligibleDemand, QuotaUse, State};
-use muster_types::{DeviceSet, JobId, Name, NodeSpec};
-use std::collections::BTreeMap;
+use muster_types::{DeviceSet, JobId, Name, NodeId, NodeSpec};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A leader that was not heard for this long passes for lost: longer than an election takes. In milliseconds.
 const LEADER_SILENT_MAX_MS: u64 = 5_000;
@@ -91,6 +93,7 @@ fn of_storage(engine: &Engine, facts: &mut ReplicaFacts) {
     let reports = engine.consensus().peer_reports();
     if let Some(report) = reports.borrow().get(&own) {
         facts.storage_free_bytes = Some(report.storage.free_bytes);
+        facts.log_bytes = Some(report.storage.log_bytes);
         facts.stalled_ms = report.storage.stalled_ms;
     }
     let inbox = engine.inbox();
@@ -159,6 +162,7 @@ fn of_state(view: &State) -> ReplicaFacts {
         leaves_tenants_out: names.len() > TENANTS_MAX,
         used: used(view),
         states: states(view),
+        stranded: stranded(view),
         pools: view.pools().filter_map(pool).collect(),
         ..ReplicaFacts::default()
     }
@@ -247,6 +251,51 @@ fn states(view: &State) -> Vec<StateFacts> {
     rows.collect()
 }
 
+/// Free accelerators by region, type and why no job has them: they are kept for a gang, or are what jobs leave of an accelerator,
+/// or jobs wait that ask for as many of the type and are not placed, or none does. All but the first add up to what a new gang
+/// is offered.
+fn stranded(view: &State) -> Vec<StrandedFacts> {
+    let mut free: BTreeMap<(&Name, &Name), (u64, u64)> = BTreeMap::new();
+    for (key, pool) in view.pools() {
+        let Some(kind) = &key.kind else { continue };
+        let (all, idle) = free.entry((&key.region, kind)).or_default();
+        *all = all.saturating_add(pool.free_milli);
+        *idle = idle.saturating_add(pool.idle_devices.saturating_mul(1_000));
+    }
+    let reserved = reserved_milli(view);
+    let rows = free.into_iter().flat_map(|((region, kind), (all, idle))| {
+        let unplaced = view.eligible_milli(kind).min(idle);
+        let causes = [
+            ("reserved", reserved.get(&(region, kind)).copied().unwrap_or_default()),
+            ("part_used", all.saturating_sub(idle)),
+            ("unplaced", unplaced),
+            ("no_demand", idle - unplaced),
+        ];
+        causes.map(|(cause, milli)| StrandedFacts {
+            region: region.to_string(),
+            kind: kind.to_string(),
+            cause,
+            milli,
+        })
+    });
+    rows.collect()
+}
+
+/// Thousandths of accelerators that nobody holds and that are kept for gangs while others stop, by region and type.
+fn reserved_milli(view: &State) -> BTreeMap<(&Name, &Name), u64> {
+    let promises = view.promised().filter_map(|job| view.job(job)?.promise.as_deref());
+    let nodes: BTreeSet<NodeId> = promises.flat_map(|row| row.slots.iter().map(|slot| slot.node)).collect();
+    let mut reserved: BTreeMap<(&Name, &Name), u64> = BTreeMap::new();
+    for node in nodes.into_iter().filter_map(|id| view.node(id)).filter(|node| node.is_placeable()) {
+        let Some(of) = kind_of(&node.spec) else { continue };
+        // What a new gang is offered is without what is kept for others.
+        let milli = node.usable().device_milli().saturating_sub(node.offer().device_milli());
+        let sum = reserved.entry(of).or_default();
+        *sum = sum.saturating_add(milli);
+    }
+    reserved
+}
+
 /// Where a node's accelerators are counted; none for one without any.
 fn kind_of(spec: &NodeSpec) -> Option<(&Name, &Name)> {
     spec.accelerators.as_ref().map(|has| (&spec.region, &has.kind))
@@ -288,6 +337,12 @@ fn tenant(
 mod tests {
     use super::*;
     use crate::sample;
+    use muster_decider::{BootstrapConfig, Command, Speculation, handle, schedule};
+    use muster_planner::Budget;
+    use muster_types::{
+        AcceleratorRequest, Accelerators, ClusterId, DeviceAmount, HolderId, JobDraft, Leadership, LogTime,
+        NodeDraft, Parameters, ReplicaId, RequestId, Submission, TaskGroup, WorkerRequest,
+    };
 
     #[tokio::test]
     async fn a_replica_that_cannot_vote_is_no_voter() {
@@ -302,6 +357,63 @@ mod tests {
         let mut learner = status;
         learner.members.iter_mut().for_each(|member| member.votes = false);
         assert!(!votes(&learner), "it hears the leader and has no vote");
+    }
+
+    #[test]
+    fn what_is_free_is_divided_by_why_no_job_has_it() {
+        let name = |text: &str| Name::new(text).expect("a name");
+        let devices = |count| Accelerators { kind: name("h100"), count };
+        let host = NodeDraft {
+            name: name("h1"),
+            region: name("eu"),
+            cluster: name("eu-1"),
+            block: name("b"),
+            rack: name("k"),
+            address: "10.0.0.1".to_owned(),
+            accelerators: Some(devices(8)),
+            cpu_milli: 64_000,
+            memory_bytes: 64 << 30,
+            labels: BTreeMap::new(),
+            taints: BTreeSet::new(),
+            pod: None,
+            scratch_bytes: 0,
+        };
+        let founding = BootstrapConfig::new(ClusterId(1), Parameters::DEFAULT);
+        let leadership = Leadership { term: 1, replica: ReplicaId(1) };
+        let mut speculation =
+            Speculation::begin(State::default(), leadership, LogTime(1_800_000_000_000), founding);
+        let spec = host.check().expect("a host");
+        let register = Command::Register { spec, holder: HolderId(1), other_session_is_over: true };
+        handle(&mut speculation, &register).expect("a host comes");
+        let by_cause = |speculation: &Speculation| -> Vec<(&'static str, u64)> {
+            let found = stranded(speculation.state());
+            let free: u64 = speculation.state().pools().map(|(_, pool)| pool.free_milli).sum();
+            assert_eq!(found.iter().map(|row| row.milli).sum::<u64>(), free, "{found:?}");
+            found.iter().filter(|row| row.milli > 0).map(|row| (row.cause, row.milli)).collect()
+        };
+        assert_eq!(by_cause(&speculation), [("no_demand", 8_000)]);
+        let submit = |speculation: &mut Speculation, number: u128, accelerators: AcceleratorRequest| {
+            let request = WorkerRequest {
+                accelerators: Some(accelerators),
+                cpu_milli: 100,
+                memory_bytes: 1 << 20,
+                exclusive: false,
+                scratch_bytes: 0,
+            };
+            let group = TaskGroup::new(name("main"), 1, vec!["train".to_owned()], request);
+            let spec = JobDraft::new(name("train"), name("lab"), vec![group]).check().expect("a job");
+            let submit = Command::submit(RequestId(number), vec![Submission::from(spec)].into());
+            handle(speculation, &submit).expect("it is taken");
+            schedule(speculation, &mut Budget::new(10_000));
+        };
+        let part = AcceleratorRequest { amount: DeviceAmount::Share(250), ..devices(1).into() };
+        submit(&mut speculation, 1, part);
+        assert_eq!(by_cause(&speculation), [("part_used", 750), ("no_demand", 7_000)]);
+        submit(&mut speculation, 2, devices(5).into());
+        assert_eq!(by_cause(&speculation), [("part_used", 750), ("no_demand", 2_000)]);
+        // Four are not free, so both that are stay idle although a job waits for such.
+        submit(&mut speculation, 3, devices(4).into());
+        assert_eq!(by_cause(&speculation), [("part_used", 750), ("unplaced", 2_000)]);
     }
 
     #[tokio::test]

@@ -106,6 +106,8 @@ impl Archive {
                     let (object, reason) = (name.object(), &error as &dyn std::error::Error);
                     tracing::error!(
                         error = reason,
+                        first_log_index = %name.first,
+                        last_log_index = %name.last,
                         "a segment at the end of the archive is damaged and is set aside"
                     );
                     let aside = archive.store.set_aside(&object);
@@ -451,7 +453,7 @@ impl Archive {
                 Ok(replay) => return Ok(replay),
                 Err(error) => {
                     let error = &error as &dyn std::error::Error;
-                    tracing::warn!(error, base = base.object(), "a base of the archive is passed over");
+                    tracing::warn!(error, last_log_index = %base.log_index, object = base.object(), "a base of the archive is passed over");
                 }
             }
             let Some(before) = base.log_index.0.checked_sub(1) else { break };

@@ -38,6 +38,18 @@ impl Lack {
         self.name.object()
     }
 
+    /// Its first record.
+    #[must_use]
+    pub fn first_log_index(&self) -> LogIndex {
+        self.name.first
+    }
+
+    /// Its last record.
+    #[must_use]
+    pub fn last_log_index(&self) -> LogIndex {
+        self.name.last
+    }
+
     /// The generation of the cluster at its end.
     #[must_use]
     pub fn generation(&self) -> u32 {

@@ -24,6 +24,7 @@ mod clock;
 mod decide;
 mod engine;
 mod history;
+mod log_lines;
 mod refusals;
 #[cfg(test)]
 mod sample;

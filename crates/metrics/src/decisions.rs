@@ -43,7 +43,7 @@ impl Counts {
     }
 }
 
-/// Durations of one family by tier.
+/// Durations of one family by tier, or by cause.
 #[derive(Clone, Debug)]
 struct Waits {
     family: Family,
@@ -55,8 +55,8 @@ impl Waits {
         Waits { family, series: Series::new_with_constructor(|| Histogram::new(WAIT_BUCKETS_S)) }
     }
 
-    fn add(&self, tier: &'static str, duration: Duration) {
-        self.series.get_or_create(&[(self.family.labels[0], tier)]).observe(duration.as_secs_f64());
+    fn add(&self, value: &'static str, duration: Duration) {
+        self.series.get_or_create(&[(self.family.labels[0], value)]).observe(duration.as_secs_f64());
     }
 
     fn register(&self, registry: &mut Registry) {
@@ -87,6 +87,7 @@ pub struct DecisionCounts {
     queued: Waits,
     starts: Waits,
     stopped: Counts,
+    stops: Waits,
     failed: Counts,
     finished: Counts,
     lost: Counts,
@@ -100,6 +101,7 @@ impl Default for DecisionCounts {
             queued: Waits::new(families::QUEUE_SECONDS),
             starts: Waits::new(families::START_SECONDS),
             stopped: Counts::new(families::STOPPED),
+            stops: Waits::new(families::STOP_SECONDS),
             failed: Counts::new(families::FAILED),
             finished: Counts::new(families::FINISHED),
             lost: Counts::new(families::LOST),
@@ -120,9 +122,13 @@ impl DecisionCounts {
         ] {
             values.iter().for_each(|value| counts.add(value, 0));
         }
-        for waits in [&self.queued, &self.starts] {
-            for tier in labels.tiers {
-                drop(waits.series.get_or_create(&[(waits.family.labels[0], *tier)]));
+        for (waits, values) in [
+            (&self.queued, labels.tiers),
+            (&self.starts, labels.tiers),
+            (&self.stops, labels.stop_causes),
+        ] {
+            for value in values {
+                drop(waits.series.get_or_create(&[(waits.family.labels[0], *value)]));
             }
         }
     }
@@ -152,6 +158,11 @@ impl DecisionCounts {
         self.stopped.add(cause, 1);
     }
 
+    /// Every worker of a gang that was told to stop has ended.
+    pub fn ended(&self, cause: &'static str, took: Duration) {
+        self.stops.add(cause, took);
+    }
+
     /// An attempt failed.
     pub fn failed(&self, class: &'static str) {
         self.failed.add(class, 1);
@@ -175,5 +186,6 @@ impl DecisionCounts {
         }
         self.queued.register(registry);
         self.starts.register(registry);
+        self.stops.register(registry);
     }
 }

@@ -25,6 +25,8 @@ pub struct ReplicaFacts {
     pub applied_index: u64,
     /// End of the newest snapshot.
     pub snapshot_index: u64,
+    /// Bytes of disk that its Raft log has.
+    pub log_bytes: Option<u64>,
     /// Since when it has not heard a leader, in milliseconds.
     pub leader_silent_ms: Option<u64>,
     /// Since when no quorum has answered it, in milliseconds.
@@ -71,6 +73,8 @@ pub struct ReplicaFacts {
     pub used: Vec<UsedFacts>,
     /// Accelerators by region, type and what they do.
     pub states: Vec<StateFacts>,
+    /// Free accelerators by region, type and why no job has them.
+    pub stranded: Vec<StrandedFacts>,
     /// Sessions of nodes that are open; of a leader alone.
     pub sessions: Option<u64>,
     /// Space left, in bytes.
@@ -181,6 +185,19 @@ pub struct StateFacts {
     pub kind: String,
     /// starting, running, stopping, idle, cordoned, unhealthy, foreign or lost.
     pub state: &'static str,
+    /// Thousandths.
+    pub milli: u64,
+}
+
+/// Free accelerators of one type in one region that no job has for one reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StrandedFacts {
+    /// Region.
+    pub region: String,
+    /// Type.
+    pub kind: String,
+    /// `reserved`, `part_used`, `unplaced` or `no_demand`.
+    pub cause: &'static str,
     /// Thousandths.
     pub milli: u64,
 }

@@ -62,6 +62,8 @@ families! {
     COMMITTED_INDEX = "muster_raft_committed_index" Gauge [] "The last entry this replica knows to be committed";
     APPLIED_INDEX = "muster_raft_applied_index" Gauge [] "The last entry this replica applied";
     SNAPSHOT_INDEX = "muster_raft_snapshot_index" Gauge [] "Where the newest snapshot of this replica ends";
+    LOG_BYTES = "muster_raft_log_bytes" Gauge [] "Bytes of disk that the Raft log of this replica has, with what is reserved for the next entries";
+    LOG_APPENDED = "muster_raft_log_appended_bytes" Counter [] "Bytes of entries that this replica has put into its Raft log and flushed to disk";
     LEADER_SILENT = "muster_raft_leader_silent_seconds" Gauge [] "How long ago this replica last heard a leader; absent on the leader";
     QUORUM_SILENT = "muster_raft_quorum_silent_seconds" Gauge [] "How long ago a quorum last answered this leader; absent elsewhere";
     PEER_LAG = "muster_raft_peer_lag_entries" Gauge ["replica"] "Entries by which a replica is behind the leader; on the leader alone";
@@ -79,6 +81,7 @@ families! {
     QUEUE_SECONDS = "muster_job_queue_duration_seconds" Histogram ["tier"] "From submission, or a requeue, to placement; without jobs that other jobs or a time hold back";
     START_SECONDS = "muster_job_start_duration_seconds" Histogram ["tier"] "From the placement of a gang until every worker has started";
     STOPPED = "muster_gangs_stopped" Counter ["cause"] "Gangs that were told to stop before their end";
+    STOP_SECONDS = "muster_gang_stop_duration_seconds" Histogram ["cause"] "From the order to stop a gang until all of its workers have ended";
     FAILED = "muster_attempts_failed" Counter ["class"] "Attempts that ended before their work was done";
     FINISHED = "muster_jobs_finished" Counter ["outcome"] "Jobs that ended";
     LOST = "muster_nodes_lost" Counter ["cause"] "Nodes that were declared lost";
@@ -102,6 +105,7 @@ families! {
     DEVICES = "muster_accelerators" Gauge ["region", "cluster", "type"] "Accelerators of registered nodes, in whatever state these are";
     DEVICES_USED = "muster_accelerators_used" Gauge ["type"] "Accelerators, and shares of them, that jobs hold or that are kept for jobs while others stop";
     DEVICES_STATE = "muster_accelerators_by_state" Gauge ["region", "type", "state"] "Accelerators by state; those of cordoned and lost nodes count there also while jobs hold them";
+    DEVICES_STRANDED = "muster_accelerators_stranded" Gauge ["region", "type", "cause"] "Free accelerators by why no job has them: reserved, part_used, unplaced, no_demand";
     DEVICES_FREE = "muster_accelerators_free" Gauge ["region", "cluster", "type"] "Accelerators, and shares of them, that are free on nodes that take jobs";
     DEVICE_PRICE = "muster_accelerator_price_dollars" Gauge ["region", "cluster", "type"] "Price of an accelerator for an hour by which decisions compare places; absent where the policy has none";
     DEVICES_IDLE = "muster_accelerators_idle" Gauge ["region", "cluster", "type"] "Accelerators that are free as a whole on nodes that take jobs";

@@ -20,7 +20,9 @@ pub use agent::{
 };
 pub use calls::{CallLabels, CallSeries, RefusalLabels};
 pub use decisions::{DecisionCounts, DecisionLabels};
-pub use facts::{PoolFacts, ProcessFacts, QuotaFacts, ReplicaFacts, StateFacts, TenantFacts, UsedFacts};
+pub use facts::{
+    PoolFacts, ProcessFacts, QuotaFacts, ReplicaFacts, StateFacts, StrandedFacts, TenantFacts, UsedFacts,
+};
 pub use families::{AGENT_FAMILIES, FAMILIES, Family, Kind};
 pub use objectives::{FILE_BYTES_MAX as OBJECTIVE_BYTES_MAX, Objective, ObjectiveError, rules};
 pub use registry::{CONTENT_TYPE, ReplicaMetrics, TENANTS_MAX};

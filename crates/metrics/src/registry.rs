@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::calls::{CallLabels, CallSeries, MethodLabel, RefusalLabels};
 use crate::decisions::DecisionCounts;
-use crate::facts::{QuotaFacts, ReplicaFacts, StateFacts, TenantFacts, UsedFacts};
+use crate::facts::{QuotaFacts, ReplicaFacts, StateFacts, StrandedFacts, TenantFacts, UsedFacts};
 use crate::families;
 use crate::rows::{self, Rows, count, truth, units};
 
@@ -42,6 +42,7 @@ pub struct ReplicaMetrics {
     decisions: DecisionCounts,
     proposals: Histogram,
     flushes: Histogram,
+    appended: Counter,
     rounds: Histogram,
 }
 
@@ -55,6 +56,7 @@ impl Default for ReplicaMetrics {
             decisions: DecisionCounts::default(),
             proposals: Histogram::new(SHORT_BUCKETS_S),
             flushes: Histogram::new(SHORT_BUCKETS_S),
+            appended: Counter::default(),
             rounds: Histogram::new(SHORT_BUCKETS_S),
         }
     }
@@ -113,6 +115,11 @@ impl ReplicaMetrics {
         self.flushes.observe(took.as_secs_f64());
     }
 
+    /// Entries with this number of bytes are durable in the log.
+    pub fn appended(&self, bytes: u64) {
+        self.appended.inc_by(bytes);
+    }
+
     /// A round was decided.
     pub fn round_decided(&self, took: Duration) {
         self.rounds.observe(took.as_secs_f64());
@@ -134,6 +141,8 @@ impl ReplicaMetrics {
         registry.register(seconds.name, seconds.help, self.seconds.clone());
         registry.register(open.name, open.help, self.open.clone());
         registry.register(refusals.name, refusals.help, self.refusals.clone());
+        let appended = families::LOG_APPENDED;
+        registry.register(appended.name, appended.help, self.appended.clone());
         self.decisions.register(&mut registry);
         for (family, durations) in [
             (families::PROPOSAL_SECONDS, &self.proposals),
@@ -179,6 +188,7 @@ fn replica(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
         one(families::COMMITTED_INDEX, count(facts.committed_index)),
         one(families::APPLIED_INDEX, count(facts.applied_index)),
         one(families::SNAPSHOT_INDEX, count(facts.snapshot_index)),
+        Rows::one(families::LOG_BYTES, facts.log_bytes.map(count)),
         Rows::one(families::LEADER_SILENT, facts.leader_silent_ms.map(units)),
         Rows::one(families::QUORUM_SILENT, facts.quorum_silent_ms.map(units)),
         one(families::REJOINING, truth(facts.is_rejoining)),
@@ -254,12 +264,16 @@ fn fleet(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
     for StateFacts { region, kind, state, milli } in &facts.states {
         states.row([region, kind, state], units(*milli));
     }
+    let mut stranded = Rows::new(families::DEVICES_STRANDED);
+    for StrandedFacts { region, kind, cause, milli } in &facts.stranded {
+        stranded.row([region, kind, cause], units(*milli));
+    }
     let sessions = Rows::one(families::SESSIONS, facts.sessions.map(count));
     let restricted = Rows::one(families::NODES_RESTRICTED, Some(count(facts.nodes_restricted)));
     let pending = Rows::one(families::NODES_PENDING, Some(count(facts.nodes_awaiting_admission)));
     vec![
-        jobs, held_back, nodes, restricted, sessions, pending, total, used, states, free, idle, of_rack,
-        price,
+        jobs, held_back, nodes, restricted, sessions, pending, total, used, states, stranded, free, idle,
+        of_rack, price,
     ]
 }
 
@@ -357,12 +371,14 @@ mod tests {
         ReplicaFacts {
             version: "1.2.3".to_owned(),
             is_leader: true,
+            log_bytes: Some(96 << 20),
             leader_silent_ms: Some(1_500),
             quorum_silent_ms: Some(10),
             peer_lag_entries: Some(vec![("2".to_owned(), 7)]),
             tenants: vec![tenant],
             used: vec![UsedFacts { milli: 2_500, ..UsedFacts::default() }],
             states: vec![StateFacts { state: "starting", milli: 1_500, ..StateFacts::default() }],
+            stranded: vec![StrandedFacts { cause: "unplaced", milli: 2_500, ..StrandedFacts::default() }],
             sessions: Some(7),
             pools: vec![PoolFacts {
                 total: 16,
@@ -433,12 +449,14 @@ mod tests {
         let escaped = r#"vision \"lab\"\n"#;
         for (series, wanted) in [
             ("muster_raft_leader_silent_seconds", "1.5"),
+            ("muster_raft_log_bytes", "100663296.0"),
             (r#"muster_inbox_commands{lane="clients"}"#, "3.0"),
             (r#"muster_jobs_pending{reason="held"}"#, "2.0"),
             ("process_cpu_seconds_total", "1.25"),
             (r#"muster_raft_peer_lag_entries{replica="2"}"#, "7.0"),
             (r#"muster_accelerators_used{type=""}"#, "2.5"),
             (r#"muster_accelerators_by_state{region="",type="",state="starting"}"#, "1.5"),
+            (r#"muster_accelerators_stranded{region="",type="",cause="unplaced"}"#, "2.5"),
             ("muster_sessions", "7.0"),
             (
                 &format!(r#"muster_quota_borrowed_accelerators{{tenant="{escaped}",type="h100",region=""}}"#),
@@ -476,6 +494,8 @@ mod tests {
     fn durations_of_a_leader_have_buckets_below_a_millisecond() {
         let metrics = ReplicaMetrics::default();
         metrics.flushed(Duration::from_micros(350));
+        metrics.appended(4_096);
+        metrics.appended(512);
         metrics.proposal_applied(Duration::from_millis(3));
         metrics.round_decided(Duration::from_micros(40));
         let text = metrics.scrape(ReplicaFacts::default());
@@ -483,6 +503,7 @@ mod tests {
             (r#"muster_storage_flush_duration_seconds_bucket{le="0.00025"}"#, "0"),
             (r#"muster_storage_flush_duration_seconds_bucket{le="0.0005"}"#, "1"),
             ("muster_storage_flush_duration_seconds_sum", "0.00035"),
+            ("muster_raft_log_appended_bytes_total", "4608"),
             (r#"muster_raft_proposal_duration_seconds_bucket{le="0.005"}"#, "1"),
             (r#"muster_rounds_duration_seconds_bucket{le="0.0001"}"#, "1"),
         ] {
@@ -525,7 +546,7 @@ mod tests {
         let decisions = metrics.decisions();
         decisions.begin(DecisionLabels {
             tiers: &["batch", "production"],
-            stop_causes: &["preempted"],
+            stop_causes: &["preempted", "cancelled"],
             failure_classes: &[],
             outcomes: &[],
             loss_causes: &[],
@@ -533,6 +554,7 @@ mod tests {
         decisions.submitted("batch", 3);
         decisions.placed("batch", Duration::from_secs(90));
         decisions.started("production", Duration::from_millis(300));
+        decisions.ended("preempted", Duration::from_secs(20));
         let text = metrics.scrape(ReplicaFacts::default());
         for (series, wanted) in [
             (r#"muster_jobs_submitted_total{tier="batch"}"#, "3"),
@@ -542,6 +564,9 @@ mod tests {
             (r#"muster_job_queue_duration_seconds_bucket{le="300.0",tier="batch"}"#, "1"),
             (r#"muster_job_start_duration_seconds_count{tier="production"}"#, "1"),
             (r#"muster_job_start_duration_seconds_count{tier="batch"}"#, "0"),
+            (r#"muster_gang_stop_duration_seconds_bucket{le="15.0",cause="preempted"}"#, "0"),
+            (r#"muster_gang_stop_duration_seconds_bucket{le="60.0",cause="preempted"}"#, "1"),
+            (r#"muster_gang_stop_duration_seconds_count{cause="cancelled"}"#, "0"),
         ] {
             assert_eq!(value(&text, series), Some(wanted), "{series} in {text}");
         }

@@ -66,6 +66,14 @@ const DASHBOARDS: &[Dashboard] = &[
                 )],
             ),
             Panel(
+                "Free accelerators by why no job has them",
+                "short",
+                &[(
+                    "{{type}} {{cause}}",
+                    "max by (type, cause) (sum by (instance, type, cause) (muster_accelerators_stranded))",
+                )],
+            ),
+            Panel(
                 "Share of the free accelerators that the best rack has",
                 "percentunit",
                 &[(
@@ -161,6 +169,14 @@ const DASHBOARDS: &[Dashboard] = &[
                 "Gangs stopped before their end, per hour",
                 "short",
                 &[("{{cause}}", "max by (cause) (increase(muster_gangs_stopped_total[1h]))")],
+            ),
+            Panel(
+                "From the order to stop a gang until it has ended, p90",
+                "s",
+                &[(
+                    "{{cause}}",
+                    "histogram_quantile(0.9, max by (cause, le) (increase(muster_gang_stop_duration_seconds_bucket[1h])))",
+                )],
             ),
             Panel(
                 "What fair share goes by: those with most",
@@ -295,6 +311,12 @@ const DASHBOARDS: &[Dashboard] = &[
                 &[("{{instance}} {{lane}}", "muster_inbox_commands")],
             ),
             Panel("Free disk", "bytes", &[("{{instance}}", "muster_storage_free_bytes")]),
+            Panel("Log on disk", "bytes", &[("{{instance}}", "muster_raft_log_bytes")]),
+            Panel(
+                "Bytes of entries that reach the log per second",
+                "Bps",
+                &[("{{instance}}", "rate(muster_raft_log_appended_bytes_total[5m])")],
+            ),
             Panel(
                 "Entries since the last snapshot",
                 "short",

@@ -107,6 +107,9 @@ async fn run(args: AgentArgs, shutdown: CancellationToken) -> ExitCode {
         Ok(config) => config,
         Err(error) => return complain(&error),
     };
+    if let Some(node) = &config.node {
+        process::log_as_node(&node.name);
+    }
     if let Err(refusal) = muster_planted::admit(&config.state_dir) {
         return complain(&refusal);
     }

@@ -1,16 +1,19 @@
 //! What the long-running commands share: logging, signals, and how an error is shown.
 
 use muster_local_cluster::DIE_WITH_PARENT;
-use muster_types::LogFormat;
+use muster_types::{LogFormat, Name};
 use std::error::Error;
 use std::ffi::OsStr;
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
 
 /// How long calls that block may take to end when the work is over.
 const BLOCKING_CALLS_MAX: Duration = Duration::from_millis(500);
@@ -55,10 +58,74 @@ pub fn log_to_stderr(usual: &str, format: LogFormat) {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(usual));
     let lines =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(Lines::default()).with_ansi(false);
+    let of_node = NodeFormat { format, node: &NODE, inner: () };
     match format {
-        LogFormat::Text => lines.init(),
-        LogFormat::Json => lines.json().flatten_event(true).init(),
+        LogFormat::Text => lines.map_event_format(|inner| of_node.with(inner)).init(),
+        LogFormat::Json => {
+            lines.json().flatten_event(true).map_event_format(|inner| of_node.with(inner)).init();
+        }
     }
+}
+
+/// The node that lines of this process are about where they name none.
+static NODE: OnceLock<Name> = OnceLock::new();
+
+/// From now on lines that name no node name this one, for an agent is of one host. Spans would not do: tasks and threads begin outside of them.
+/// What is no name is refused with the rest of the configuration.
+pub fn log_as_node(name: &str) {
+    if let Some(name) = Name::new(name) {
+        // An agent is of the same node until it ends.
+        let _ = NODE.set(name);
+    }
+}
+
+/// Writes lines as `inner` does, with the node at their end where they name none.
+#[derive(Clone, Copy)]
+struct NodeFormat<F> {
+    format: LogFormat,
+    node: &'static OnceLock<Name>,
+    inner: F,
+}
+
+impl NodeFormat<()> {
+    fn with<F>(self, inner: F) -> NodeFormat<F> {
+        NodeFormat { format: self.format, node: self.node, inner }
+    }
+}
+
+impl<S, N, F> FormatEvent<S, N> for NodeFormat<F>
+where
+    S: tracing::Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(
+        &self,
+        ctx: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &tracing::Event<'_>,
+    ) -> std::fmt::Result {
+        let is_named = event.fields().any(|field| field.name() == "node");
+        let Some(node) = self.node.get().filter(|_| !is_named) else {
+            return self.inner.format_event(ctx, writer, event);
+        };
+        let mut line = String::new();
+        self.inner.format_event(ctx, Writer::new(&mut line), event)?;
+        writer.write_str(&with_node(line, self.format, node))
+    }
+}
+
+/// A line with the node at its end. Names have no character that either form would escape.
+fn with_node(mut line: String, format: LogFormat, node: &Name) -> String {
+    let (end, more) = match format {
+        LogFormat::Text => ("\n", format!(" node={node}\n")),
+        LogFormat::Json => ("}\n", format!(",\"node\":\"{node}\"}}\n")),
+    };
+    if line.ends_with(end) {
+        line.truncate(line.len() - end.len());
+        line.push_str(&more);
+    }
+    line
 }
 
 /// Lines on standard error that nobody has to take: one that cannot be written, because the disk below is full or the
@@ -208,6 +275,56 @@ mod tests {
             let refused = of(wrong).unwrap_err().to_string();
             assert_eq!(refused, format!("MUSTER_LOG_FORMAT must be text or json, got {wrong:?}"));
         }
+    }
+
+    #[derive(Clone, Default)]
+    struct LineBuffer(Arc<parking_lot::Mutex<Vec<u8>>>);
+
+    impl Write for LineBuffer {
+        fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().extend_from_slice(line);
+            Ok(line.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_line_that_names_no_node_gets_that_of_the_process_in_either_form() {
+        static OWN: OnceLock<Name> = OnceLock::new();
+        let say = || {
+            tracing::info!(job = "job-1", "ended");
+            tracing::info!(node = "h2", "another one");
+        };
+        let (text, json) = (LineBuffer::default(), LineBuffer::default());
+        let (of_text, of_json) = (text.clone(), json.clone());
+        let lines = || tracing_subscriber::fmt().with_ansi(false).without_time();
+        let form = |format| NodeFormat { format, node: &OWN, inner: () };
+        let plain = lines().with_writer(move || of_text.clone());
+        let plain = plain.map_event_format(|inner| form(LogFormat::Text).with(inner)).finish();
+        let objects = lines().json().flatten_event(true).with_writer(move || of_json.clone());
+        let objects = objects.map_event_format(|inner| form(LogFormat::Json).with(inner)).finish();
+        tracing::subscriber::with_default(plain, || {
+            tracing::info!("before the name is known");
+            OWN.set(Name::literal("h1")).unwrap();
+            say();
+        });
+        tracing::subscriber::with_default(objects, say);
+        let text = String::from_utf8(text.0.lock().clone()).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        assert!(lines[0].ends_with("before the name is known"), "{text}");
+        assert!(lines[1].ends_with("ended job=\"job-1\" node=h1"), "{text}");
+        assert!(lines[2].ends_with("another one node=\"h2\""), "{text}");
+        let json = String::from_utf8(json.0.lock().clone()).unwrap();
+        let nodes: Vec<String> = json
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+            .map(|line| line["node"].as_str().unwrap_or_default().to_owned())
+            .collect();
+        assert_eq!(nodes, ["h1", "h2"], "{json}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::DeliveryError;
 use crate::exchange::Sender;
-use crate::message::{Message, message, tenant};
+use crate::message::{Message, about, message, tenant};
 use crate::rules::{is_asked_by_job_alone, pause, skip, wants};
 use crate::settings::NotifySettings;
 use crate::signature::sign;
@@ -198,7 +198,7 @@ impl Courier {
         };
         skip(&mut self.delivery.progress, floor);
         let skipped = self.delivery.progress.skipped;
-        tracing::warn!(receiver = %self.receiver.name, %delivered, %floor, skipped, "records behind which a receiver stood are not kept any more");
+        tracing::warn!(receiver = %self.receiver.name, first_log_index = %delivered.next(), last_log_index = %floor, skipped, "records behind which a receiver stood are not kept any more");
         self.publish();
     }
 
@@ -211,15 +211,18 @@ impl Courier {
         let Some(message) = message(&view, &self.receiver, event, occurrence) else { return };
         // A state that is held for as long as a receiver is silent would be a second one in memory.
         drop(view);
+        let (job, node) = about(event);
+        let (job, node) = (job.map(tracing::field::display), node.map(tracing::field::display));
         let mut failures = 0_u32;
         let (result, attempts) = loop {
             let Err(error) = self.attempt(&message).await else {
                 break (DeliveryResult::Taken, failures.saturating_add(1));
             };
             failures = failures.saturating_add(1);
+            tracing::debug!(receiver = %self.receiver.name, delivery = %message.id, job, node, %error, failures, "a notification is sent again later");
             if self.has_failed(&error) {
                 self.delivery.progress.given_up += 1;
-                tracing::warn!(receiver = %self.receiver.name, delivery = %message.id, "a notification was given up");
+                tracing::warn!(receiver = %self.receiver.name, delivery = %message.id, job, node, %error, "a notification was given up");
                 break (DeliveryResult::GivenUp, failures);
             }
             self.note(&message, occurrence, DeliveryResult::Retrying, failures);

@@ -4,7 +4,7 @@ use muster_engine::{Change, Event};
 use muster_journal::{Outcome, StopCause};
 use muster_state::{JobRow, Phase, State};
 use muster_types::policy::{NotificationBody, NotificationEvent, Receiver};
-use muster_types::{JobSpec, Name};
+use muster_types::{JobId, JobSpec, Name, NodeId};
 use serde_json::{Value, json};
 
 /// One event for one receiver, whole.
@@ -23,6 +23,15 @@ pub(crate) fn tenant(event: &Event) -> Option<&Name> {
         Change::Job { spec, .. } => Some(&spec.tenant),
         Change::ScheduleSuspended { schedule, .. } => Some(&schedule.tenant),
         _ => None,
+    }
+}
+
+/// The job or the node that an event happened to, for a line of the log.
+pub(crate) fn about(event: &Event) -> (Option<JobId>, Option<NodeId>) {
+    match &event.change {
+        Change::Job { id, .. } => (Some(*id), None),
+        Change::Node { id, .. } => (None, Some(*id)),
+        _ => (None, None),
     }
 }
 

@@ -466,8 +466,9 @@ fn begin_traces(config: &ServerConfig, version: &str) {
 /// Has durations of the replica's work measured from here on.
 fn measure(metrics: &ReplicaMetrics, view: &View, store: &ReplicaStore) {
     view.timed_by(Box::new(muster_api::WorkTimes::new(metrics.clone())));
-    let metrics = metrics.clone();
-    store.log.observe_flushes(move |took| metrics.flushed(took));
+    let (of_flushes, of_appends) = (metrics.clone(), metrics.clone());
+    store.log.observe_flushes(move |took| of_flushes.flushed(took));
+    store.log.observe_appends(move |bytes| of_appends.appended(bytes));
 }
 
 /// Serves the pages for monitoring systems as long as the replica runs. Should their listener fail, the replica goes on.

@@ -102,6 +102,14 @@ impl State {
         demand
     }
 
+    /// Thousandths of devices that jobs wait for which accept this type, and which nothing holds back but capacity and their position.
+    /// A job that accepts several types counts for each of them. The cost depends on tenants.
+    #[must_use]
+    pub fn eligible_milli(&self, kind: &Name) -> u64 {
+        let those = self.eligible_of(Some(kind)).chain(self.eligible_of(None));
+        those.fold(0, |sum, (_, milli)| sum.saturating_add(*milli))
+    }
+
     fn eligible_of(&self, kind: Option<&Name>) -> impl Iterator<Item = (&Name, &u64)> {
         self.indexes.eligible.get(&kind.cloned()).into_iter().flat_map(|tenants| tenants.iter())
     }

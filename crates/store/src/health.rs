@@ -53,6 +53,9 @@ pub(crate) type Waker = Box<dyn Fn() + Send + Sync>;
 /// Hears how long each flush took.
 pub(crate) type FlushObserver = Box<dyn Fn(Duration) + Send + Sync>;
 
+/// Hears how many bytes of entries became durable at once.
+pub(crate) type AppendObserver = Box<dyn Fn(u64) + Send + Sync>;
+
 #[derive(Debug)]
 struct Flushes {
     mean_us: u64,
@@ -81,6 +84,7 @@ pub(crate) struct Health {
     published: watch::Sender<StorageHealth>,
     watchdog: OnceLock<Waker>,
     observer: OnceLock<FlushObserver>,
+    append_observer: OnceLock<AppendObserver>,
     watchdog_sleeps: AtomicBool,
     pub(crate) closed: AtomicBool,
 }
@@ -103,6 +107,7 @@ impl Health {
             published: watch::Sender::new(StorageHealth::default()),
             watchdog: OnceLock::new(),
             observer: OnceLock::new(),
+            append_observer: OnceLock::new(),
             watchdog_sleeps: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         }
@@ -211,6 +216,17 @@ impl Health {
 
     pub(crate) fn observe(&self, observer: FlushObserver) {
         let _ = self.observer.set(observer);
+    }
+
+    pub(crate) fn observe_appends(&self, observer: AppendObserver) {
+        let _ = self.append_observer.set(observer);
+    }
+
+    /// Entries with this number of bytes are durable.
+    pub(crate) fn appended(&self, bytes: u64) {
+        if let Some(observer) = self.append_observer.get().filter(|_| bytes > 0) {
+            observer(bytes);
+        }
     }
 
     pub(crate) fn set_watchdog(&self, waker: Waker) {

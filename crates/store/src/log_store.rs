@@ -121,6 +121,12 @@ impl<C: LogConfig> LogStore<C> {
         self.shared.health.observe(Box::new(observer));
     }
 
+    /// From now on this one hears how many bytes of entries have become durable, whenever some have. It is called on the thread
+    /// that writes, so it has to be quick. The first one stays.
+    pub fn observe_appends(&self, observer: impl Fn(u64) + Send + Sync + 'static) {
+        self.shared.health.observe_appends(Box::new(observer));
+    }
+
     /// From now on no entry with a Raft index after `hold` is purged: somebody else does not have it
     /// yet. A purge that asks for more is remembered, and goes on as the hold moves. `None` holds
     /// nothing back.

@@ -580,6 +580,7 @@ impl<C: LogConfig> LogWriter<C> {
             let is_application = |entry: &&Entry| matches!(entry.payload, EntryPayload::Normal(_));
             let app_entries = batch.entries.iter().filter(is_application).count() as u64;
             let last = batch.entries.last().map(|entry| entry.log_id);
+            self.shared.health.appended(batch.entries.iter().map(|entry| entry_bytes(entry) as u64).sum());
             self.shared.flushed(last, app_entries, &self.options);
         }
         for waiter in waiters {

@@ -15,7 +15,7 @@ use std::future::Future;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use support::{entry, log_id};
 
 type Answered = tokio::sync::oneshot::Receiver<Result<(), io::Error>>;
@@ -85,6 +85,25 @@ fn what_comes_during_a_flush_shares_the_next_and_nobody_is_answered_before_it() 
     assert!(second.try_recv().unwrap().is_ok() && third.try_recv().unwrap().is_ok());
     assert!(saved.now_or_never().unwrap().is_ok());
     assert_eq!(now(log.read_vote()).unwrap(), Some(vote));
+}
+
+#[test]
+fn bytes_of_entries_are_counted_once_they_are_durable_and_not_while_they_wait_for_space() {
+    let (mut log, mut writer) = parts(&StoreOptions::small());
+    let counted = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&counted);
+    log.observe_appends(move |bytes| _ = count.fetch_add(bytes, Ordering::SeqCst));
+    let appended = append(&mut log, 0..2);
+    let batch = next_write(&mut writer);
+    assert_eq!(counted.load(Ordering::SeqCst), 0, "nothing is durable yet");
+    writer.finished(StorageOperation::Write(batch), Ok(StorageOutcome::Done));
+    let of_two = counted.load(Ordering::SeqCst);
+    assert!(of_two >= 16, "each has eight bytes and an envelope: {of_two}");
+    let fails = append(&mut log, 2..3);
+    let batch = next_write(&mut writer);
+    writer.finished(StorageOperation::Write(batch), Err(no_space()));
+    assert_eq!(counted.load(Ordering::SeqCst), of_two);
+    drop((appended, fails));
 }
 
 #[test]

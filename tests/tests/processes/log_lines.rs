@@ -3,7 +3,7 @@
 use serde_json::Value;
 use std::path::Path;
 
-use crate::support::{Agents, Cluster, eventually};
+use crate::support::{Agents, Cluster, eventually, is_finished, job, submit, wait_for_job};
 
 /// What a replica is started below.
 const AS_JSON: [&str; 2] = ["env", "MUSTER_LOG_FORMAT=json"];
@@ -40,5 +40,32 @@ async fn a_line_is_an_object_whose_fields_are_those_of_the_guide() {
     assert!(leads["log_index"].as_str().is_some_and(|index| index.parse::<u64>().is_ok()), "{leads}");
     let opened = line(&log, "session opened", ("name", "h1")).await;
     assert!(opened["node"].as_str().is_some_and(|node| node.starts_with("node-")), "{opened}");
+    cluster.assert_digests_agree().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_line_of_an_agent_about_a_worker_has_its_job_and_node() {
+    let mut cluster = Cluster::start(1).await;
+    let endpoints = cluster.shown_endpoints();
+    let as_json = |_: &str, _| "log_format = \"json\"\n".to_owned();
+    let agents = Agents::start_with(&cluster, &["h1"], |_| endpoints.clone(), as_json).await;
+    let log = agents.home("h1").join("log");
+    let client = cluster.client();
+    let id = submit(&client, job("greeting", &["true"])).await;
+    wait_for_job(&client, &id, is_finished).await;
+    for message in ["launching", "ended"] {
+        let found = line(&log, message, ("job", &id)).await;
+        assert_eq!(found["node"], "h1", "{found}");
+    }
+    // What is about no worker names the node as well, by the name and not by the id.
+    for message in ["registered", "agent started"] {
+        line(&log, message, ("node", "h1")).await;
+    }
+    // No line names it twice, or leaves it out once the configuration is read.
+    let text = std::fs::read_to_string(&log).unwrap();
+    let lines = text.lines().skip_while(|line| !line.contains("agent started"));
+    for line in lines {
+        assert_eq!(line.matches("\"node\":").count(), 1, "{line}");
+    }
     cluster.assert_digests_agree().await;
 }

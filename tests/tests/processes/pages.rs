@@ -161,6 +161,7 @@ async fn decisions_are_counted_on_every_replica_while_it_runs() {
             (r#"muster_jobs_finished_total{outcome="failed"}"#, 1.0),
             (r#"muster_attempts_failed_total{class="application"}"#, 1.0),
             (r#"muster_gangs_stopped_total{cause="preempted"}"#, 0.0),
+            (r#"muster_gang_stop_duration_seconds_count{cause="preempted"}"#, 0.0),
             (r#"muster_log_records_total{decision="jobs_submitted"}"#, 2.0),
         ] {
             becomes(&cluster, at, series, wanted).await;

@@ -281,7 +281,7 @@ impl Work {
         if self.progress.is_over() || !self.workers.share.promise.has_lapsed() {
             return;
         }
-        tracing::warn!(share = self.workers.share.name, "the lease of a share has run out");
+        tracing::warn!(job = %self.workers.job(), node = self.workers.share.node, share = self.workers.share.name, "the lease of a share has run out");
         if !self.workers.is_granted() {
             return self.workers.give_up(&ExitStatus::LeaseExpired).await;
         }
@@ -339,6 +339,8 @@ impl Work {
         // One that comes back tells it better.
         if since.elapsed() > DELETE_WAIT && !self.progress.is_over() {
             tracing::warn!(
+                job = %self.workers.job(),
+                node = self.workers.share.node,
                 share = self.workers.share.name,
                 "nothing was heard of a runner for as long as its lease stood"
             );
@@ -431,7 +433,7 @@ impl Work {
             ToShare::Call(Call::Deleted(result)) => {
                 self.deletion.ended();
                 if let Err(error) = result {
-                    tracing::warn!(share = self.workers.share.name, %error, "a deletion failed; trying again");
+                    tracing::warn!(job = %self.workers.job(), node = self.workers.share.node, share = self.workers.share.name, %error, "a deletion failed; trying again");
                 }
             }
             ToShare::Hello { connection, runner, job, out } => {
@@ -460,7 +462,7 @@ impl Work {
         };
         match result {
             Ok(uid) => {
-                tracing::info!(share = self.workers.share.name, uid, "its pod is made");
+                tracing::info!(job = %self.workers.job(), node = self.workers.share.node, share = self.workers.share.name, uid, "its pod is made");
                 self.said.clear();
                 self.wait = CREATE_WAIT.0;
                 // Not durable: a restarted agent finds it by its name.
@@ -472,7 +474,7 @@ impl Work {
                 self.workers.give_up(&ExitStatus::LaunchFailed(detail(&text))).await;
             }
             Err(error) => {
-                tracing::warn!(share = self.workers.share.name, %error, "its pod is not made; trying again");
+                tracing::warn!(job = %self.workers.job(), node = self.workers.share.node, share = self.workers.share.name, %error, "its pod is not made; trying again");
                 self.said = error.to_string();
                 self.creation = Creation::Due { at: now + self.wait.max(wait) };
                 self.wait = (self.wait * 2).min(CREATE_WAIT.1);
@@ -490,7 +492,7 @@ impl Work {
             // Another one under that name, or the same: the watch will show it.
             (Ok(_), _) => {}
             (Err(error), _) => {
-                tracing::warn!(share = self.workers.share.name, %error, "its pod was not found out about")
+                tracing::warn!(job = %self.workers.job(), node = self.workers.share.node, share = self.workers.share.name, %error, "its pod was not found out about")
             }
         }
     }
@@ -510,7 +512,7 @@ impl Work {
         if greeting == Greeting::Refused {
             return;
         }
-        tracing::info!(share = self.workers.share.name, uid, "its runner is connected");
+        tracing::info!(job = %self.workers.job(), node = self.workers.share.node, share = self.workers.share.name, uid, "its runner is connected");
         if greeting == Greeting::Launch && matches!(self.stage(), Stage::Wanted { .. }) && !uid.is_empty() {
             // Its word comes before the server's own answer.
             self.set_stage(Stage::Created { uid: uid.to_owned() }).await;

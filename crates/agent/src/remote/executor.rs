@@ -195,7 +195,7 @@ impl<S: Scheduler> Executor for RemoteExecutor<S> {
             // Started, or refused, before: never again.
             Ok(false) => {}
             Err(error) => {
-                tracing::error!(job = %placement.job, %error, "a share cannot be made durable");
+                tracing::error!(job = %placement.job, node = self.node, %error, "a share cannot be made durable");
                 self.failed(&placement, &format!("make the record of the share: {error}")).await;
             }
         }
@@ -219,6 +219,7 @@ impl<S: Scheduler> Executor for RemoteExecutor<S> {
         if let Err(error) = blocking(move || directories.end(key, &kept)).await {
             tracing::warn!(
                 job = %key.job,
+                node = self.node,
                 worker = %key,
                 %error,
                 "a refusal is not durable; a restarted agent says vanished"
@@ -286,6 +287,7 @@ impl<S: Scheduler> Executor for RemoteExecutor<S> {
         if let Err(error) = blocking(move || task.write_acked()).await {
             tracing::warn!(
                 job = %key.job,
+                node = self.node,
                 worker = %key,
                 %error,
                 "an acknowledgement is not durable; the end is told again"

@@ -114,7 +114,7 @@ impl<S: Scheduler> Nodes<S> {
                 Ok(Some(spec)) => known.push((name, spec)),
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::warn!(node = name, %error, "what this node is is asked for again")
+                    tracing::warn!(place = name, %error, "what this node is is asked for again")
                 }
             }
         }
@@ -145,7 +145,7 @@ impl<S: Scheduler> Nodes<S> {
                     );
                 }
                 Some(_) => {
-                    tracing::info!(node = found.place, "the node has changed");
+                    tracing::info!(place = found.place, node = %spec.name, "the node has changed");
                     self.end(&found.place).await;
                     self.serve(&found.place, spec).await;
                 }
@@ -159,7 +159,7 @@ impl<S: Scheduler> Nodes<S> {
         for name in gone {
             let busy = self.served.get(&name).is_some_and(|served| served.executor.is_busy());
             if !busy {
-                tracing::info!(node = name, "{} has this node no more", S::NAME);
+                tracing::info!(place = name, "{} has this node no more", S::NAME);
                 self.end(&name).await;
                 // Or a restarted agent would serve it again until it has asked.
                 let _ = std::fs::remove_file(self.paths.root.join(&name).join("spec"));
@@ -169,7 +169,7 @@ impl<S: Scheduler> Nodes<S> {
 
     fn say_once(&mut self, name: &str, why: String) {
         if self.said.get(name) != Some(&why) {
-            tracing::warn!(node = name, why, "a node of {}", S::NAME);
+            tracing::warn!(place = name, why, "a node of {}", S::NAME);
             self.said.insert(name.to_owned(), why);
         }
     }

@@ -140,7 +140,7 @@ impl Directories {
     pub(crate) fn kept(&self, key: WorkerKey) -> Option<Artifacts> {
         let read = read_record::<Artifacts>(&artifacts::record_of(&self.task(key)));
         read.unwrap_or_else(|error| {
-            tracing::warn!(worker = %key, %error, "what became of a worker's files is not known");
+            tracing::warn!(job = %key.job, worker = %key, %error, "what became of a worker's files is not known");
             None
         })
     }

@@ -15,7 +15,7 @@ use crate::process::{artifacts, secrets};
 use crate::rules::{Placement, WorkerEvent, WorkerKey, detail};
 use muster_metrics::OutputFate;
 use muster_transport::FRAME_BYTES_MAX;
-use muster_types::{Artifacts, ExitStatus};
+use muster_types::{Artifacts, ExitStatus, JobId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
@@ -77,6 +77,11 @@ impl<S: Scheduler> Workers<S> {
         workers
     }
 
+    /// Whose they are.
+    pub(crate) fn job(&self) -> JobId {
+        self.share.record.placement.job
+    }
+
     pub(crate) fn key(&self, rank: u32) -> WorkerKey {
         self.share.record.placement.key(rank)
     }
@@ -98,7 +103,7 @@ impl<S: Scheduler> Workers<S> {
         match blocking(move || directories.write(&record)).await {
             Ok(()) => true,
             Err(error) => {
-                tracing::error!(share = self.share.name, %error, "the record of a share is not durable");
+                tracing::error!(job = %self.job(), node = self.share.node, share = self.share.name, %error, "the record of a share is not durable");
                 false
             }
         }
@@ -110,7 +115,7 @@ impl<S: Scheduler> Workers<S> {
         let (directories, placement) = (self.share.directories.clone(), &self.share.record.placement);
         let key = (placement.job, placement.token);
         if let Err(error) = blocking(move || directories.forget(key)).await {
-            tracing::warn!(share = self.share.name, %error, "the record of a share stays behind");
+            tracing::warn!(job = %self.job(), node = self.share.node, share = self.share.name, %error, "the record of a share stays behind");
         }
     }
 
@@ -136,7 +141,7 @@ impl<S: Scheduler> Workers<S> {
         });
         if let Err(error) = recorded.await {
             // It stays open: the next look tries again.
-            tracing::error!(job = %key.job, worker = %key, %error, "an end is not durable");
+            tracing::error!(job = %key.job, node = self.share.node, worker = %key, %error, "an end is not durable");
             return;
         }
         self.open.remove(&rank);

@@ -467,7 +467,7 @@ impl Node {
                 if self.session.is_some_and(|s| s.number == number) {
                     self.on_order(order, view);
                 } else {
-                    tracing::debug!(?order, "an order of an earlier session is dropped: it is sent again");
+                    tracing::debug!(node = %self.spec.name, ?order, "an order of an earlier session is dropped: it is sent again");
                 }
             }
             Event::LeaseRenewed => self.reconfirm(Wait::Lease),
@@ -577,7 +577,7 @@ impl Node {
         match order {
             Order::Start(placement) => self.on_start(*placement, view),
             Order::Malformed { job, token, ranks, reason } => {
-                tracing::error!(%job, %token, reason, "a start order is refused");
+                tracing::error!(%job, %token, node = %self.spec.name, reason, "a start order is refused");
                 for rank in ranks {
                     let exit = Some(ExitStatus::LaunchFailed(detail(&reason)));
                     let key = WorkerKey { job, token, rank };
@@ -609,17 +609,17 @@ impl Node {
             Admission::Known(standing) => {
                 if standing == TokenOrder::Older {
                     // Its leader is behind, or it is below the floor and needs a new token.
-                    tracing::warn!(%job, %token, "a start order with a token older than one seen is refused");
+                    tracing::warn!(%job, %token, node = %self.spec.name, "a start order with a token older than one seen is refused");
                 }
                 return self.report_again(&placement);
             }
             Admission::Waiting => return,
             Admission::Outdated => {
-                tracing::warn!(%job, %token, "a start order older than a waiting one is dropped");
+                tracing::warn!(%job, %token, node = %self.spec.name, "a start order older than a waiting one is dropped");
                 return;
             }
             Admission::Full => {
-                tracing::error!(%job, %token, "too many placements wait; this one is dropped until it is sent again");
+                tracing::error!(%job, %token, node = %self.spec.name, "too many placements wait; this one is dropped until it is sent again");
                 return;
             }
             Admission::New => {}
@@ -650,7 +650,7 @@ impl Node {
         let placement = Arc::clone(&pending.placement);
         if !current {
             self.pending.remove(&(job, token));
-            tracing::info!(%job, %token, "the placement is not current any more; not started");
+            tracing::info!(%job, %token, node = %self.spec.name, "the placement is not current any more; not started");
             return;
         }
         self.stop_older(&placement, view);
@@ -664,12 +664,12 @@ impl Node {
         let (placement, checked) = (Arc::clone(&pending.placement), pending.checked);
         match self.fit(&placement, view) {
             Fit::Wait(wait) => {
-                tracing::info!(%job, %token, ?wait, "the start waits");
+                tracing::info!(%job, %token, node = %self.spec.name, ?wait, "the start waits");
                 self.set_wait(job, token, wait);
             }
             Fit::Refuse(reason) => {
                 self.pending.remove(&(job, token));
-                tracing::warn!(%job, %token, reason, "the start is refused");
+                tracing::warn!(%job, %token, node = %self.spec.name, reason, "the start is refused");
                 self.refuse(placement, reason);
             }
             Fit::Go { .. } if !checked && self.can_check(&placement) => {
@@ -714,7 +714,7 @@ impl Node {
     /// Reports a start that waits here as this node's fault.
     fn fail_pending(&mut self, job: JobId, token: FencingToken, fault: String) {
         let Some(Pending { placement, .. }) = self.pending.remove(&(job, token)) else { return };
-        tracing::warn!(%job, %token, fault, "not started: this node is at fault");
+        tracing::warn!(%job, %token, node = %self.spec.name, fault, "not started: this node is at fault");
         let ranks = placement.ranks().collect();
         self.actions.push(Action::Fence { job, token, ranks, then: AfterFence::Fault { placement, fault } });
     }
@@ -796,7 +796,7 @@ impl Node {
             self.workers.insert(placement.key(worker.rank), entry);
         }
         let (job, token) = (placement.job, placement.token);
-        tracing::info!(%job, %token, workers = placement.workers.len(), "launching");
+        tracing::info!(%job, %token, node = %self.spec.name, workers = placement.workers.len(), "launching");
         self.actions.push(Action::Start { placement, epoch });
     }
 
@@ -870,7 +870,7 @@ impl Node {
         if worker.stop.is_none() {
             let reason = request.reason.map(StopReason::name);
             let grace_ms = u64::try_from(request.grace.as_millis()).unwrap_or(u64::MAX);
-            tracing::info!(job = %key.job, worker = %key, reason, grace_ms, "told to stop");
+            tracing::info!(job = %key.job, node = %self.spec.name, worker = %key, reason, grace_ms, "told to stop");
         }
         let request = request.behind(worker.stop);
         worker.stop = Some(request);
@@ -924,7 +924,7 @@ impl Node {
                 if worker.has_ended() {
                     return;
                 }
-                tracing::info!(job = %key.job, worker = %key, %status, "ended");
+                tracing::info!(job = %key.job, node = %self.spec.name, worker = %key, %status, "ended");
                 worker.phase = Phase::Ended(status);
                 worker.version += 1;
                 self.events.forget(key);

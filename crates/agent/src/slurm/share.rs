@@ -253,7 +253,7 @@ impl Work {
         if self.progress.is_over() || !self.workers.share.promise.has_lapsed() {
             return;
         }
-        tracing::warn!(share = self.workers.share.name, "the lease of a share has run out");
+        tracing::warn!(job = %self.workers.job(), node = self.workers.share.node, share = self.workers.share.name, "the lease of a share has run out");
         if self.workers.share.record.granted.is_none() {
             return self.workers.give_up(&ExitStatus::LeaseExpired).await;
         }
@@ -352,6 +352,8 @@ impl Work {
             // The answer was lost, the job is here.
             if let Some(job) = jobs.iter().max_by_key(|job| (!job.is_over(), job.id)) {
                 tracing::info!(
+                    job = %self.workers.job(),
+                    node = self.workers.share.node,
                     share = self.workers.share.name,
                     slurm_job = job.id,
                     "found the batch job again"
@@ -405,6 +407,8 @@ impl Work {
         }
         if self.workers.share.record.granted.is_some() {
             tracing::error!(
+                job = %self.workers.job(),
+                node = self.workers.share.node,
                 share = self.workers.share.name,
                 slurm_job = id,
                 "Slurm has lost a batch job that runs"
@@ -416,6 +420,8 @@ impl Work {
             return;
         }
         tracing::warn!(
+            job = %self.workers.job(),
+            node = self.workers.share.node,
             share = self.workers.share.name,
             slurm_job = id,
             "Slurm has lost an acknowledged batch job"
@@ -446,7 +452,7 @@ impl Work {
             ToShare::Call(Call::Cancelled(result)) => {
                 self.cancellation.ended();
                 if let Err(error) = result {
-                    tracing::warn!(share = self.workers.share.name, %error, "a cancellation failed; trying again");
+                    tracing::warn!(job = %self.workers.job(), node = self.workers.share.node, share = self.workers.share.name, %error, "a cancellation failed; trying again");
                 }
             }
             ToShare::Call(Call::Submitted { began, result }) => self.on_submitted(began, result).await,
@@ -474,6 +480,8 @@ impl Work {
         match result {
             Ok(id) => {
                 tracing::info!(
+                    job = %self.workers.job(),
+                    node = self.workers.share.node,
                     share = self.workers.share.name,
                     slurm_job = id,
                     took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
@@ -482,7 +490,7 @@ impl Work {
                 self.acknowledged(id).await;
             }
             Err(error @ (CallError::Unreachable(_) | CallError::Busy(_))) => {
-                tracing::warn!(share = self.workers.share.name, %error, uncertain = error.is_uncertain(), "not submitted; trying again");
+                tracing::warn!(job = %self.workers.job(), node = self.workers.share.node, share = self.workers.share.name, %error, uncertain = error.is_uncertain(), "not submitted; trying again");
                 self.said = error.to_string();
                 self.submission = Submission::Due { at: now + self.wait };
                 self.wait = (self.wait * 2).min(SUBMIT_WAIT.1);
@@ -497,7 +505,7 @@ impl Work {
         if greeting == Greeting::Refused {
             return;
         }
-        tracing::info!(share = self.workers.share.name, slurm_job, "its runner is connected");
+        tracing::info!(job = %self.workers.job(), node = self.workers.share.node, share = self.workers.share.name, slurm_job, "its runner is connected");
         if greeting == Greeting::Launch
             && let Ok(id) = slurm_job.parse()
             && self.workers.share.record.stage != (Stage::Submitted { id })

@@ -80,6 +80,8 @@ fn jobs_that_wait_for_capacity_count_for_every_tenant_above_them_and_every_type_
     assert_eq!(eligible(&state, "video", "h100"), Some(10_000));
     assert_eq!(eligible(&state, "video", "a100"), None, "a type that neither a node nor a quota has");
     assert_eq!(eligible(&state, "vision", "h100"), Some(11_000));
+    assert_eq!(state.eligible_milli(&name("h100")), 11_000, "each job counts once over all tenants");
+    assert_eq!(state.eligible_milli(&name("a100")), 3_000, "of those that would take this type as well");
     assert_eq!(state.used_milli().values().sum::<u64>(), 0);
 
     schedule(&mut speculation, &mut Budget::new(u64::MAX));

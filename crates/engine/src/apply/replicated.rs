@@ -21,6 +21,7 @@ use crate::apply::orders::OrderBoard;
 use crate::apply::pending_replies::PendingReplies;
 use crate::apply::proposed_rounds::{ProposedRounds, RoundTimes};
 use crate::apply::traced::{Stages, TracedSubmission, traced};
+use crate::log_lines;
 use crate::watch::changes::Event;
 use crate::watch::events::EventMaker;
 use crate::watch::hub::WatchHub;
@@ -313,7 +314,9 @@ impl Replicated {
     fn after_record(&self, round: &Round, ordinal: usize, applied: &Applied) {
         if let (Some(index), Some(rejection)) = (applied.log_index, &applied.rejection) {
             let decision = round.decisions[ordinal].name();
-            tracing::error!(log_index = %index, decision, ?rejection, "the guard refused a record of the current leader: a bug");
+            let (job, node) = log_lines::subject(&round.decisions[ordinal]);
+            let (job, node) = (job.map(tracing::field::display), node.map(tracing::field::display));
+            tracing::error!(log_index = %index, term = round.term, job, node, decision, ?rejection, "the guard refused a record of the current leader: a bug");
         }
         let Some(log_index) = applied.log_index else { return };
         if applied.rejection.is_none() {

@@ -30,6 +30,7 @@ use crate::apply::replicated::Shared;
 use crate::clock::{self, LogClock, instant};
 use crate::decide::containment::{Attempt, Faults, Handled, LeftOut};
 use crate::decide::schedules;
+use crate::log_lines;
 use crate::sessions::liveness::Liveness;
 use crate::sessions::registry::Sessions;
 use crate::sessions::stragglers::StragglerDetector;
@@ -633,6 +634,7 @@ impl<G: Environment> Term<'_, G> {
         for EncodedRound { round, bytes } in rounds {
             let payload = Bytes::from(bytes);
             tracing::debug!(log_index = %round.first_index, term = round.term, decisions = round.decisions.len(), bytes = payload.len(), "round");
+            log_lines::of_round(&round);
             // Before it is proposed: it may be applied before this goes on.
             self.outer.shared.proposed_rounds.keep(payload.clone(), round, times);
             self.in_flight.push(self.outer.consensus.propose(payload, self.speculation.leadership()));

@@ -242,7 +242,7 @@ impl Archiver {
         let archive = Arc::clone(&self.archive);
         blocking(move || archive.put_base(cluster, from, &origin)).await?;
         tracing::warn!(
-            from = %from.sequence.log_index.next(),
+            first_log_index = %from.sequence.log_index.next(),
             "the archive goes on behind records that it does not have"
         );
         Ok(Start::Gap)
@@ -354,7 +354,7 @@ impl Archiver {
         })
         .await?;
         if let Some(done) = done {
-            tracing::info!(%through, objects = done.objects, bytes = done.bytes, "old segments of the archive were moved away");
+            tracing::info!(last_log_index = %through, objects = done.objects, bytes = done.bytes, "old segments of the archive were moved away");
         }
         Ok(())
     }
@@ -411,7 +411,11 @@ impl Archiver {
                     }
                 }
                 if place.next_raft >= to.next_raft {
-                    tracing::info!(from = %from.sequence.log_index.next(), to = %to.sequence.log_index, "the archive got what it lacked from its peers");
+                    tracing::info!(
+                        first_log_index = %from.sequence.log_index.next(),
+                        last_log_index = %to.sequence.log_index,
+                        "the archive got what it lacked from its peers"
+                    );
                     return Ok(true);
                 }
             }

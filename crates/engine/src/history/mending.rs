@@ -108,7 +108,7 @@ impl Mender {
         };
         for lack in lacks {
             if self.mend_segment(cluster, &lack).await {
-                tracing::info!(object = lack.object(), "a segment of the archive was rebuilt");
+                tracing::info!(first_log_index = %lack.first_log_index(), last_log_index = %lack.last_log_index(), object = lack.object(), "a segment of the archive was rebuilt");
                 // The next one may have waited for this one.
                 return true;
             }
@@ -117,13 +117,14 @@ impl Mender {
         let archive = Arc::clone(&self.archive);
         match blocking(move || archive.mend_base(cluster, &base)).await {
             Ok(()) => {
-                tracing::info!(object = base.object(), "a base of the archive was rebuilt by a replay");
+                tracing::info!(last_log_index = %base.log_index, object = base.object(), "a base of the archive was rebuilt by a replay");
                 true
             }
             Err(error) => {
                 let error = archive_error_text(&error);
                 tracing::warn!(
                     error,
+                    last_log_index = %base.log_index,
                     object = base.object(),
                     "a damaged base of the archive cannot be rebuilt"
                 );
@@ -169,11 +170,13 @@ impl Mender {
         rounds: Vec<ArchivedRound>,
         whose: &str,
     ) -> bool {
-        let (archive, lack) = (Arc::clone(&self.archive), lack.clone());
-        let mended = blocking(move || archive.mend(cluster, &lack, &rounds)).await;
+        let (archive, wanted) = (Arc::clone(&self.archive), lack.clone());
+        let mended = blocking(move || archive.mend(cluster, &wanted, &rounds)).await;
         let Err(error) = mended else { return true };
         tracing::warn!(
             error = archive_error_text(&error),
+            first_log_index = %lack.first_log_index(),
+            last_log_index = %lack.last_log_index(),
             whose,
             "a segment of the archive cannot be rebuilt"
         );

@@ -12,7 +12,7 @@ impl Node {
             UploadAdmission::Accepted => None,
             UploadAdmission::Refused(reason) => Some(reason),
             UploadAdmission::Dropped => {
-                tracing::warn!(relay_id, "too many requests for output and commands; one is dropped");
+                tracing::warn!(job = %key.job, node = %self.spec.name, worker = %key, relay_id, "too many requests for output and commands; one is dropped");
                 return;
             }
         };
@@ -32,7 +32,7 @@ impl Node {
             UploadAdmission::Accepted => None,
             UploadAdmission::Refused(reason) => Some(reason),
             UploadAdmission::Dropped => {
-                tracing::warn!(read_id, "too many requests for output; one is dropped");
+                tracing::warn!(%job, node = %self.spec.name, worker = %request.key, read_id, "too many requests for output; one is dropped");
                 return;
             }
         };
