@@ -627,6 +627,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
         array_index: spec.array.map(|a| a.index),
         array_size: spec.array.map(|a| a.size),
         array_ordinal: spec.array.map(|a| a.ordinal),
+        array_indices: spec.array.and_then(|_| array_indices(view, order.job)),
         region: placement.region.to_string(),
         cluster: placement.cluster.to_string(),
         launch: contract.launch.to_string(),
@@ -647,6 +648,13 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
         terminal: contract.terminal,
         scratch_bytes: spec.scratch_bytes(),
     }
+}
+
+/// The indices of the array that a job is a member of.
+fn array_indices(view: &State, job: JobId) -> Option<agent::ArrayIndices> {
+    let (array, _) = view.array_of(job)?;
+    let span = view.array(array)?.template.array.span()?;
+    Some(agent::ArrayIndices { first: span.first, last: span.last, step: span.step })
 }
 
 /// What the workers of a placement know each other by. It follows from the holder of rank 0's node, a random number that
