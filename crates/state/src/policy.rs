@@ -67,6 +67,13 @@ pub enum JobAboveLimit {
         /// How many it asks for.
         asked: u64,
     },
+    /// Workers.
+    Workers {
+        /// How many it may ask for.
+        most: u32,
+        /// How many it asks for.
+        asked: u64,
+    },
     /// Time.
     RunTime {
         /// The longest run time limit that it may name, in milliseconds.
@@ -87,12 +94,18 @@ impl JobAboveLimit {
             .devices_max
             .filter(|most| asked > u64::from(*most))
             .map(|most| JobAboveLimit::Devices { most, asked });
+        let workers = |group: &TaskGroup| u64::from(group.workers) + u64::from(spares);
+        let asked: u64 = spec.groups.iter().map(workers).sum();
+        let of_workers = limits
+            .workers_max
+            .filter(|most| asked > u64::from(*most))
+            .map(|most| JobAboveLimit::Workers { most, asked });
         let asked_ms = spec.run_time_limit_ms;
         let of_run_time = limits
             .run_time_max_ms
             .filter(|most_ms| asked_ms.is_none_or(|asked| asked > *most_ms))
             .map(|most_ms| JobAboveLimit::RunTime { most_ms, asked_ms });
-        of_devices.into_iter().chain(of_run_time)
+        of_devices.into_iter().chain(of_workers).chain(of_run_time)
     }
 }
 
@@ -196,7 +209,7 @@ impl State {
             let is_larger = after.worker_count() > before.worker_count();
             let is_more = match above {
                 JobAboveLimit::RunTime { .. } => is_longer,
-                JobAboveLimit::Devices { .. } => is_larger,
+                JobAboveLimit::Devices { .. } | JobAboveLimit::Workers { .. } => is_larger,
             };
             is_elsewhere || is_more
         };

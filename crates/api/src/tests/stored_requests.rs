@@ -612,6 +612,7 @@ fn fleet() -> Vec<Stored> {
 fn limits() -> v1::TenantLimits {
     let job = v1::JobLimits {
         max_devices: Some(64),
+        max_workers: Some(32),
         max_run_time: Some(duration(86_400_000)),
         default_run_time: Some(duration(3_600_000)),
         max_artifact_bytes: Some(4 << 30),

@@ -238,6 +238,13 @@ pub(super) fn above_job_limit(spec: &JobSpec, above: JobAboveLimit) -> Refusal {
             );
             ("job.maxDevices", u64::from(most), Some(asked), text)
         }
+        JobAboveLimit::Workers { most, asked } => {
+            let text = format!(
+                "job {name}: a {tier} job of tenant {tenant} may have {most} workers, and this one asks for {asked} with its \
+                 spare workers; ask for fewer, or have the policy raise `limits.job.maxWorkers`"
+            );
+            ("job.maxWorkers", u64::from(most), Some(asked), text)
+        }
         JobAboveLimit::RunTime { most_ms, asked_ms } => {
             let asked = asked_ms.map_or_else(|| "none".into(), |ms| format!("{}", Span(ms)));
             let text = format!(

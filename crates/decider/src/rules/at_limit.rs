@@ -139,6 +139,10 @@ fn above_text(spec: &JobSpec, above: JobAboveLimit) -> String {
             "a {tier} job of tenant {tenant} may ask for {most} devices (`limits.job.maxDevices` in the policy), and this one \
              asks for {asked} with its spare workers; {rest}"
         ),
+        JobAboveLimit::Workers { most, asked } => format!(
+            "a {tier} job of tenant {tenant} may have {most} workers (`limits.job.maxWorkers` in the policy), and this one \
+             asks for {asked} with its spare workers; {rest}"
+        ),
         JobAboveLimit::RunTime { most_ms, asked_ms } => {
             let asked = asked_ms.map_or_else(|| "none".into(), |ms| format!("{}", Span(ms)));
             format!(

@@ -324,7 +324,7 @@ fn one_job_asks_for_no_more_than_its_tenant_and_tier_may() {
         devices_max: Some(4),
         run_time_max_ms: Some(10 * HOUR_MS),
         run_time_default_ms: Some(2 * HOUR_MS),
-        artifacts_bytes_max: None,
+        ..JobLimits::default()
     };
     let (mut speculation, _) =
         cluster(BOOTSTRAP, &[("team", TenantLimits { job: of_every_job, ..NONE }), ("other", NONE)]);
@@ -689,6 +689,35 @@ fn spare_workers_count_for_the_limit_of_one_job() {
     with_spares(1, 2).unwrap();
     let refused = with_spares(2, 3).unwrap_err();
     assert_eq!((refused.code, fact(&refused, "asked")), (RefusalCode::JobAboveLimit, "5".into()));
+}
+
+#[test]
+fn a_limit_on_workers_also_bounds_gangs_without_devices() {
+    let of_every_job = JobLimits { workers_max: Some(4), ..JobLimits::default() };
+    let (mut speculation, _) = cluster(BOOTSTRAP, &[("team", TenantLimits { job: of_every_job, ..NONE })]);
+    join_host(&mut speculation);
+    let mut submit = |n: u128, groups, spares| {
+        let mut draft = JobDraft::clone(&job(&format!("w{n}"), 1, None));
+        draft.tenant = name("team");
+        draft.groups = groups;
+        let contract = JobContract { spares, ..JobContract::default() };
+        let submission = Submission::new(draft.check().unwrap(), contract);
+        handle(&mut speculation, &Command::submit(request(n), Arc::new([submission])))
+    };
+    submit(1, vec![group("main", 4, None)], 0).unwrap();
+    submit(2, vec![group("main", 2, None), group("other", 2, None)], 0).unwrap();
+    // All groups together, and the spare workers of one.
+    for (n, groups, spares) in [
+        (3, vec![group("main", 5, None)], 0),
+        (4, vec![group("main", 2, None), group("other", 3, None)], 0),
+        (5, vec![group("main", 4, Some(accelerators("h100", 1)))], 1),
+    ] {
+        let refused = submit(n, groups, spares).unwrap_err();
+        assert_eq!(
+            (refused.code, fact(&refused, "limit"), fact(&refused, "limit_max"), fact(&refused, "asked")),
+            (RefusalCode::JobAboveLimit, "job.maxWorkers".into(), "4".into(), "5".into()),
+        );
+    }
 }
 
 #[test]

@@ -875,6 +875,7 @@ fn policy() -> impl Strategy<Value = Policy> {
         (limit(), limit(), limit(), limit()).prop_map(|(devices_max, max, default, bytes)| JobLimits {
             artifacts_bytes_max: bytes.map(u64::from),
             devices_max,
+            workers_max: devices_max,
             run_time_max_ms: max.map(u64::from),
             run_time_default_ms: default.map(|ms| u64::from(ms.min(max.unwrap_or(ms)))),
         })

@@ -120,6 +120,7 @@ group! {
 group! {
     JobLimits is JobLimits {
         max_devices "maxDevices": Count,
+        max_workers "maxWorkers": Count,
         max_run_time "maxRunTime": Span,
         default_run_time "defaultRunTime": Span,
         max_artifact_bytes "maxArtifacts": OptionalBytes,

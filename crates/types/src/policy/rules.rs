@@ -178,6 +178,7 @@ impl TenantLimits {
         },
         job: JobLimits {
             devices_max: None,
+            workers_max: None,
             run_time_max_ms: None,
             run_time_default_ms: None,
             artifacts_bytes_max: None,
@@ -245,6 +246,8 @@ pub struct UserLimits {
 pub struct JobLimits {
     /// Most devices of all its workers together, elastic groups at their largest. A part of a device counts as one.
     pub devices_max: Option<u32>,
+    /// Most workers of its gang, with its spare workers, elastic groups at their largest. It also bounds jobs without devices.
+    pub workers_max: Option<u32>,
     /// Longest run time limit, in milliseconds.
     pub run_time_max_ms: Option<u64>,
     /// The run time limit of a job that names none, in milliseconds; where this is absent, the longest.
@@ -259,6 +262,7 @@ impl JobLimits {
     fn or(self, above: JobLimits) -> JobLimits {
         JobLimits {
             devices_max: self.devices_max.or(above.devices_max),
+            workers_max: self.workers_max.or(above.workers_max),
             run_time_max_ms: self.run_time_max_ms.or(above.run_time_max_ms),
             run_time_default_ms: self.run_time_default_ms.or(above.run_time_default_ms),
             artifacts_bytes_max: self.artifacts_bytes_max.or(above.artifacts_bytes_max),

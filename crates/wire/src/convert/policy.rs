@@ -325,6 +325,7 @@ fn job_limits(at: &str, message: Option<v1::JobLimits>, found: &mut Found) -> Jo
     let message = message.unwrap_or_default();
     JobLimits {
         devices_max: message.max_devices,
+        workers_max: message.max_workers,
         run_time_max_ms: span(at, "max_run_time", message.max_run_time, found),
         run_time_default_ms: span(at, "default_run_time", message.default_run_time, found),
         artifacts_bytes_max: message.max_artifact_bytes,
@@ -691,6 +692,7 @@ fn limits_to_proto(tenant: &TenantPolicy) -> Option<v1::TenantLimits> {
     }
     let job = |job: &JobLimits| v1::JobLimits {
         max_devices: job.devices_max,
+        max_workers: job.workers_max,
         max_run_time: job.run_time_max_ms.map(duration),
         default_run_time: job.run_time_default_ms.map(duration),
         max_artifact_bytes: job.artifacts_bytes_max,

@@ -54,6 +54,7 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
                 },
                 job: JobLimits {
                     devices_max: (weight_milli % 4 == 0).then_some(weight_milli),
+                    workers_max: (weight_milli % 7 == 0).then_some(weight_milli),
                     run_time_max_ms: (weight_milli % 6 == 0).then_some(u64::from(weight_milli)),
                     run_time_default_ms: (weight_milli % 9 == 0).then_some(1),
                     artifacts_bytes_max: (weight_milli % 10 == 0).then_some(u64::from(weight_milli)),
