@@ -641,13 +641,19 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
         gang_secret: gang_secret(order),
         workdir: contract.workdir.map(muster_wire::convert::workdir_to_proto),
         artifacts: contract.artifacts.as_ref().map(muster_wire::convert::artifacts_to_proto),
-        artifacts_bytes_max: view.policy().policy.job_limits(&spec.tenant, spec.tier).artifacts_bytes_max,
+        artifacts_bytes_max: artifacts_bytes_max(view, order.job, spec),
         ulimits: muster_wire::convert::ulimits_to_proto(&contract.ulimits),
         host: muster_wire::convert::host_rules_to_proto(&contract.host),
         trace_parent: contract.trace_parent.map(|parent| parent.to_string()).unwrap_or_default(),
         terminal: contract.terminal,
         scratch_bytes: spec.scratch_bytes(),
     }
+}
+
+/// Most bytes of the files that are kept of one worker of a job, by the policy; none for as many as its agent keeps.
+fn artifacts_bytes_max(view: &State, job: JobId, spec: &JobSpec) -> Option<u64> {
+    let policy = &view.policy().policy;
+    policy.job_limits_of_user(&spec.tenant, spec.tier, view.creator(job)).artifacts_bytes_max
 }
 
 /// The indices of the array that a job is a member of.

@@ -387,7 +387,10 @@ impl State {
         let specs = parts.iter().map(|part| &*part.spec);
         require(self.missing_right(specs).is_none(), GuardError::RightMissing)?;
         let spares = |part: &SubmittedPart| part.contract.as_ref().map_or(0, |contract| contract.spares);
-        let with_spares = parts.iter().map(|part| (&*part.spec, spares(part)));
+        let with_spares = parts.iter().map(|part| {
+            let creator = part.metadata.as_ref().map_or("", |metadata| metadata.creator.as_str());
+            (&*part.spec, spares(part), creator)
+        });
         require(self.above_job_limit(with_spares).is_none(), GuardError::TenantLimit)?;
         require(self.exceeded_limit(State::counted(parts)).is_none(), GuardError::TenantLimit)?;
         let of_users = parts.iter().map(|part| {

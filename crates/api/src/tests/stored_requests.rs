@@ -648,6 +648,7 @@ fn limits() -> v1::TenantLimits {
         memory_bytes: Some(16 << 40),
         spend: Some(v1::SpendBudget { most: Some(5_000), window: Some(duration(604_800_000)) }),
         on_limit: v1::OnLimit::Refuse.into(),
+        users: [("ada".to_owned(), job)].into(),
     }
 }
 

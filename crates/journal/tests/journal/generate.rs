@@ -920,6 +920,7 @@ fn policy() -> impl Strategy<Value = Policy> {
     let tier = prop::sample::select(PriorityTier::ALL.to_vec());
     let tenant =
         (rights, limits, btree_map(tier, job_limits(), 0..3)).prop_map(|(rights, limits, tier_limits)| {
+            let user_limits = tier_limits.values().map(|limits| ("ada".to_owned(), *limits)).collect();
             let tier_submissions = tier_limits.keys().map(|tier| (*tier, 7)).collect();
             let queue = QueueChoices {
                 order: limits.pending_jobs.map(|_| QueueOrder::Strict),
@@ -936,6 +937,7 @@ fn policy() -> impl Strategy<Value = Policy> {
                 limits,
                 tier_limits,
                 tier_submissions,
+                user_limits,
                 queue,
                 users,
                 ..TenantPolicy::default()

@@ -88,6 +88,7 @@ group! {
         memory_bytes "memory": OptionalBytes,
         spend "spend": Optional<SpendBudget>,
         on_limit "onLimit": Word<policy::OnLimit>,
+        users "users": FilledNamed<JobLimits>,
     }
 }
 

@@ -92,6 +92,10 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
                 0 => [(PriorityTier::Free, weight_milli), (PriorityTier::Batch, 0)].into(),
                 _ => BTreeMap::new(),
             };
+            let user_limits = match weight_milli % 5 {
+                0 => [("ada".to_owned(), of_tier), ("tenant/lab/eve".to_owned(), JobLimits::default())].into(),
+                _ => BTreeMap::new(),
+            };
             let tenant = TenantPolicy {
                 parent,
                 weight_milli,
@@ -101,6 +105,7 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
                 limits,
                 tier_limits,
                 tier_submissions,
+                user_limits,
                 queue,
             };
             (name, tenant)
