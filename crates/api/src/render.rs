@@ -302,14 +302,15 @@ fn who_is_ready(view: &State, id: JobId, row: &JobRow) -> String {
     })
 }
 
-/// The same of a member of an array that has no row among the jobs: the array knows who ended what was left of it.
+/// The same of a member of an array that has no row among the jobs: the array knows who cancelled such members.
 fn cancelled_with_array(view: &State, id: JobId, row: &JobRow) -> Option<(String, String)> {
     if row.phase != Phase::Finished(Outcome::Cancelled) || view.job(id).is_some() {
         return None;
     }
     let (array, _) = view.array_of(id)?;
-    let by = view.array(array)?.cancelled_by.as_ref()?;
-    Some(("CANCELLED".to_owned(), format!("{by} cancelled the members of {array} that were not created")))
+    let by: Vec<String> = view.array(array)?.cancelled_by.iter().map(Requester::to_string).collect();
+    let text = format!("{} cancelled members of {array} that were not created", by.join(" and "));
+    (!by.is_empty()).then(|| ("CANCELLED".to_owned(), text))
 }
 
 /// Reason and sentence where somebody has asked for what the job does.

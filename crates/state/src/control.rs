@@ -190,7 +190,7 @@ impl State {
         self.remember_control(request, jobs);
         for job in jobs {
             if let Some(member) = self.waiting_member(*job) {
-                self.cancel_waiting(member);
+                self.cancel_waiting(member, by);
                 continue;
             }
             if !by.is_unknown() {

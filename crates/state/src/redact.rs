@@ -442,9 +442,7 @@ impl Redaction {
         if let Some(hold) = &mut row.hold {
             self.hold(hold);
         }
-        if let Some(by) = &mut row.cancelled_by {
-            self.requester(by);
-        }
+        row.cancelled_by.iter_mut().for_each(|by| self.requester(by));
         row.detail = row.detail.map(|_| Arc::from(WORD));
         Ok(row)
     }
