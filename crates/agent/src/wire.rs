@@ -14,7 +14,9 @@ use crate::rules::{
 use muster_types::job::ArrayMember;
 use muster_types::limits::REPORT_RANKS_MAX;
 use muster_types::tpu::SliceShape;
-use muster_types::{FencingToken, JobId, LaunchForm, StopReason, TraceParent, Violation, limits as bounds};
+use muster_types::{
+    FencingToken, IndexRange, JobId, LaunchForm, StopReason, TraceParent, Violation, limits as bounds,
+};
 use muster_wire::{agent, convert, v1};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -109,6 +111,8 @@ pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderErro
     let trace_parent = TraceParent::parse(&order.trace_parent).ok();
     let place = order.array_index.zip(order.array_ordinal).zip(order.array_size);
     let array = place.map(|((index, ordinal), size)| ArrayMember { index, ordinal, size });
+    let indices = order.array_indices.filter(|_| array.is_some());
+    let array_indices = indices.map(|all| IndexRange { first: all.first, last: all.last, step: all.step });
     Ok(Placement {
         job,
         token,
@@ -130,6 +134,7 @@ pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderErro
         terminal: order.terminal,
         scratch_bytes: order.scratch_bytes,
         array,
+        array_indices,
         region: order.region,
         cluster: order.cluster,
         preflight: order.preflight,
@@ -494,6 +499,21 @@ pub(crate) mod tests {
         let placement = placement(order()).unwrap();
         assert_eq!(placement.workers[0].devices, DeviceSet(0b1001));
         assert_eq!(placement.key(1).to_string(), "job-1@1.7/1");
+    }
+
+    #[test]
+    fn a_member_of_an_array_has_the_bounds_of_the_array() {
+        let mut member = order();
+        (member.array_index, member.array_size, member.array_ordinal) = (Some(7), Some(3), Some(1));
+        member.array_indices = Some(agent::ArrayIndices { first: 4, last: 10, step: 3 });
+        let got = placement(member.clone()).unwrap();
+        assert_eq!(got.array, Some(ArrayMember { index: 7, ordinal: 1, size: 3 }));
+        assert_eq!(got.array_indices, Some(IndexRange { first: 4, last: 10, step: 3 }));
+        // An older replica sends none.
+        let older = agent::StartOrder { array_indices: None, ..member.clone() };
+        assert_eq!(placement(older).unwrap().array_indices, None);
+        let outside = agent::StartOrder { array_index: None, ..member };
+        assert_eq!(placement(outside).unwrap().array_indices, None);
     }
 
     #[test]

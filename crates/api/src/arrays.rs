@@ -196,6 +196,7 @@ pub(crate) fn array(
         tier: number(spec.tier),
         worker_count: spec.worker_count(),
         device_count: spec.device_count(),
+        cancelled_by: row.cancelled_by.iter().map(ToString::to_string).collect(),
     }
 }
 

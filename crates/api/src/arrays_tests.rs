@@ -217,6 +217,7 @@ async fn controls_act_on_members_that_are_not_created() {
     let shown = array(&mut ada, &array_id).await;
     let counts = shown.counts.expect("they are counted");
     assert_eq!((counts.uncreated, counts.pending), (0, 0));
+    assert_eq!(shown.cancelled_by, ["tenant/vision/ada", "admin/root"]);
     let message = show(&mut ada, &members[2_000]).await.status().message.clone();
     assert!(message.contains("admin/root cancelled"), "{message}");
 }

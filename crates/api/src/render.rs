@@ -302,14 +302,15 @@ fn who_is_ready(view: &State, id: JobId, row: &JobRow) -> String {
     })
 }
 
-/// The same of a member of an array that has no row among the jobs: the array knows who ended what was left of it.
+/// The same of a member of an array that has no row among the jobs: the array knows who cancelled such members.
 fn cancelled_with_array(view: &State, id: JobId, row: &JobRow) -> Option<(String, String)> {
     if row.phase != Phase::Finished(Outcome::Cancelled) || view.job(id).is_some() {
         return None;
     }
     let (array, _) = view.array_of(id)?;
-    let by = view.array(array)?.cancelled_by.as_ref()?;
-    Some(("CANCELLED".to_owned(), format!("{by} cancelled the members of {array} that were not created")))
+    let by: Vec<String> = view.array(array)?.cancelled_by.iter().map(Requester::to_string).collect();
+    let text = format!("{} cancelled members of {array} that were not created", by.join(" and "));
+    (!by.is_empty()).then(|| ("CANCELLED".to_owned(), text))
 }
 
 /// Reason and sentence where somebody has asked for what the job does.
@@ -627,6 +628,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
         array_index: spec.array.map(|a| a.index),
         array_size: spec.array.map(|a| a.size),
         array_ordinal: spec.array.map(|a| a.ordinal),
+        array_indices: spec.array.and_then(|_| array_indices(view, order.job)),
         region: placement.region.to_string(),
         cluster: placement.cluster.to_string(),
         launch: contract.launch.to_string(),
@@ -640,13 +642,26 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
         gang_secret: gang_secret(order),
         workdir: contract.workdir.map(muster_wire::convert::workdir_to_proto),
         artifacts: contract.artifacts.as_ref().map(muster_wire::convert::artifacts_to_proto),
-        artifacts_bytes_max: view.policy().policy.job_limits(&spec.tenant, spec.tier).artifacts_bytes_max,
+        artifacts_bytes_max: artifacts_bytes_max(view, order.job, spec),
         ulimits: muster_wire::convert::ulimits_to_proto(&contract.ulimits),
         host: muster_wire::convert::host_rules_to_proto(&contract.host),
         trace_parent: contract.trace_parent.map(|parent| parent.to_string()).unwrap_or_default(),
         terminal: contract.terminal,
         scratch_bytes: spec.scratch_bytes(),
     }
+}
+
+/// Most bytes of the files that are kept of one worker of a job, by the policy; none for as many as its agent keeps.
+fn artifacts_bytes_max(view: &State, job: JobId, spec: &JobSpec) -> Option<u64> {
+    let policy = &view.policy().policy;
+    policy.job_limits_of_user(&spec.tenant, spec.tier, view.creator(job)).artifacts_bytes_max
+}
+
+/// The indices of the array that a job is a member of.
+fn array_indices(view: &State, job: JobId) -> Option<agent::ArrayIndices> {
+    let (array, _) = view.array_of(job)?;
+    let span = view.array(array)?.template.array.span()?;
+    Some(agent::ArrayIndices { first: span.first, last: span.last, step: span.step })
 }
 
 /// What the workers of a placement know each other by. It follows from the holder of rank 0's node, a random number that

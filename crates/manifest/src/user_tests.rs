@@ -26,6 +26,20 @@ fn shares_of_users_are_read_and_shown() {
 }
 
 #[test]
+fn limits_of_users_are_read_and_shown() {
+    let limits = "limits: {users: {ada: {maxWorkers: 2, defaultRunTime: 1h}}}";
+    let file = parse_policy(policy("{}").replace("users: {}", limits).as_bytes(), NOW_MS).unwrap();
+    file.check().unwrap();
+    let ada = &file.message.tenants["vision"].limits.as_ref().unwrap().users["ada"];
+    assert_eq!((ada.max_workers, ada.max_run_time.is_some(), ada.default_run_time.is_some()), (Some(2), false, true));
+    let answer =
+        v1::GetPolicyResponse { policy: Some(file.message.clone()), version: 812, ..Default::default() };
+    let yaml = serde_saphyr::to_string(&policy_file(&answer)).unwrap();
+    let again = parse_policy(yaml.as_bytes(), NOW_MS).unwrap_or_else(|error| panic!("{error:?} in\n{yaml}"));
+    assert_eq!(again.message.tenants, file.message.tenants, "{yaml}");
+}
+
+#[test]
 fn users_without_a_word_share_by_the_ordinary_weight() {
     let file = parse_policy(policy("{}").as_bytes(), NOW_MS).unwrap();
     file.check().unwrap();

@@ -387,7 +387,10 @@ impl State {
         let specs = parts.iter().map(|part| &*part.spec);
         require(self.missing_right(specs).is_none(), GuardError::RightMissing)?;
         let spares = |part: &SubmittedPart| part.contract.as_ref().map_or(0, |contract| contract.spares);
-        let with_spares = parts.iter().map(|part| (&*part.spec, spares(part)));
+        let with_spares = parts.iter().map(|part| {
+            let creator = part.metadata.as_ref().map_or("", |metadata| metadata.creator.as_str());
+            (&*part.spec, spares(part), creator)
+        });
         require(self.above_job_limit(with_spares).is_none(), GuardError::TenantLimit)?;
         require(self.exceeded_limit(State::counted(parts)).is_none(), GuardError::TenantLimit)?;
         let of_users = parts.iter().map(|part| {
@@ -562,7 +565,7 @@ impl State {
             submitted_at: now,
             hold: None,
             waits_since: None,
-            cancelled_by: None,
+            cancelled_by: Vec::new(),
             detail: None,
             next: 0,
             uncreated: size,
@@ -716,11 +719,7 @@ impl State {
         for array in arrays {
             match control {
                 Control::Cancel => {
-                    if !by.is_unknown() {
-                        self.change_array(*array, |row| {
-                            row.cancelled_by.get_or_insert_with(|| by.kept());
-                        });
-                    }
+                    self.note_canceller(*array, by);
                     self.end_uncreated(*array, MemberEnd::Cancelled);
                 }
                 Control::Hold => self.change_array(*array, |row| {
@@ -782,9 +781,21 @@ impl State {
         self.leave_array(array, how, members);
     }
 
+    /// A member that is not created has no row that could say who cancelled it: its array says who did so with any of them.
+    fn note_canceller(&mut self, array: ArrayId, by: &Requester) {
+        let kept = by.kept();
+        let is_new = |row: &ArrayRow| {
+            row.cancelled_by.len() < limits::ARRAY_CANCELLERS_MAX && !row.cancelled_by.contains(&kept)
+        };
+        if !by.is_unknown() && self.arrays.get(&array).is_some_and(is_new) {
+            self.change_array(array, |row| row.cancelled_by.push(kept));
+        }
+    }
+
     /// One member that is not created is cancelled.
-    pub(crate) fn cancel_waiting(&mut self, member: WaitingMember) {
+    pub(crate) fn cancel_waiting(&mut self, member: WaitingMember, by: &Requester) {
         let WaitingMember { array, ordinal } = member;
+        self.note_canceller(array, by);
         self.add_end(array, ordinal, MemberEnd::Cancelled);
         self.leave_array(array, MemberEnd::Cancelled, 1);
     }
@@ -886,6 +897,9 @@ impl State {
             }
             let known = [row.uncreated, row.succeeded, row.failed, row.cancelled];
             let counted = known.into_iter().map(u64::from).sum::<u64>();
+            if row.cancelled_by.len() > limits::ARRAY_CANCELLERS_MAX {
+                return Err(format!("{id} was cancelled by too many"));
+            }
             if counted > u64::from(row.size()) || row.next > row.size() {
                 return Err(format!("{id} counts {counted} members of {}", row.size()));
             }

@@ -144,7 +144,8 @@ impl State {
         let contract = self.contract(job);
         let spares = contract.map_or(0, |contract| contract.spares);
         require(spec.size.is_none() || spares == 0, GuardError::Limit)?;
-        require(self.raised_above_job_limit(before, &spec, spares).is_none(), GuardError::TenantLimit)?;
+        let carried = (spares, self.creator(job));
+        require(self.raised_above_job_limit(before, &spec, carried).is_none(), GuardError::TenantLimit)?;
         require(contract.is_none_or(|contract| contract.violations(&spec).is_empty()), GuardError::Limit)
     }
 
@@ -189,7 +190,7 @@ impl State {
         self.remember_control(request, jobs);
         for job in jobs {
             if let Some(member) = self.waiting_member(*job) {
-                self.cancel_waiting(member);
+                self.cancel_waiting(member, by);
                 continue;
             }
             if !by.is_unknown() {

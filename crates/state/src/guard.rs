@@ -57,8 +57,8 @@ impl State {
                 require(specs.iter().all(|spec| !spec.names_unsubmitted()), GuardError::Limit)?;
                 let specs_of = specs.iter().map(|spec| &**spec);
                 require(self.missing_right(specs_of.clone()).is_none(), GuardError::RightMissing)?;
-                // Spares are in the contracts, which follow in a separate record.
-                let alone = specs_of.clone().map(|spec| (spec, 0));
+                // Spares are in the contracts and creators in the metadata, which follow in separate records.
+                let alone = specs_of.clone().map(|spec| (spec, 0, ""));
                 require(self.above_job_limit(alone).is_none(), GuardError::TenantLimit)?;
                 let counted = specs_of.map(|spec| (spec, 1));
                 require(self.exceeded_limit(counted).is_none(), GuardError::TenantLimit)?;

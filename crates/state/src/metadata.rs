@@ -74,6 +74,16 @@ impl State {
                 require(!self.metadata.contains(&job), GuardError::NothingToDo)?;
             }
         }
+        if self.policy.policy.has_user_limits() {
+            for (first, count, metadata) in runs {
+                let specs = (0..u64::from(*count)).filter_map(|n| {
+                    let job = JobId(first.0 + n);
+                    let spares = self.contract(job).map_or(0, |contract| contract.spares);
+                    Some((&**self.spec(job)?, spares, metadata.creator.as_str()))
+                });
+                require(self.above_job_limit(specs).is_none(), GuardError::TenantLimit)?;
+            }
+        }
         if !self.policy.policy.has_limits() {
             return Ok(());
         }

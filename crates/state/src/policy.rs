@@ -67,6 +67,13 @@ pub enum JobAboveLimit {
         /// How many it asks for.
         asked: u64,
     },
+    /// Workers.
+    Workers {
+        /// How many it may ask for.
+        most: u32,
+        /// How many it asks for.
+        asked: u64,
+    },
     /// Time.
     RunTime {
         /// The longest run time limit that it may name, in milliseconds.
@@ -87,12 +94,28 @@ impl JobAboveLimit {
             .devices_max
             .filter(|most| asked > u64::from(*most))
             .map(|most| JobAboveLimit::Devices { most, asked });
+        let workers = |group: &TaskGroup| u64::from(group.workers) + u64::from(spares);
+        let asked: u64 = spec.groups.iter().map(workers).sum();
+        let of_workers = limits
+            .workers_max
+            .filter(|most| asked > u64::from(*most))
+            .map(|most| JobAboveLimit::Workers { most, asked });
         let asked_ms = spec.run_time_limit_ms;
         let of_run_time = limits
             .run_time_max_ms
             .filter(|most_ms| asked_ms.is_none_or(|asked| asked > *most_ms))
             .map(|most_ms| JobAboveLimit::RunTime { most_ms, asked_ms });
-        of_devices.into_iter().chain(of_run_time)
+        of_devices.into_iter().chain(of_workers).chain(of_run_time)
+    }
+
+    /// Whether these limits have the one that it is above.
+    #[must_use]
+    pub fn is_above_one_of(self, limits: JobLimits) -> bool {
+        match self {
+            JobAboveLimit::Devices { most, .. } => limits.devices_max == Some(most),
+            JobAboveLimit::Workers { most, .. } => limits.workers_max == Some(most),
+            JobAboveLimit::RunTime { most_ms, .. } => limits.run_time_max_ms == Some(most_ms),
+        }
     }
 }
 
@@ -147,25 +170,26 @@ impl State {
     }
 
     /// The first of some jobs that asks for more than the policy lets one job ask for, by its place among them. With each is how
-    /// many spare workers it has.
+    /// many spare workers it has, and its creator; empty for one that nobody knows yet.
     #[must_use]
     pub fn above_job_limit<'a>(
         &self,
-        jobs: impl IntoIterator<Item = (&'a JobSpec, u32)>,
+        jobs: impl IntoIterator<Item = (&'a JobSpec, u32, &'a str)>,
     ) -> Option<(usize, JobAboveLimit)> {
         let policy = &self.policy.policy;
         // Where they are held they are taken: see `held_by_job_limit`.
-        let limits_of = |spec: &JobSpec| match policy.on_limit(&spec.tenant) {
+        let limits_of = |spec: &JobSpec, creator: &str| match policy.on_limit(&spec.tenant) {
             Some(OnLimit::Hold) => JobLimits::default(),
-            Some(OnLimit::Refuse) | None => policy.job_limits(&spec.tenant, spec.tier),
+            Some(OnLimit::Refuse) | None => policy.job_limits_of_user(&spec.tenant, spec.tier, creator),
         };
-        let mut known: Option<(&Name, PriorityTier, JobLimits)> = None;
-        for (place, (spec, spares)) in jobs.into_iter().enumerate() {
+        let mut known: Option<((&Name, PriorityTier, &str), JobLimits)> = None;
+        for (place, (spec, spares, creator)) in jobs.into_iter().enumerate() {
+            let kind = (&spec.tenant, spec.tier, creator);
             let limits = match known {
-                Some((tenant, tier, limits)) if *tenant == spec.tenant && tier == spec.tier => limits,
-                _ => limits_of(spec),
+                Some((last, limits)) if last == kind => limits,
+                _ => limits_of(spec, creator),
             };
-            known = Some((&spec.tenant, spec.tier, limits));
+            known = Some((kind, limits));
             if let Some(above) = JobAboveLimit::of(limits, spec, spares).next() {
                 return Some((place, above));
             }
@@ -174,18 +198,18 @@ impl State {
     }
 
     /// What a changed job asks for beyond what the policy lets one job ask for. What it asks for no more of than before stays
-    /// allowed where the tenant and the tier do: the policy may have been lowered since.
+    /// allowed where the tenant and the tier do: the policy may have been lowered since. With it are its spare workers and its creator.
     #[must_use]
     pub fn raised_above_job_limit(
         &self,
         before: &JobSpec,
         after: &JobSpec,
-        spares: u32,
+        (spares, creator): (u32, &str),
     ) -> Option<JobAboveLimit> {
         if self.policy.policy.on_limit(&after.tenant) == Some(OnLimit::Hold) {
             return None;
         }
-        let limits = self.policy.policy.job_limits(&after.tenant, after.tier);
+        let limits = self.policy.policy.job_limits_of_user(&after.tenant, after.tier, creator);
         let is_raised = |above: &JobAboveLimit| {
             let is_longer = match (before.run_time_limit_ms, after.run_time_limit_ms) {
                 (None, _) => false,
@@ -196,7 +220,7 @@ impl State {
             let is_larger = after.worker_count() > before.worker_count();
             let is_more = match above {
                 JobAboveLimit::RunTime { .. } => is_longer,
-                JobAboveLimit::Devices { .. } => is_larger,
+                JobAboveLimit::Devices { .. } | JobAboveLimit::Workers { .. } => is_larger,
             };
             is_elsewhere || is_more
         };
@@ -214,7 +238,8 @@ impl State {
             return None;
         }
         let spares = self.contract(job).map_or(0, |contract| contract.spares);
-        JobAboveLimit::of(self.policy.policy.job_limits(&spec.tenant, spec.tier), spec, spares).next()
+        let limits = self.policy.policy.job_limits_of_user(&spec.tenant, spec.tier, self.creator(job));
+        JobAboveLimit::of(limits, spec, spares).next()
     }
 
     /// The first limit of a user that these jobs would break together, given as runs of a tenant, a user and how many.

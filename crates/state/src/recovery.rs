@@ -74,7 +74,8 @@ impl State {
             require(row.phase == Phase::Pending && row.attempt == 0, GuardError::JobPhase)?;
             require(!contract.is_default() && !self.contracts.contains(job), GuardError::NothingToDo)?;
             require(contract.violations(spec).is_empty(), GuardError::Limit)?;
-            require(self.above_job_limit([(&**spec, contract.spares)]).is_none(), GuardError::TenantLimit)?;
+            let alone = [(&**spec, contract.spares, self.creator(*job))];
+            require(self.above_job_limit(alone).is_none(), GuardError::TenantLimit)?;
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 //!
 //! What decides where a job goes stays: names of jobs, tenants, nodes and types, what jobs ask for, labels and taints of nodes,
 //! and what jobs ask of those; but not which other jobs they go to by labels. The policy stays too, but for the addresses of its
-//! receivers of notifications and the names of users who have a weight.
+//! receivers of notifications and the names of users who have a weight or limits.
 //!
 //! **Invariant:** commands, values of environments, directories, images, digests of files, labels and annotations of jobs,
 //! sentences, addresses, secrets of tokens and names of people are in no state and no record that was redacted. Each text has to
@@ -209,17 +209,17 @@ impl Redaction {
     fn policy(&self, policy: &Policy) -> Result<Policy, RestoreError> {
         let mut draft = PolicyDraft::clone(policy);
         for (name, tenant) in &mut draft.tenants {
+            let redacted = |user: String| {
+                // As the creator of jobs has it.
+                let mut user = if user.contains('/') { user } else { format!("tenant/{name}/{user}") };
+                self.user(&mut user);
+                user
+            };
+            let limits = core::mem::take(&mut tenant.user_limits);
+            tenant.user_limits = limits.into_iter().map(|(user, limits)| (redacted(user), limits)).collect();
             let Some(users) = &mut tenant.users else { continue };
             let weights = core::mem::take(&mut users.weights_milli);
-            users.weights_milli = weights
-                .into_iter()
-                .map(|(user, weight_milli)| {
-                    // As the creator of jobs has it.
-                    let mut user = if user.contains('/') { user } else { format!("tenant/{name}/{user}") };
-                    self.user(&mut user);
-                    (user, weight_milli)
-                })
-                .collect();
+            users.weights_milli = weights.into_iter().map(|(user, milli)| (redacted(user), milli)).collect();
         }
         for receiver in draft.notifications.iter_mut().filter(|receiver| !receiver.url.is_empty()) {
             receiver.url = URL.to_string();
@@ -442,9 +442,7 @@ impl Redaction {
         if let Some(hold) = &mut row.hold {
             self.hold(hold);
         }
-        if let Some(by) = &mut row.cancelled_by {
-            self.requester(by);
-        }
+        row.cancelled_by.iter_mut().for_each(|by| self.requester(by));
         row.detail = row.detail.map(|_| Arc::from(WORD));
         Ok(row)
     }

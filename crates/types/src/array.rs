@@ -105,6 +105,18 @@ impl ArraySpec {
         None
     }
 
+    /// The narrowest range that has all its indices, and the longest step by which it meets each of them; none for no members.
+    #[must_use]
+    pub fn span(&self) -> Option<IndexRange> {
+        let (first, last) = (self.ranges.first()?.first, self.ranges.last()?.last);
+        let step = self.ranges.iter().fold(0, |step, range| {
+            // One index has no step.
+            let within = if range.last > range.first { range.step } else { 0 };
+            common_divisor(common_divisor(step, range.first.saturating_sub(first)), within)
+        });
+        Some(IndexRange { first, last, step: step.max(1) })
+    }
+
     /// Whether its indices are those from 0 on without a gap.
     #[must_use]
     pub fn is_counted(&self) -> bool {
@@ -201,6 +213,14 @@ impl fmt::Display for ArraySpec {
         }
         self.throttle.map_or(Ok(()), |throttle| write!(f, "%{throttle}"))
     }
+}
+
+/// The greatest divisor of both; of a number and 0, the number.
+fn common_divisor(mut a: u32, mut b: u32) -> u32 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
 }
 
 /// Ranges that have exactly these numbers, which are ascending.

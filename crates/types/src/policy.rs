@@ -160,6 +160,9 @@ pub struct TenantPolicy {
     pub tier_limits: BTreeMap<PriorityTier, JobLimits>,
     /// Submissions in a minute with jobs of a tier, where those are limited. They also count in `limits.requests_per_minute`.
     pub tier_submissions: BTreeMap<PriorityTier, u32>,
+    /// What one job of a user may ask for, given as the users in `UserShares::weights_milli`. It holds in addition to what every
+    /// job may ask for, and its default run time goes before theirs.
+    pub user_limits: BTreeMap<String, JobLimits>,
     /// The order of its queue, whom it may have stopped, and the nodes that it runs on.
     pub queue: QueueChoices,
     /// How its users share what it gets; none where they do not.
@@ -176,6 +179,7 @@ impl Default for TenantPolicy {
             limits: TenantLimits::default(),
             tier_limits: BTreeMap::new(),
             tier_submissions: BTreeMap::new(),
+            user_limits: BTreeMap::new(),
             queue: QueueChoices::default(),
             users: None,
         }
@@ -928,6 +932,7 @@ impl TenantPolicy {
         self.limits.check_budgets(&format!("{at}.limits"), found);
         self.queue.check(&format!("{at}.queue"), found);
         users::check_users(self, at, found);
+        users::check_user_limits(self, at, found);
         for (tier, limits) in &self.tier_limits {
             // By tier, because the order of the list that they were given in is not kept.
             let mut of_tier = Vec::new();

@@ -20,7 +20,7 @@ use super::{Host, Layout, Local, NodeContext, Pairs, comma, endpoint, master, pa
 use crate::rules::{Launch, Placement, RankPlace};
 use muster_types::job::ArrayMember;
 use muster_types::tpu::{Generation, host_extent};
-use muster_types::{ArrayId, DeviceSet};
+use muster_types::{ArrayId, DeviceSet, IndexRange};
 use std::fmt::Write as _;
 
 /// Addresses of the nodes, in order of their first ranks.
@@ -110,6 +110,13 @@ pub(super) fn slurm(
             ("SLURM_ARRAY_JOB_ID", ArrayId::of_member(placement.job, ordinal).0.to_string()),
             ("SLURM_ARRAY_TASK_ID", index.to_string()),
             ("SLURM_ARRAY_TASK_COUNT", size.to_string()),
+        ]));
+    }
+    if let Some(IndexRange { first, last, step }) = placement.array_indices {
+        found.extend(pairs([
+            ("SLURM_ARRAY_TASK_MIN", first.to_string()),
+            ("SLURM_ARRAY_TASK_MAX", last.to_string()),
+            ("SLURM_ARRAY_TASK_STEP", step.to_string()),
         ]));
     }
     found

@@ -29,7 +29,7 @@ pub use hostfile::{by_address, by_rank, rank_name};
 
 use crate::rules::{Launch, Placement, RankPlace};
 use muster_types::job::ArrayMember;
-use muster_types::{DeviceSet, LaunchForm as Form};
+use muster_types::{DeviceSet, IndexRange, LaunchForm as Form};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -240,6 +240,13 @@ fn muster(placement: &Placement, worker: &Launch, local: Local, here: &NodeConte
         found.extend(pairs([
             ("MUSTER_ARRAY_INDEX", index.to_string()),
             ("MUSTER_ARRAY_SIZE", size.to_string()),
+        ]));
+    }
+    if let Some(IndexRange { first, last, step }) = placement.array_indices {
+        found.extend(pairs([
+            ("MUSTER_ARRAY_INDEX_MIN", first.to_string()),
+            ("MUSTER_ARRAY_INDEX_MAX", last.to_string()),
+            ("MUSTER_ARRAY_INDEX_STEP", step.to_string()),
         ]));
     }
     found

@@ -4,7 +4,7 @@ use super::*;
 use crate::rules::{GroupSize, Placement, Slices};
 use muster_types::job::ArrayMember;
 use muster_types::tpu::SliceShape;
-use muster_types::{DeviceSet, FencingToken, JobId, LogIndex};
+use muster_types::{DeviceSet, FencingToken, IndexRange, JobId, LogIndex};
 use std::time::Duration;
 
 fn place(node: &str, address: &str, devices: u16) -> RankPlace {
@@ -48,6 +48,7 @@ fn placement(rank_map: Vec<RankPlace>, workers: Vec<Launch>) -> Placement {
         scratch_bytes: 0,
         trace_parent: None,
         array: None,
+        array_indices: None,
         region: "eu-west".into(),
         cluster: "eu-west-a".into(),
         preflight: false,
@@ -171,7 +172,8 @@ fn an_array_job_without_devices_on_a_gpu_host_with_variables_of_the_user() {
         ("PATH".to_owned(), "/opt/bin".to_owned()),
     ]);
     let mut placement = placement(vec![place("gpu-a", "10.0.0.1", 0)], vec![launch]);
-    placement.array = Some(ArrayMember { index: 4, ordinal: 4, size: 100 });
+    placement.array = Some(ArrayMember { index: 8, ordinal: 4, size: 100 });
+    placement.array_indices = Some(IndexRange { first: 0, last: 198, step: 2 });
     placement.job = JobId(5 * 1024 + 4);
     placement.checkpoint_directory.clear();
     check("environment_array_user_variables.txt", &placement, 0, "gpu-a", "a100");

@@ -74,6 +74,7 @@ fn placement(job: JobId, token: FencingToken, devices: &[DeviceSet], preflight: 
         scratch_bytes: 0,
         trace_parent: None,
         array: None,
+        array_indices: None,
         region: "eu".to_owned(),
         cluster: "eu-1".to_owned(),
         preflight,

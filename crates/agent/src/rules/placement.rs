@@ -4,8 +4,8 @@ use super::worker::WorkerKey;
 use muster_types::job::ArrayMember;
 use muster_types::tpu::SliceShape;
 use muster_types::{
-    ArtifactRules, BlobDigest, Container, DeviceSet, FencingToken, HostRules, JobId, LaunchForm, TraceParent,
-    Ulimits,
+    ArtifactRules, BlobDigest, Container, DeviceSet, FencingToken, HostRules, IndexRange, JobId, LaunchForm,
+    TraceParent, Ulimits,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -130,6 +130,9 @@ pub struct Placement {
     pub scratch_bytes: u64,
     /// For a job of an array.
     pub array: Option<ArrayMember>,
+    /// All indices of that array; none outside of one, and from older replicas.
+    #[serde(default)]
+    pub array_indices: Option<IndexRange>,
     /// Where the gang runs.
     pub region: String,
     /// The fleet cluster in that region.

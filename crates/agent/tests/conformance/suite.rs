@@ -138,6 +138,7 @@ impl<'a, S: Subject> Bench<'a, S> {
             scratch_bytes: 0,
             trace_parent: None,
             array: None,
+            array_indices: None,
             preflight: false,
             form: LaunchForm::default(),
             world_size_min: 0,

@@ -213,6 +213,7 @@ async fn a_plan_and_a_submission_say_the_same_of_a_job_above_the_limits() {
     let hour = 3_600_000;
     let job = v1::JobLimits {
         max_devices: None,
+        max_workers: None,
         max_run_time: Some(duration(2 * hour)),
         default_run_time: Some(duration(hour)),
         max_artifact_bytes: None,
@@ -249,6 +250,7 @@ async fn limits_of_tiers_are_named_once_and_hold_together() {
         tier: tier.into(),
         job: Some(v1::JobLimits {
             max_devices: None,
+            max_workers: None,
             max_run_time: Some(duration(max)),
             default_run_time: Some(duration(default)),
             max_artifact_bytes: None,

@@ -612,6 +612,7 @@ fn fleet() -> Vec<Stored> {
 fn limits() -> v1::TenantLimits {
     let job = v1::JobLimits {
         max_devices: Some(64),
+        max_workers: Some(32),
         max_run_time: Some(duration(86_400_000)),
         default_run_time: Some(duration(3_600_000)),
         max_artifact_bytes: Some(4 << 30),
@@ -647,6 +648,7 @@ fn limits() -> v1::TenantLimits {
         memory_bytes: Some(16 << 40),
         spend: Some(v1::SpendBudget { most: Some(5_000), window: Some(duration(604_800_000)) }),
         on_limit: v1::OnLimit::Refuse.into(),
+        users: [("ada".to_owned(), job)].into(),
     }
 }
 

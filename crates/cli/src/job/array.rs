@@ -97,6 +97,9 @@ struct Array {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     states: Vec<State>,
     held: bool,
+    /// Who cancelled members that were not created.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    cancelled_by: Vec<String>,
     #[serde(skip_serializing_if = "String::is_empty")]
     reason: String,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -158,6 +161,7 @@ impl From<v1::Array> for Array {
             },
             states: array.states.into_iter().map(state).collect(),
             held: array.hold.is_some(),
+            cancelled_by: array.cancelled_by,
             reason: array.reason,
             message: array.message,
             create_time: moment(array.create_time),
@@ -268,6 +272,7 @@ fn describe(console: &Console, array: &Array, tier: &str) -> Result<(), Failure>
         ("members", format!("{} ({})", array.size, array.members)),
         ("first job", array.first_job_id.clone()),
         ("next", why),
+        ("cancelled by", array.cancelled_by.join(", ")),
         ("submitted", array.create_time.clone().unwrap_or_default()),
         ("finished", array.end_time.clone().unwrap_or_default()),
     ];

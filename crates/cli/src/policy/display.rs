@@ -97,6 +97,7 @@ const LISTS: [List; 21] = [
         &[
             ("TENANT", "{@}", ""),
             ("DEVICES OF A JOB UP TO", "{limits.job.maxDevices}", ""),
+            ("WORKERS OF A JOB UP TO", "{limits.job.maxWorkers}", ""),
             ("RUN TIME UP TO", "{limits.job.maxRunTime}", ""),
             ("RUN TIME BY DEFAULT", "{limits.job.defaultRunTime}", ""),
             ("ARTIFACTS OF A WORKER UP TO", "{limits.job.maxArtifacts}", ""),

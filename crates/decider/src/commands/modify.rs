@@ -101,8 +101,8 @@ pub fn check_modify(state: &State, order: &ModifyOrder, now: LogTime) -> Result<
         return Err(Refusal::fields(alloc::vec![Violation::new("job.spec.run_time_limit", text)]));
     }
     let spares = state.contract(job).map_or(0, |contract| contract.spares);
-    if let Some(above) = state.raised_above_job_limit(spec, &changed, spares) {
-        return Err(above_job_limit(&changed, above).with("job_index", 0));
+    if let Some(above) = state.raised_above_job_limit(spec, &changed, (spares, state.creator(job))) {
+        return Err(above_job_limit(state, &changed, above).with("job_index", 0));
     }
     if row.phase == Phase::Pending {
         check_waiting(state, job, &changed, changes, now)?;

@@ -20,7 +20,7 @@ use crate::commands::answer::{Answer, VIOLATIONS_MAX, repeated};
 use crate::commands::metadata::{check_metadata, metadata_name, set_metadata};
 use crate::commands::named::{check_named, check_named_affinity, with_ids};
 use crate::rules::affinity;
-use crate::rules::at_limit::check_on_limit;
+use crate::rules::at_limit::{check_on_limit, whose_limit};
 use crate::rules::bookings::why_not_named;
 use crate::rules::deadline;
 use crate::rules::planned::licensed;
@@ -183,21 +183,22 @@ fn check_arrays(specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
     if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
 }
 
-/// Jobs as they are taken: one that names no run time limit gets the one of its tenant and tier.
+/// Jobs as they are taken: one that names no run time limit gets the one of its user, tenant and tier.
 #[must_use]
 pub fn with_default_limits<'a>(state: &State, specs: &'a [Submission]) -> Cow<'a, [Submission]> {
     let policy = &state.policy().policy;
     // Jobs of one tenant and tier stand next to each other: the tree of tenants is asked once for all of them.
-    let mut known: Option<(&Name, PriorityTier, Option<u64>)> = None;
+    let mut known: Option<((&Name, PriorityTier, &str), Option<u64>)> = None;
     let default_of = |job: &'a Submission| {
         if job.run_time_limit_ms.is_some() {
             return None;
         }
+        let kind = (&job.spec.tenant, job.spec.tier, creator_of(job));
         let limit_ms = match known {
-            Some((tenant, tier, limit_ms)) if *tenant == job.tenant && tier == job.tier => limit_ms,
-            _ => policy.job_limits(&job.tenant, job.tier).run_time_unless_named_ms(),
+            Some((last, limit_ms)) if last == kind => limit_ms,
+            _ => policy.job_limits_of_user(kind.0, kind.1, kind.2).run_time_unless_named_ms(),
         };
-        known = Some((&job.tenant, job.tier, limit_ms));
+        known = Some((kind, limit_ms));
         limit_ms
     };
     let defaults: Vec<Option<u64>> = specs.iter().map(default_of).collect();
@@ -217,35 +218,49 @@ pub fn with_default_limits<'a>(state: &State, specs: &'a [Submission]) -> Cow<'a
     Cow::Owned(specs.iter().zip(defaults).map(with_default).collect())
 }
 
-/// No job asks for more than the policy lets one job of its tenant and tier ask for.
+/// Who submits a job; empty where nobody knows.
+fn creator_of(job: &Submission) -> &str {
+    job.metadata.as_ref().map_or("", |metadata| metadata.creator.as_str())
+}
+
+/// No job asks for more than the policy lets one job of its user, tenant and tier ask for.
 ///
 /// # Errors
 /// The refusal, with the limit and what the job asks for.
 fn check_job_limits(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
-    let jobs = specs.iter().map(|job| (&job.spec, job.contract.spares));
+    let jobs = specs.iter().map(|job| (&job.spec, job.contract.spares, creator_of(job)));
     let Some((place, above)) = state.above_job_limit(jobs) else { return Ok(()) };
-    specs.get(place).map_or(Ok(()), |job| Err(above_job_limit(&job.spec, above).with("job_index", place)))
+    let refused = |job: &Submission| above_job_limit(state, &job.spec, above).with("job_index", place);
+    specs.get(place).map_or(Ok(()), |job| Err(refused(job)))
 }
 
 /// The refusal of a job that asks for more than one may.
-pub(super) fn above_job_limit(spec: &JobSpec, above: JobAboveLimit) -> Refusal {
+pub(super) fn above_job_limit(state: &State, spec: &JobSpec, above: JobAboveLimit) -> Refusal {
     let (name, tenant, tier) = (&spec.name, &spec.tenant, spec.tier);
+    let (whose, at) = whose_limit(state, spec, above);
     let (limit, most, asked, text) = match above {
         JobAboveLimit::Devices { most, asked } => {
             let text = format!(
-                "job {name}: a {tier} job of tenant {tenant} may ask for {most} devices, and this one asks for {asked} with \
-                 its spare workers; ask for fewer workers, or have the policy raise `limits.job.maxDevices`"
+                "job {name}: a {tier} job of {whose}tenant {tenant} may ask for {most} devices, and this one asks for {asked} with \
+                 its spare workers; ask for fewer workers, or have the policy raise `limits.{at}.maxDevices`"
             );
-            ("job.maxDevices", u64::from(most), Some(asked), text)
+            (format!("{at}.maxDevices"), u64::from(most), Some(asked), text)
+        }
+        JobAboveLimit::Workers { most, asked } => {
+            let text = format!(
+                "job {name}: a {tier} job of {whose}tenant {tenant} may have {most} workers, and this one asks for {asked} with its \
+                 spare workers; ask for fewer, or have the policy raise `limits.{at}.maxWorkers`"
+            );
+            (format!("{at}.maxWorkers"), u64::from(most), Some(asked), text)
         }
         JobAboveLimit::RunTime { most_ms, asked_ms } => {
             let asked = asked_ms.map_or_else(|| "none".into(), |ms| format!("{}", Span(ms)));
             let text = format!(
-                "job {name}: the run time limit of a {tier} job of tenant {tenant} may be {} at most, and that of this one \
-                 is {asked}; name a shorter one, or have the policy raise `limits.job.maxRunTime`",
+                "job {name}: the run time limit of a {tier} job of {whose}tenant {tenant} may be {} at most, and that of this one \
+                 is {asked}; name a shorter one, or have the policy raise `limits.{at}.maxRunTime`",
                 Span(most_ms)
             );
-            ("job.maxRunTime", most_ms, asked_ms, text)
+            (format!("{at}.maxRunTime"), most_ms, asked_ms, text)
         }
     };
     let refusal = Refusal::new(RefusalCode::JobAboveLimit, text)

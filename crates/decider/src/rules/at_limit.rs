@@ -114,7 +114,7 @@ fn devices(milli: u64) -> String {
 /// Which limit keeps a job from being placed whatever is free; `job` is none for one that nobody has submitted yet.
 pub(crate) fn why_it_is_held(state: &State, job: Option<JobId>, spec: &JobSpec) -> Option<String> {
     if let Some(above) = job.and_then(|job| state.held_by_job_limit(job)) {
-        return Some(above_text(spec, above));
+        return Some(above_text(state, spec, above));
     }
     let user = job.map(|job| state.creator(job));
     if let Some(reached) = running_limit(state, &spec.tenant, user) {
@@ -130,19 +130,35 @@ pub(crate) fn why_it_is_held(state: &State, job: Option<JobId>, spec: &JobSpec) 
     Some(format!("{}; it is placed {when}", reached.clause))
 }
 
+/// Whose limit of one job it is, in front of the tenant, and where it stands below `limits` in the policy: of every job or of its tier,
+/// or of the user of this one.
+pub(crate) fn whose_limit(
+    state: &State,
+    spec: &JobSpec,
+    above: JobAboveLimit,
+) -> (&'static str, &'static str) {
+    let of_all = state.policy().policy.job_limits(&spec.tenant, spec.tier);
+    if above.is_above_one_of(of_all) { ("", "job") } else { ("this user in ", "users") }
+}
+
 /// What a job above a limit of one job waits for.
-fn above_text(spec: &JobSpec, above: JobAboveLimit) -> String {
+fn above_text(state: &State, spec: &JobSpec, above: JobAboveLimit) -> String {
     let (tenant, tier) = (&spec.tenant, spec.tier);
+    let (whose, at) = whose_limit(state, spec, above);
     let rest = "it waits until the policy allows that or the job is modified (`limits.onLimit` is hold)";
     match above {
         JobAboveLimit::Devices { most, asked } => format!(
-            "a {tier} job of tenant {tenant} may ask for {most} devices (`limits.job.maxDevices` in the policy), and this one \
+            "a {tier} job of {whose}tenant {tenant} may ask for {most} devices (`limits.{at}.maxDevices` in the policy), and this one \
+             asks for {asked} with its spare workers; {rest}"
+        ),
+        JobAboveLimit::Workers { most, asked } => format!(
+            "a {tier} job of {whose}tenant {tenant} may have {most} workers (`limits.{at}.maxWorkers` in the policy), and this one \
              asks for {asked} with its spare workers; {rest}"
         ),
         JobAboveLimit::RunTime { most_ms, asked_ms } => {
             let asked = asked_ms.map_or_else(|| "none".into(), |ms| format!("{}", Span(ms)));
             format!(
-                "the run time limit of a {tier} job of tenant {tenant} may be {} at most (`limits.job.maxRunTime` in the \
+                "the run time limit of a {tier} job of {whose}tenant {tenant} may be {} at most (`limits.{at}.maxRunTime` in the \
                  policy), and that of this one is {asked}; {rest}",
                 Span(most_ms)
             )

@@ -363,6 +363,43 @@ fn a_member_that_is_named_with_its_array_is_counted_once() {
     }
 }
 
+/// Members that are not created have no rows: their array keeps who cancelled them, each requester once and no more than a few.
+#[test]
+fn an_array_keeps_who_cancelled_members_that_were_not_created() {
+    let (mut speculation, mut state) = founded();
+    register(&mut speculation, "n0", 8);
+    let spec = job("many", 1, Some(accelerators("h100", 1)));
+    let members = submit(&mut speculation, 1, vec![array(spec, "5000")]).unwrap();
+    let id = ArrayId(members[0].0);
+    let cancel = |speculation: &mut Speculation, n, name: &str, arrays, jobs| {
+        let selection = JobSelection { arrays, is_found: true, ..JobSelection::named(jobs) };
+        let by = Requester { name: name.to_owned(), ..Requester::default() };
+        let control = Control::Cancel;
+        let order = ControlOrder { acts_for: None, request: request(n), by, control, selection };
+        handle(speculation, &Command::Control(Box::new(order))).unwrap();
+    };
+    let names = |speculation: &Speculation| -> Vec<String> {
+        speculation.state().array(id).unwrap().cancelled_by.iter().map(ToString::to_string).collect()
+    };
+    cancel(&mut speculation, 2, "ada", vec![], vec![members[4_000], members[4_001]]);
+    cancel(&mut speculation, 3, "", vec![], vec![members[4_002]]);
+    cancel(&mut speculation, 4, "bob", vec![], vec![members[4_003]]);
+    cancel(&mut speculation, 5, "ada", vec![], vec![members[4_004]]);
+    assert_eq!(names(&speculation), ["ada", "bob"]);
+    // One that is a job says it itself.
+    cancel(&mut speculation, 6, "cyd", vec![], vec![members[0]]);
+    assert_eq!(names(&speculation), ["ada", "bob"]);
+    for n in 0..10_u32 {
+        let member = members[4_100 + n as usize];
+        cancel(&mut speculation, 10 + u128::from(n), &format!("u{n}"), vec![], vec![member]);
+    }
+    assert_eq!(names(&speculation).len(), limits::ARRAY_CANCELLERS_MAX);
+    cancel(&mut speculation, 30, "eve", vec![id], vec![]);
+    assert_eq!(names(&speculation).last().map(String::as_str), Some("u5"));
+    commit(&mut speculation, &mut state);
+    crate::support::check(&state);
+}
+
 /// A tenant cannot buy a better position with an array than with single jobs: both have the position of their submission.
 #[test]
 fn an_array_has_the_position_of_its_submission() {

@@ -324,7 +324,7 @@ fn one_job_asks_for_no_more_than_its_tenant_and_tier_may() {
         devices_max: Some(4),
         run_time_max_ms: Some(10 * HOUR_MS),
         run_time_default_ms: Some(2 * HOUR_MS),
-        artifacts_bytes_max: None,
+        ..JobLimits::default()
     };
     let (mut speculation, _) =
         cluster(BOOTSTRAP, &[("team", TenantLimits { job: of_every_job, ..NONE }), ("other", NONE)]);
@@ -379,6 +379,56 @@ fn one_job_asks_for_no_more_than_its_tenant_and_tier_may() {
     assert_eq!(limit_of(&speculation, again), Some(2 * HOUR_MS));
     let other = submit_as(&mut speculation, 7, ("other", "ada"), |_| {}).unwrap();
     assert_eq!(limit_of(&speculation, other), None);
+}
+
+#[test]
+fn one_job_of_a_named_user_asks_for_no_more_than_that_user_may() {
+    const HOUR_MS: u64 = 3_600_000;
+    let of = |max, default| JobLimits {
+        run_time_max_ms: Some(max * HOUR_MS),
+        run_time_default_ms: Some(default * HOUR_MS),
+        ..JobLimits::default()
+    };
+    let (mut speculation, mut state) =
+        cluster(BOOTSTRAP, &[("team", TenantLimits { job: of(4, 2), ..NONE })]);
+    let mut draft = speculation.state().policy().policy.as_ref().clone().into_draft();
+    let of_ada = JobLimits { workers_max: Some(2), ..of(3, 1) };
+    // A limit of a user above that of every job raises nothing.
+    let users = [("ada".to_owned(), of_ada), ("eve".to_owned(), of(9, 9))];
+    draft.tenants.get_mut(&name("team")).unwrap().user_limits = users.into();
+    let policy = Box::new(draft.check().unwrap());
+    let by = muster_types::Requester::default();
+    let set =
+        Command::SetPolicy { request: request(u128::MAX - 1), by, policy, expected_version: None };
+    handle(&mut speculation, &set).unwrap();
+    for (n, user, hours) in [(1, "ada", 1), (2, "bob", 2), (3, "eve", 4)] {
+        let job = submit_as(&mut speculation, n, ("team", user), |_| {}).unwrap();
+        let limit_ms = speculation.state().spec(job).unwrap().run_time_limit_ms;
+        assert_eq!(limit_ms, Some(hours * HOUR_MS), "{user}");
+    }
+    let named = |hours: u64| move |draft: &mut JobDraft| draft.run_time_limit_ms = Some(hours * HOUR_MS);
+    submit_as(&mut speculation, 4, ("team", "bob"), named(4)).unwrap();
+    for (n, user, limit, max) in [(5, "ada", "users.maxRunTime", 3), (6, "eve", "job.maxRunTime", 4)] {
+        let refused = submit_as(&mut speculation, n, ("team", user), named(max + 1)).unwrap_err();
+        assert_eq!((refused.code, fact(&refused, "limit")), (RefusalCode::JobAboveLimit, limit.into()));
+        assert_eq!(fact(&refused, "limit_max"), (max * HOUR_MS).to_string());
+    }
+    let wide = |draft: &mut JobDraft| draft.groups = vec![group("main", 3, None)];
+    let refused = submit_as(&mut speculation, 7, ("team", "ada"), wide).unwrap_err();
+    assert_eq!((refused.code, fact(&refused, "limit")), (RefusalCode::JobAboveLimit, "users.maxWorkers".into()));
+    // A token of the user is the user.
+    let refused = submit_as(&mut speculation, 8, ("team", "ada+token/0000000000000007"), named(4)).unwrap_err();
+    assert_eq!(fact(&refused, "limit"), "users.maxRunTime");
+    // The record that says whose a job is is refused by every replica where the user may not have it.
+    let job = submit_as(&mut speculation, 9, ("team", ""), named(4)).unwrap();
+    commit(&mut speculation, &mut state);
+    check(&state);
+    let told = |creator: &str| {
+        let metadata = JobMetadata { creator: creator.to_owned(), ..JobMetadata::default() };
+        muster_journal::Decision::JobMetadataSet { runs: vec![(job, 1, Arc::new(metadata))] }
+    };
+    assert_eq!(state.check(&told("ada")), Err(muster_state::GuardError::TenantLimit));
+    assert_eq!(state.check(&told("bob")), Ok(()));
 }
 
 #[test]
@@ -689,6 +739,35 @@ fn spare_workers_count_for_the_limit_of_one_job() {
     with_spares(1, 2).unwrap();
     let refused = with_spares(2, 3).unwrap_err();
     assert_eq!((refused.code, fact(&refused, "asked")), (RefusalCode::JobAboveLimit, "5".into()));
+}
+
+#[test]
+fn a_limit_on_workers_also_bounds_gangs_without_devices() {
+    let of_every_job = JobLimits { workers_max: Some(4), ..JobLimits::default() };
+    let (mut speculation, _) = cluster(BOOTSTRAP, &[("team", TenantLimits { job: of_every_job, ..NONE })]);
+    join_host(&mut speculation);
+    let mut submit = |n: u128, groups, spares| {
+        let mut draft = JobDraft::clone(&job(&format!("w{n}"), 1, None));
+        draft.tenant = name("team");
+        draft.groups = groups;
+        let contract = JobContract { spares, ..JobContract::default() };
+        let submission = Submission::new(draft.check().unwrap(), contract);
+        handle(&mut speculation, &Command::submit(request(n), Arc::new([submission])))
+    };
+    submit(1, vec![group("main", 4, None)], 0).unwrap();
+    submit(2, vec![group("main", 2, None), group("other", 2, None)], 0).unwrap();
+    // All groups together, and the spare workers of one.
+    for (n, groups, spares) in [
+        (3, vec![group("main", 5, None)], 0),
+        (4, vec![group("main", 2, None), group("other", 3, None)], 0),
+        (5, vec![group("main", 4, Some(accelerators("h100", 1)))], 1),
+    ] {
+        let refused = submit(n, groups, spares).unwrap_err();
+        assert_eq!(
+            (refused.code, fact(&refused, "limit"), fact(&refused, "limit_max"), fact(&refused, "asked")),
+            (RefusalCode::JobAboveLimit, "job.maxWorkers".into(), "4".into(), "5".into()),
+        );
+    }
 }
 
 #[test]

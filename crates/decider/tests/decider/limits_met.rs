@@ -269,6 +269,14 @@ fn a_job_above_a_limit_waits_under_a_policy_that_holds() {
         let (reason, sentence) = world.why(job);
         assert!(reason == WaitReason::TenantLimit && sentence.contains(limit), "{sentence}");
     }
+    let mut of_user = draft(limits);
+    let lab = of_user.tenants.get_mut(&name("lab")).unwrap();
+    lab.limits.job = JobLimits::default();
+    lab.user_limits = [("ada".to_owned(), job)].into();
+    world.set_policy(of_user);
+    world.schedule();
+    let (_, sentence) = world.why(long);
+    assert!(!world.is_placed(wide) && sentence.contains("`limits.users.maxRunTime`"), "{sentence}");
     // A policy that allows it lets it go, and one that refuses such jobs refuses them as before.
     let raised = JobLimits { devices_max: Some(4), run_time_max_ms: Some(2 * HOUR_MS), ..job };
     world.set_policy(draft(TenantLimits { job: raised, ..limits }));

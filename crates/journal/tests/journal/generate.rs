@@ -875,6 +875,7 @@ fn policy() -> impl Strategy<Value = Policy> {
         (limit(), limit(), limit(), limit()).prop_map(|(devices_max, max, default, bytes)| JobLimits {
             artifacts_bytes_max: bytes.map(u64::from),
             devices_max,
+            workers_max: devices_max,
             run_time_max_ms: max.map(u64::from),
             run_time_default_ms: default.map(|ms| u64::from(ms.min(max.unwrap_or(ms)))),
         })
@@ -919,6 +920,7 @@ fn policy() -> impl Strategy<Value = Policy> {
     let tier = prop::sample::select(PriorityTier::ALL.to_vec());
     let tenant =
         (rights, limits, btree_map(tier, job_limits(), 0..3)).prop_map(|(rights, limits, tier_limits)| {
+            let user_limits = tier_limits.values().map(|limits| ("ada".to_owned(), *limits)).collect();
             let tier_submissions = tier_limits.keys().map(|tier| (*tier, 7)).collect();
             let queue = QueueChoices {
                 order: limits.pending_jobs.map(|_| QueueOrder::Strict),
@@ -935,6 +937,7 @@ fn policy() -> impl Strategy<Value = Policy> {
                 limits,
                 tier_limits,
                 tier_submissions,
+                user_limits,
                 queue,
                 users,
                 ..TenantPolicy::default()

@@ -88,6 +88,7 @@ group! {
         memory_bytes "memory": OptionalBytes,
         spend "spend": Optional<SpendBudget>,
         on_limit "onLimit": Word<policy::OnLimit>,
+        users "users": FilledNamed<JobLimits>,
     }
 }
 
@@ -120,6 +121,7 @@ group! {
 group! {
     JobLimits is JobLimits {
         max_devices "maxDevices": Count,
+        max_workers "maxWorkers": Count,
         max_run_time "maxRunTime": Span,
         default_run_time "defaultRunTime": Span,
         max_artifact_bytes "maxArtifacts": OptionalBytes,

@@ -43,8 +43,9 @@ pub struct ArrayRow {
     pub hold: Option<HoldRow>,
     /// Since when its members wait, where its tenant held it or a throttle of it was changed; none leaves that to the submission.
     pub waits_since: Option<LogTime>,
-    /// Who asked first to cancel the members that were not created; none when nobody did, or nobody knows who.
-    pub cancelled_by: Option<Requester>,
+    /// Who asked to cancel members that were not created, each once, the first [`limits::ARRAY_CANCELLERS_MAX`] of them; empty when
+    /// nobody did, or nobody knows who.
+    pub cancelled_by: Vec<Requester>,
     /// Why members that were not created failed; none when they did not.
     pub detail: Option<Arc<str>>,
     /// The lowest ordinal of a member that may still have to be created.

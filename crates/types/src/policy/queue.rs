@@ -204,6 +204,7 @@ pub(super) struct QueueTable {
     pub(super) has_user_running_jobs: bool,
     pub(super) has_host_limits: bool,
     pub(super) has_job_limits: bool,
+    pub(super) has_user_limits: bool,
     pub(super) has_tier_submissions: bool,
     pub(super) has_rights: bool,
 }
@@ -224,6 +225,7 @@ impl QueueTable {
             table.has_user_running_jobs |= limits.user.running_jobs.is_some();
             table.has_host_limits |= limits.cpu_milli.is_some() || limits.memory_bytes.is_some();
             table.has_job_limits |= limits.job != JobLimits::default() || !tenant.tier_limits.is_empty();
+            table.has_user_limits |= !tenant.user_limits.is_empty();
             table.has_tier_submissions |= !tenant.tier_submissions.is_empty();
             table.has_rights |= tenant.rights != TenantRights::default();
             table.has_user_shares |= tenant.users.is_some();

@@ -178,6 +178,7 @@ impl TenantLimits {
         },
         job: JobLimits {
             devices_max: None,
+            workers_max: None,
             run_time_max_ms: None,
             run_time_default_ms: None,
             artifacts_bytes_max: None,
@@ -245,6 +246,8 @@ pub struct UserLimits {
 pub struct JobLimits {
     /// Most devices of all its workers together, elastic groups at their largest. A part of a device counts as one.
     pub devices_max: Option<u32>,
+    /// Most workers of its gang, with its spare workers, elastic groups at their largest. It also bounds jobs without devices.
+    pub workers_max: Option<u32>,
     /// Longest run time limit, in milliseconds.
     pub run_time_max_ms: Option<u64>,
     /// The run time limit of a job that names none, in milliseconds; where this is absent, the longest.
@@ -256,12 +259,25 @@ pub struct JobLimits {
 impl JobLimits {
     /// These, and those of `above` where nothing is stated.
     #[must_use]
-    fn or(self, above: JobLimits) -> JobLimits {
+    pub(super) fn or(self, above: JobLimits) -> JobLimits {
         JobLimits {
             devices_max: self.devices_max.or(above.devices_max),
+            workers_max: self.workers_max.or(above.workers_max),
             run_time_max_ms: self.run_time_max_ms.or(above.run_time_max_ms),
             run_time_default_ms: self.run_time_default_ms.or(above.run_time_default_ms),
             artifacts_bytes_max: self.artifacts_bytes_max.or(above.artifacts_bytes_max),
+        }
+    }
+
+    /// These within others: the lower of both, and the own default run time where there is one.
+    #[must_use]
+    pub(super) fn within(self, others: JobLimits) -> JobLimits {
+        JobLimits {
+            devices_max: lower(self.devices_max, others.devices_max),
+            workers_max: lower(self.workers_max, others.workers_max),
+            run_time_max_ms: lower(self.run_time_max_ms, others.run_time_max_ms),
+            run_time_default_ms: self.run_time_default_ms.or(others.run_time_default_ms),
+            artifacts_bytes_max: lower(self.artifacts_bytes_max, others.artifacts_bytes_max),
         }
     }
 
@@ -291,6 +307,14 @@ impl JobLimits {
                 "must not be longer than the longest",
             ));
         }
+    }
+}
+
+/// The lower of two limits; none limits nothing.
+fn lower<T: Ord>(one: Option<T>, other: Option<T>) -> Option<T> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, other) => one.or(other),
     }
 }
 

@@ -7,10 +7,12 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 use super::queue::QueueOrder;
-use super::{Policy, TenantPolicy, WEIGHT_MILLI_MAX, check_bound, check_count};
+use super::{JobLimits, Policy, TenantPolicy, WEIGHT_MILLI_MAX, check_bound, check_count};
+use crate::job::PriorityTier;
 use crate::limits;
 use crate::name::Name;
 use crate::reason::Violation;
+use crate::token::user_of;
 
 /// Most users of one tenant that a policy gives a weight.
 pub const USER_WEIGHTS_MAX: usize = 1_024;
@@ -39,17 +41,7 @@ impl UserShares {
         let field = format!("{at}.weights_milli");
         check_count(&field, self.weights_milli.len(), USER_WEIGHTS_MAX, found);
         for (user, weight_milli) in &self.weights_milli {
-            let is_user = !user.is_empty()
-                && user.len() <= limits::CREATOR_BYTES_MAX
-                && user.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'+');
-            if !is_user {
-                found.push(Violation::new(
-                    &field,
-                    format!(
-                        "must name users as the creators of jobs do, without a token, in at most {} bytes",
-                        limits::CREATOR_BYTES_MAX
-                    ),
-                ));
+            if !check_user(&field, user, found) {
                 return;
             }
             if !(1..=WEIGHT_MILLI_MAX).contains(weight_milli) {
@@ -64,6 +56,34 @@ impl UserShares {
     pub fn weight_milli(&self, tenant: &Name, user: &str) -> u32 {
         let own = || self.weights_milli.get(name_in(tenant, user)?);
         self.weights_milli.get(user).or_else(own).copied().unwrap_or(self.default_weight_milli)
+    }
+}
+
+/// Whether a policy may give something to a user by this name; a violation where not.
+fn check_user(field: &str, user: &str, found: &mut Vec<Violation>) -> bool {
+    let is_user = !user.is_empty()
+        && user.len() <= limits::CREATOR_BYTES_MAX
+        && user.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'+');
+    if !is_user {
+        let max = limits::CREATOR_BYTES_MAX;
+        let text =
+            format!("must name users as the creators of jobs do, without a token, in at most {max} bytes");
+        found.push(Violation::new(field, text));
+    }
+    is_user
+}
+
+/// Checks what a tenant states of jobs of single users.
+pub(super) fn check_user_limits(tenant: &TenantPolicy, at: &str, found: &mut Vec<Violation>) {
+    let field = format!("{at}.limits.users");
+    check_count(&field, tenant.user_limits.len(), USER_WEIGHTS_MAX, found);
+    for (user, limits) in &tenant.user_limits {
+        if !check_user(&field, user, found) {
+            return;
+        }
+        let mut of_user = Vec::new();
+        limits.check("job", &mut of_user);
+        found.extend(of_user.into_iter().map(|broken| Violation::new(&field, format!("of {user}, {broken}"))));
     }
 }
 
@@ -85,7 +105,35 @@ pub(super) fn check_users(tenant: &TenantPolicy, at: &str, found: &mut Vec<Viola
     }
 }
 
+impl TenantPolicy {
+    /// What it states of one job of a user of a tenant, given as the creator of the job without a token.
+    pub(super) fn limits_of_user(&self, tenant: &Name, user: &str) -> Option<JobLimits> {
+        let own = || self.user_limits.get(name_in(tenant, user)?);
+        self.user_limits.get(user).or_else(own).copied()
+    }
+}
+
 impl Policy {
+    /// What one job of a user of a tenant may ask for in a tier, given its creator. What is stated of the user holds in addition to
+    /// what is stated of every job: the lower of both. Its default run time goes before that of every job.
+    #[must_use]
+    pub fn job_limits_of_user(&self, tenant: &Name, tier: PriorityTier, creator: &str) -> JobLimits {
+        let of_all = self.job_limits(tenant, tier);
+        if !self.queues.has_user_limits {
+            return of_all;
+        }
+        let user = user_of(creator);
+        let above = self.ancestry(tenant).filter_map(|name| self.tenants.get(name));
+        let stated = above.filter_map(|above| above.limits_of_user(tenant, user));
+        stated.fold(JobLimits::default(), JobLimits::or).within(of_all)
+    }
+
+    /// Whether some tenant states what one job of some user may ask for.
+    #[must_use]
+    pub fn has_user_limits(&self) -> bool {
+        self.queues.has_user_limits
+    }
+
     /// How the users of a tenant share what it gets; none where they do not, and in strict order.
     #[must_use]
     pub fn user_shares(&self, tenant: &Name) -> Option<&UserShares> {
@@ -143,6 +191,14 @@ mod tests {
         let with = |users: UserShares| TenantPolicy { users: Some(users), ..TenantPolicy::default() };
         assert_eq!(fields(with(shares(&[("ada", 0)]))), ["tenants.lab.users.weights_milli"]);
         assert_eq!(fields(with(shares(&[("a+token/1", 1)]))), ["tenants.lab.users.weights_milli"]);
+        let limited = |user: &str, limits| TenantPolicy {
+            user_limits: [(String::from(user), limits)].into(),
+            ..TenantPolicy::default()
+        };
+        let endless = JobLimits { run_time_max_ms: Some(0), ..JobLimits::default() };
+        assert!(fields(limited("ada", JobLimits::default())).is_empty());
+        assert_eq!(fields(limited("ada", endless)), ["tenants.lab.limits.users"]);
+        assert_eq!(fields(limited("a+token/1", JobLimits::default())), ["tenants.lab.limits.users"]);
         let zero = UserShares { default_weight_milli: 0, ..UserShares::default() };
         assert_eq!(fields(with(zero)), ["tenants.lab.users.default_weight_milli"]);
         let strict = QueueChoices { order: Some(QueueOrder::Strict), ..QueueChoices::default() };

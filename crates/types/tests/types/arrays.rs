@@ -51,7 +51,32 @@ fn texts_are_read_and_shown() {
     }
 }
 
+#[test]
+fn the_span_of_an_array_has_the_longest_step_that_meets_all_indices() {
+    for (text, first, last, step) in [
+        ("100", 0, 99, 1),
+        ("7-7", 7, 7, 1),
+        ("10-30:10", 10, 30, 10),
+        ("0-8:4,10", 0, 10, 2),
+        ("1,4,9", 1, 9, 1),
+        ("3,9", 3, 9, 6),
+    ] {
+        let span = ArraySpec::parse(text).unwrap().span();
+        assert_eq!(span, Some(IndexRange { first, last, step }), "{text}");
+    }
+    assert_eq!(ArraySpec::of_size(0).span(), None);
+}
+
 proptest! {
+    #[test]
+    fn a_span_meets_every_index_and_no_longer_step_does(numbers in prop::collection::btree_set(0u32..500, 2..20)) {
+        let array = ArraySpec { ranges: ranges_of(numbers.iter().copied()), throttle: None };
+        let span = array.span().unwrap();
+        prop_assert_eq!((Some(&span.first), Some(&span.last)), (numbers.first(), numbers.last()));
+        let meets = |step: u32| numbers.iter().all(|number| (number - span.first).is_multiple_of(step));
+        prop_assert_eq!((1..=500).rev().find(|step| meets(*step)), Some(span.step));
+    }
+
     #[test]
     fn ordinals_and_indices_are_each_others_inverse(numbers in prop::collection::btree_set(0u32..500, 1..60)) {
         let ranges = ranges_of(numbers.iter().copied());

@@ -580,6 +580,10 @@ fn what_a_tenant_above_states_is_found() {
     assert_eq!((of_tier.tier_submissions(&team, tier), of_tier.has_limits()), (Some(9), false));
     assert_eq!(below(&|lab| lab.limits.job = job).job_limits(&team, tier), job);
     assert_eq!(below(&|lab| _ = lab.tier_limits.insert(tier, job)).job_limits(&team, tier), job);
+    let of_user = below(&|lab| _ = lab.user_limits.insert("ada".to_owned(), job));
+    assert_eq!(of_user.job_limits_of_user(&team, tier, "tenant/team/ada+token/1"), job);
+    assert_eq!(of_user.job_limits_of_user(&team, tier, "eve"), JobLimits::default());
+    assert_eq!(of_user.job_limits(&team, tier), JobLimits::default());
     assert!(below(&|lab| lab.rights.deadlines = Some(true)).rights(&team).deadlines);
     assert!(below(&|lab| lab.limits.cpu_milli = Some(1_000)).has_host_limits());
     assert!(below(&|lab| lab.limits.memory_bytes = Some(1 << 30)).has_host_limits());

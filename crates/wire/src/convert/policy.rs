@@ -250,6 +250,10 @@ fn tenants(
                 .map_or_else(BTreeMap::new, |limits| tier_limits(&below(&at, "limits.tiers"), limits, found)),
             // What is wrong with a tier was found just now.
             tier_submissions: message.limits.as_ref().map_or_else(BTreeMap::new, tier_submissions),
+            user_limits: message
+                .limits
+                .as_ref()
+                .map_or_else(BTreeMap::new, |limits| user_limits(&below(&at, "limits.users"), limits, found)),
             queue: message.queue.map_or_else(QueueChoices::default, |queue| {
                 super::queue_choices::queue_choices(&below(&at, "queue"), queue, found)
             }),
@@ -325,6 +329,7 @@ fn job_limits(at: &str, message: Option<v1::JobLimits>, found: &mut Found) -> Jo
     let message = message.unwrap_or_default();
     JobLimits {
         devices_max: message.max_devices,
+        workers_max: message.max_workers,
         run_time_max_ms: span(at, "max_run_time", message.max_run_time, found),
         run_time_default_ms: span(at, "default_run_time", message.default_run_time, found),
         artifacts_bytes_max: message.max_artifact_bytes,
@@ -349,6 +354,15 @@ fn tier_limits(at: &str, message: &v1::TenantLimits, found: &mut Found) -> BTree
         }
     }
     limits
+}
+
+fn user_limits(at: &str, message: &v1::TenantLimits, found: &mut Found) -> BTreeMap<String, JobLimits> {
+    if message.users.len() > policy::USER_WEIGHTS_MAX {
+        found.push(Violation::limit(at, message.users.len() as u64, 0, policy::USER_WEIGHTS_MAX as u64));
+        return BTreeMap::new();
+    }
+    let users = message.users.iter();
+    users.map(|(user, limits)| (user.clone(), job_limits(at, Some(*limits), found))).collect()
 }
 
 fn tier_submissions(message: &v1::TenantLimits) -> BTreeMap<PriorityTier, u32> {
@@ -686,11 +700,12 @@ fn tenant_to_proto(tenant: &TenantPolicy) -> v1::TenantPolicy {
 fn limits_to_proto(tenant: &TenantPolicy) -> Option<v1::TenantLimits> {
     let limits = &tenant.limits;
     let has_tiers = !tenant.tier_limits.is_empty() || !tenant.tier_submissions.is_empty();
-    if *limits == TenantLimits::default() && !has_tiers {
+    if *limits == TenantLimits::default() && !has_tiers && tenant.user_limits.is_empty() {
         return None;
     }
     let job = |job: &JobLimits| v1::JobLimits {
         max_devices: job.devices_max,
+        max_workers: job.workers_max,
         max_run_time: job.run_time_max_ms.map(duration),
         default_run_time: job.run_time_default_ms.map(duration),
         max_artifact_bytes: job.artifacts_bytes_max,
@@ -724,6 +739,7 @@ fn limits_to_proto(tenant: &TenantPolicy) -> Option<v1::TenantLimits> {
         memory_bytes: limits.memory_bytes,
         spend: limits.spend.map(spend_to_proto),
         on_limit: number_or_zero(limits.on_limit),
+        users: tenant.user_limits.iter().map(|(user, limits)| (user.clone(), job(limits))).collect(),
     })
 }
 

@@ -54,6 +54,7 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
                 },
                 job: JobLimits {
                     devices_max: (weight_milli % 4 == 0).then_some(weight_milli),
+                    workers_max: (weight_milli % 7 == 0).then_some(weight_milli),
                     run_time_max_ms: (weight_milli % 6 == 0).then_some(u64::from(weight_milli)),
                     run_time_default_ms: (weight_milli % 9 == 0).then_some(1),
                     artifacts_bytes_max: (weight_milli % 10 == 0).then_some(u64::from(weight_milli)),
@@ -91,6 +92,10 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
                 0 => [(PriorityTier::Free, weight_milli), (PriorityTier::Batch, 0)].into(),
                 _ => BTreeMap::new(),
             };
+            let user_limits = match weight_milli % 5 {
+                0 => [("ada".to_owned(), of_tier), ("tenant/lab/eve".to_owned(), JobLimits::default())].into(),
+                _ => BTreeMap::new(),
+            };
             let tenant = TenantPolicy {
                 parent,
                 weight_milli,
@@ -100,6 +105,7 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
                 limits,
                 tier_limits,
                 tier_submissions,
+                user_limits,
                 queue,
             };
             (name, tenant)
