@@ -156,6 +156,7 @@ async fn every_call_is_refused_to_whoever_may_not_make_it() {
         let unknown =
             call(&channel, "/muster.v1beta1.JobService/Anything", None).await.expect_err("no such call");
         assert_eq!(unknown.code(), Code::Unimplemented);
+        assert_eq!(refused(&unknown), Some(RefusalCode::FeatureUnknown), "{unknown:?}");
     }
     // Without a certificate there is no answer at all.
     let endpoint = Endpoint::from_shared(format!("http://{}", world.address)).expect("an address");
@@ -207,7 +208,8 @@ async fn an_agent_speaks_for_its_own_node_alone() {
     };
     let status = upload("h2").await.expect_err("another's node");
     assert_eq!(refused(&status), Some(RefusalCode::PermissionDenied), "{status:?}");
-    assert_eq!(upload("h1").await.expect_err("nobody reads").code(), Code::Cancelled);
+    let status = upload("h1").await.expect_err("nobody reads");
+    assert_eq!(refused(&status), Some(RefusalCode::Fenced), "{status:?}");
     let relay = |name: &str| {
         let message = agent::RelayExecRequest { relay_id: 1, node_name: name.to_owned(), message: None };
         let mut nodes = NodeServiceClient::new(channel.clone());
