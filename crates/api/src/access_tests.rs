@@ -17,6 +17,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
 use crate::access::RULES;
+use crate::protocol_tests::StatedReasons;
 use crate::sample::{self, CLUSTER};
 use crate::{ApiConfig, CallLimits, Shared, serve};
 
@@ -34,6 +35,7 @@ pub(crate) struct World {
     pub(crate) address: String,
     pub(crate) recorded: tokio::sync::Mutex<crate::RecordedCalls>,
     task: tokio::task::JoinHandle<()>,
+    _stated: StatedReasons,
 }
 
 impl World {
@@ -51,7 +53,7 @@ impl World {
         let address = listener.local_addr().expect("it has one").to_string();
         let (recorder, recorded) = crate::CallRecorder::queue();
         let (recorded, task) = (tokio::sync::Mutex::new(recorded), tokio::spawn(async {}));
-        let mut world = World { directory, authority, engine, address, recorded, task };
+        let mut world = World { directory, authority, engine, address, recorded, task, _stated: StatedReasons };
         let security = world.security(Role::Replica(ReplicaId(1)));
         let shared =
             Shared::new(world.engine.clone(), config, security).recording(recorder).signing_in(issuers);
