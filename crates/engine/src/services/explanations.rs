@@ -221,11 +221,11 @@ mod tests {
     #[tokio::test]
     async fn what_a_page_leaves_to_other_explanations_is_let_go_of() {
         let engine = leader().await;
-        let shared = Arc::clone(&engine.inner.queue_forecast);
+        let (shared, asked) = (Arc::clone(&engine.inner.queue_forecast), engine.clone());
         let explained = in_background(move || {
             // Such a thread is not of the runtime.
-            let found = engine.explain_job_here(&engine.reading(), JobId(7));
-            (found.is_some(), engine.inner.queue_forecast.lock().is_some())
+            let found = asked.explain_job_here(&asked.reading(), JobId(7));
+            (found.is_some(), asked.inner.queue_forecast.lock().is_some())
         });
         let explained = guarded("an explanation", explained).await;
         assert_eq!(explained, Ok((false, true)), "there is no such job, and who asks next shares the forecast");
