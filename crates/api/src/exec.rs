@@ -696,6 +696,7 @@ mod tests {
     use super::*;
     use muster_transport::{PeerName, Principal, Role, ShortName};
     use muster_types::ClusterId;
+    use muster_wire::status::Refused;
 
     fn start(command: &[&str]) -> v1::ExecStart {
         let command = command.iter().map(|word| (*word).to_owned()).collect();
@@ -753,6 +754,15 @@ mod tests {
         assert_eq!(execs.count(of("vision"), now).expect_err("one more").code, RefusalCode::Overloaded);
         execs.count(of("speech"), now).expect("another tenant");
         execs.count(of("vision"), now + OPENED_WITHIN).expect("a minute later");
+    }
+
+    #[test]
+    fn a_relay_whose_leader_is_lost_may_have_begun() {
+        let code = |status| Refused::from_status(&of_leader(status)).code;
+        let lost = Status::from_error(Box::new(std::io::Error::other("the connection was reset")));
+        assert_eq!(code(lost), Some(RefusalCode::ExecUnavailable));
+        let refused = to_status(&Refusal::new(RefusalCode::JobFinished, "it is over"));
+        assert_eq!(code(refused), Some(RefusalCode::JobFinished), "the leader's own words");
     }
 
     #[test]
