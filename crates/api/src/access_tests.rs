@@ -17,6 +17,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
 use crate::access::RULES;
+use crate::protocol_tests::StatedReasons;
 use crate::sample::{self, CLUSTER};
 use crate::{ApiConfig, CallLimits, Shared, serve};
 
@@ -34,6 +35,7 @@ pub(crate) struct World {
     pub(crate) address: String,
     pub(crate) recorded: tokio::sync::Mutex<crate::RecordedCalls>,
     task: tokio::task::JoinHandle<()>,
+    _stated: StatedReasons,
 }
 
 impl World {
@@ -51,7 +53,7 @@ impl World {
         let address = listener.local_addr().expect("it has one").to_string();
         let (recorder, recorded) = crate::CallRecorder::queue();
         let (recorded, task) = (tokio::sync::Mutex::new(recorded), tokio::spawn(async {}));
-        let mut world = World { directory, authority, engine, address, recorded, task };
+        let mut world = World { directory, authority, engine, address, recorded, task, _stated: StatedReasons };
         let security = world.security(Role::Replica(ReplicaId(1)));
         let shared =
             Shared::new(world.engine.clone(), config, security).recording(recorder).signing_in(issuers);
@@ -156,6 +158,7 @@ async fn every_call_is_refused_to_whoever_may_not_make_it() {
         let unknown =
             call(&channel, "/muster.v1beta1.JobService/Anything", None).await.expect_err("no such call");
         assert_eq!(unknown.code(), Code::Unimplemented);
+        assert_eq!(refused(&unknown), Some(RefusalCode::FeatureUnknown), "{unknown:?}");
     }
     // Without a certificate there is no answer at all.
     let endpoint = Endpoint::from_shared(format!("http://{}", world.address)).expect("an address");
@@ -207,7 +210,8 @@ async fn an_agent_speaks_for_its_own_node_alone() {
     };
     let status = upload("h2").await.expect_err("another's node");
     assert_eq!(refused(&status), Some(RefusalCode::PermissionDenied), "{status:?}");
-    assert_eq!(upload("h1").await.expect_err("nobody reads").code(), Code::Cancelled);
+    let status = upload("h1").await.expect_err("nobody reads");
+    assert_eq!(refused(&status), Some(RefusalCode::Fenced), "{status:?}");
     let relay = |name: &str| {
         let message = agent::RelayExecRequest { relay_id: 1, node_name: name.to_owned(), message: None };
         let mut nodes = NodeServiceClient::new(channel.clone());

@@ -20,6 +20,7 @@ use tonic::body::Body;
 use tonic::codegen::Bytes;
 
 use crate::original::{Original, PREFIX_BYTES};
+use crate::refusals::late;
 use crate::shares::{Account, Pool, PoolPermit};
 
 /// Permits that are held until the call is answered: what a whole message was made into takes as much.
@@ -142,7 +143,7 @@ impl Assembled {
 
     fn too_slow(&self) -> Status {
         let seconds = self.terms.timeout.as_secs();
-        Status::deadline_exceeded(format!("a message that was begun was not whole within {seconds} s"))
+        late(format!("a message that was begun was not whole within {seconds} s"))
     }
 }
 

@@ -9,6 +9,7 @@ use muster_wire::time::{Timestamp, timestamp, timestamp_from_proto};
 use tonic::Status;
 
 use crate::read::invalid;
+use crate::refusals::failed;
 
 /// Bytes of a text that is searched for.
 const TEXT_BYTES_MAX: usize = 256;
@@ -113,7 +114,7 @@ pub(crate) fn list(
     let page = log.as_ref().map_or_else(|| Ok(DeniedPage::default()), |log| log.find(query));
     let page = page.map_err(|error| {
         tracing::warn!(%error, "the record of denied calls cannot be read");
-        Status::internal("the record of denied calls cannot be read; the log of the replica has the reason")
+        failed("the record of denied calls cannot be read; the log of the replica has the reason")
     })?;
     let message = |calls: DeniedCalls| admin::DeniedCalls {
         first_time: calls.first_ms.map(timestamp),

@@ -32,10 +32,11 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::controls::requester;
-use crate::forward::{Caller, ONWARD_BYTES_MAX, Remote, Route, Router, of_leader, without_end};
+use crate::forward::{Caller, ONWARD_BYTES_MAX, Remote, Route, Router, is_broken, without_end};
 use crate::guard::ours;
 use crate::pieces::{piece_from_proto, piece_to_proto};
 use crate::read::invalid;
+use crate::refusals::{late, over, stopping};
 use crate::shares::{Account, Pool, PoolPermit, Tallies, Tally};
 
 /// Commands that run through one replica at a time, with those who connect to ports.
@@ -250,7 +251,7 @@ impl Execs {
         let account = caller.account();
         let mut requests = request.into_inner();
         let Ok(first) = tokio::time::timeout(START_MAX, requests.message()).await else {
-            return Err(Status::deadline_exceeded("the first message must come within 10 s, and be start"));
+            return Err(late("the first message must come within 10 s, and be start"));
         };
         let Some(v1::ExecWorkerRequest { message: Some(exec_worker_request::Message::Start(start)) }) =
             first?
@@ -382,6 +383,15 @@ pub(crate) fn broken(text: &str) -> Refusal {
     Refusal::new(RefusalCode::ExecUnavailable, text)
 }
 
+/// A status of a relay that the leader serves, for the caller. Where the connection to the leader broke, nobody knows whether it
+/// has begun.
+pub(crate) fn of_leader(status: Status) -> Status {
+    if !is_broken(&status) {
+        return status;
+    }
+    to_status(&broken(&format!("the connection to the leader was lost: {}", status.message())))
+}
+
 /// Connects the caller's stream with one to the leader.
 async fn pass_on(
     router: Router,
@@ -419,7 +429,8 @@ async fn serve_caller<K: Kind>(
     let status = loop {
         tokio::select! {
             () = to_caller.closed() => return,
-            () = engine.stopping() => break Some(Status::unavailable("this replica stops")),
+            // It has begun, so this must not read as if nothing was done.
+            () = engine.stopping() => break Some(to_status(&broken("this replica stops, so it is ended"))),
             () = tokio::time::sleep_until(moved + IDLE_MAX) => {
                 break Some(to_status(&broken("nothing was read or written for an hour, so it is ended")));
             }
@@ -523,7 +534,7 @@ pub(crate) async fn relay(
     let caller = router.caller(&request);
     let mut requests = request.into_inner();
     let Ok(first) = tokio::time::timeout(START_MAX, requests.message()).await else {
-        return Err(Status::deadline_exceeded("the first message must come within 10 s"));
+        return Err(late("the first message must come within 10 s"));
     };
     let Some(first) = first? else {
         return Err(invalid(vec![Violation::new("relay_id", "the first message must name the relay")]));
@@ -548,9 +559,10 @@ pub(crate) async fn relay(
             let (to_agent, answers) = mpsc::channel(PIECES_WAITING_MAX);
             let opened = (first.relay_id, first.node_name);
             tokio::spawn(async move {
-                let ended = serve_node(engine, side, opened, requests, &to_agent).await;
-                // The agent may have gone or take nothing; then nobody is left to tell.
-                let _ = to_agent.try_send(Err(ended));
+                if let Some(ended) = serve_node(engine, side, opened, requests, &to_agent).await {
+                    // The agent may have gone or take nothing; then nobody is left to tell.
+                    let _ = to_agent.try_send(Err(ended));
+                }
             });
             Ok(Response::new(ReceiverStream::new(answers).boxed()))
         }
@@ -558,14 +570,15 @@ pub(crate) async fn relay(
 }
 
 /// Carries input from the caller to the agent, and output and the end to the caller. An end of one way is no end of the
-/// other: the caller may have no more input, and the agent ends its stream behind the last word.
+/// other: the caller may have no more input, and the agent ends its stream behind the last word. Says what the agent is told; none
+/// behind the last word.
 async fn serve_node(
     engine: Engine,
     side: NodeSide,
     opened: (u64, String),
     mut requests: Streaming<agent::RelayExecRequest>,
     to_agent: &mpsc::Sender<Result<agent::RelayExecResponse, Status>>,
-) -> Status {
+) -> Option<Status> {
     let NodeSide { mut from_caller, to_caller } = side;
     let inputs = async {
         while let Some(input) = from_caller.recv().await {
@@ -598,9 +611,10 @@ async fn serve_node(
     let mut fed = false;
     loop {
         tokio::select! {
-            () = engine.stopping() => return Status::unavailable("this replica stops"),
-            () = to_caller.closed() => return Status::cancelled("nobody waits for this command any more"),
-            () = &mut outputs => return Status::cancelled("the command is over"),
+            () = engine.stopping() => return Some(stopping()),
+            () = to_caller.closed() => return Some(over("nobody waits for this command any more")),
+            // How it ended is known to both sides.
+            () = &mut outputs => return None,
             () = &mut inputs, if !fed => fed = true,
         }
     }
@@ -686,6 +700,7 @@ mod tests {
     use super::*;
     use muster_transport::{PeerName, Principal, Role, ShortName};
     use muster_types::ClusterId;
+    use muster_wire::status::Refused;
 
     fn start(command: &[&str]) -> v1::ExecStart {
         let command = command.iter().map(|word| (*word).to_owned()).collect();
@@ -743,6 +758,15 @@ mod tests {
         assert_eq!(execs.count(of("vision"), now).expect_err("one more").code, RefusalCode::Overloaded);
         execs.count(of("speech"), now).expect("another tenant");
         execs.count(of("vision"), now + OPENED_WITHIN).expect("a minute later");
+    }
+
+    #[test]
+    fn a_relay_whose_leader_is_lost_may_have_begun() {
+        let code = |status| Refused::from_status(&of_leader(status)).code;
+        let lost = Status::from_error(Box::new(std::io::Error::other("the connection was reset")));
+        assert_eq!(code(lost), Some(RefusalCode::ExecUnavailable));
+        let refused = to_status(&Refusal::new(RefusalCode::JobFinished, "it is over"));
+        assert_eq!(code(refused), Some(RefusalCode::JobFinished), "the leader's own words");
     }
 
     #[test]

@@ -23,6 +23,7 @@ use crate::guard::Admitted;
 use crate::headers::{CLIENT_ADDRESS, FORWARDED, ON_BEHALF};
 use crate::original::{self, Onward};
 use crate::read::{self, Fresh};
+use crate::refusals::failed;
 use crate::shares::{Account, Pool, PoolPermit};
 use crate::spans::Traced;
 use crate::turns::{QueuePermit, Turns};
@@ -292,7 +293,7 @@ impl Router {
             drop(turn);
             answer
         });
-        let answer = made.await.map_err(|_| Status::internal("the page could not be made"))??;
+        let answer = made.await.map_err(|_| failed("the page could not be made"))??;
         let mut response = Response::new(answer);
         response.extensions_mut().insert(AnswerMemory::of(memory));
         Ok(response)
@@ -584,11 +585,17 @@ fn is_transient_status(status: &Status) -> bool {
 /// A status of a stream that the leader serves, for the caller: a connection that broke between here and there
 /// is not what the caller's own connection did, and reading goes on elsewhere.
 pub(crate) fn of_leader(status: Status) -> Status {
-    use std::error::Error as _;
-    if status.source().is_none() {
+    if !is_broken(&status) {
         return status;
     }
-    Status::unavailable(format!("the leader that was read from is gone: {}", status.message()))
+    let text = format!("the leader that was read from is gone: {}", status.message());
+    to_status(&Refusal::new(RefusalCode::NotLeader, text))
+}
+
+/// Whether a status was made here, of a connection that broke.
+pub(crate) fn is_broken(status: &Status) -> bool {
+    use std::error::Error as _;
+    status.source().is_some()
 }
 
 /// The messages of a stream up to its end or failure: the other side sees an end either way.

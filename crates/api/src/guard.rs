@@ -11,7 +11,7 @@ use muster_engine::Traffic;
 use muster_traces::header::TRACE_STATE;
 use muster_transport::{PeerInfo, PeerName, Principal, Role, ShortName};
 use muster_types::{Refusal, RefusalCode};
-use muster_wire::status::to_status;
+use muster_wire::status::{no_such_call, to_status};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -31,6 +31,7 @@ use crate::features;
 use crate::headers::{CLIENT_ADDRESS, FORWARDED, ON_BEHALF, REQUIRED_FEATURES};
 use crate::original::Original;
 use crate::recorded::CallRecorder;
+use crate::refusals::failed;
 use crate::shares::{Account, Pool};
 use crate::spans;
 use crate::tokens::Tokens;
@@ -267,7 +268,7 @@ fn denied(principal: Principal, text: String) -> Status {
 impl Guard {
     fn admit(&self, request: &mut http::Request<Body>) -> Result<(Permit, PartOf), Status> {
         let Some(rule) = rule_of(request.uri().path()) else {
-            return Err(Status::unimplemented("there is no such call"));
+            return Err(no_such_call(request.uri().path()));
         };
         let (principal, address) = self.principal(request, rule.path)?;
         let traffic = self.traffic_of(rule.path, request);
@@ -310,7 +311,7 @@ impl Guard {
         path: &'static str,
     ) -> Result<(Principal, Option<IpAddr>), Status> {
         let peer = request.extensions().get::<PeerInfo>().copied();
-        let peer = peer.ok_or_else(|| Status::internal("a connection without a peer"))?;
+        let peer = peer.ok_or_else(|| failed("a connection without a peer"))?;
         let headers = request.headers_mut();
         let (behalf, passed_on) = (headers.remove(ON_BEHALF), headers.remove(CLIENT_ADDRESS));
         let own_address = Some(peer.address.ip().to_canonical());

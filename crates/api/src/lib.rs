@@ -71,6 +71,7 @@ mod quota_service;
 mod quota_tests;
 mod read;
 mod recorded;
+mod refusals;
 mod regions;
 mod render;
 mod rendered;

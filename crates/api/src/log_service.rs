@@ -23,6 +23,7 @@ use tonic::{Request, Response, Status};
 
 use crate::forward::Router;
 use crate::read::invalid;
+use crate::refusals::failed;
 use crate::shares::{Account, Pool, PoolPermit};
 use crate::turns::QueuePermit;
 use crate::visibility::Visibility;
@@ -224,7 +225,7 @@ impl Reader {
                 render()
             } else {
                 let rendered = muster_engine::in_background(render).await;
-                rendered.map_err(|_| Ended::Refused(Status::internal("the records could not be shown")))?
+                rendered.map_err(|_| Ended::Refused(failed("the records could not be shown")))?
             };
             drop(turn);
             if bytes > self.piece_bytes {

@@ -102,6 +102,11 @@ fn counted(metrics: &ReplicaMetrics, is_of: fn(&str) -> bool) -> (u64, u64) {
 
 /// Counts the answer to a submission of a stream that came in at `begun`.
 pub(crate) fn count_streamed<T>(metrics: &ReplicaMetrics, begun: Instant, answer: &Result<T, Status>) {
+    #[cfg(test)]
+    answer.as_ref().err().inspect(|status| {
+        let (stream, _) = STREAMED_SUBMISSION.rsplit_once('/').unwrap_or_default();
+        crate::protocol_tests::note(&format!("/{stream}"), status);
+    });
     let verdict = answer.as_ref().err().map_or(Verdict::of_code(Code::Ok), Verdict::of);
     verdict.refusal.inspect(|refusal| metrics.refused(*refusal));
     metrics.answered(verdict.labels(STREAMED_SUBMISSION), Some(begun.elapsed()));
@@ -214,6 +219,8 @@ impl Count {
     /// Takes the status from headers or trailers, where they have one.
     fn read(&mut self, headers: &http::HeaderMap) {
         let Some(status) = Status::from_header_map(headers) else { return };
+        #[cfg(test)]
+        crate::protocol_tests::note(&format!("/{}", self.method), &status);
         self.verdict = Verdict::of(&status);
         self.verdict.refusal.inspect(|refusal| self.metrics.refused(*refusal));
     }

@@ -34,6 +34,7 @@ use crate::forward::{Caller, ONWARD_BYTES_MAX, Remote, Route, Router, without_en
 use crate::guard::ours;
 use crate::original::Onward;
 use crate::read::invalid;
+use crate::refusals::{self, late, stopping};
 use crate::shares::{Tallies, Tally};
 
 /// How long an agent may take to say who it is.
@@ -97,7 +98,7 @@ impl NodeService for Nodes {
         let mut requests = request.into_inner();
         let first = tokio::time::timeout(REGISTER_TIMEOUT, requests.message()).await;
         let Ok(first) = first else {
-            return Err(Status::deadline_exceeded("the first message must come within 5 s, and be register"));
+            return Err(late("the first message must come within 5 s, and be register"));
         };
         let Some(agent::SessionRequest { message: Some(session_request::Message::Register(register)) }) =
             first?
@@ -196,7 +197,8 @@ async fn pass_on(
     let responses = tokio::select! {
         opened = to_leader.session(onward) => opened?.into_inner(),
         () = router.superseded(leader) => {
-            return Err(Status::unavailable("another replica leads by now; open another session"));
+            let text = "another replica leads by now; open another session";
+            return Err(to_status(&Refusal::new(RefusalCode::NotLeader, text)));
         }
     };
     let superseded = async move { router.superseded(leader).await };
@@ -276,7 +278,7 @@ async fn carry(
     mut requests: Streaming<agent::SessionRequest>,
     to_agent: &mpsc::Sender<Result<agent::SessionResponse, Status>>,
 ) -> Status {
-    let over = || Status::unavailable("the session ended; open another");
+    let over = || refusals::over("the session ended; open another");
     let node = session.node;
     let inbound = session.inbound();
     let ended = session.ended();
@@ -528,7 +530,7 @@ async fn take_upload(
     caller: Caller,
     mut uploads: Streaming<agent::UploadLogsRequest>,
 ) -> Result<(), Status> {
-    let nobody = || Status::cancelled("nobody reads this output any more");
+    let nobody = || refusals::over("nobody reads this output any more");
     let mut reader = None;
     let broken = loop {
         let upload = match uploads.message().await {
@@ -549,7 +551,7 @@ async fn take_upload(
         let Some(to_reader) = &reader else { return Err(nobody()) };
         let piece = piece_of_output(upload);
         tokio::select! {
-            () = router.engine().stopping() => break Status::unavailable("this replica stops"),
+            () = router.engine().stopping() => break stopping(),
             sent = to_reader.send(piece) => sent.map_err(|_| nobody())?,
         }
     };

@@ -11,10 +11,11 @@ use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::{forward_port_request, forward_port_response};
 use tonic::{Request, Status, Streaming};
 
-use crate::exec::{Execs, Kind, START_MAX, Worker, broken};
-use crate::forward::{Caller, ONWARD_BYTES_MAX, Remote, Route, Router, of_leader, without_end};
+use crate::exec::{Execs, Kind, START_MAX, Worker, broken, of_leader};
+use crate::forward::{Caller, ONWARD_BYTES_MAX, Remote, Route, Router, without_end};
 use crate::pieces::{piece_from_proto, piece_to_proto};
 use crate::read::invalid;
+use crate::refusals::late;
 
 /// The answers to who asks.
 pub(crate) type ToCaller = BoxStream<'static, Result<v1::ForwardPortResponse, Status>>;
@@ -85,7 +86,7 @@ pub(crate) async fn open(
     let caller = router.caller(&request);
     let mut requests = request.into_inner();
     let Ok(first) = tokio::time::timeout(START_MAX, requests.message()).await else {
-        return Err(Status::deadline_exceeded("the first message must come within 10 s, and be start"));
+        return Err(late("the first message must come within 10 s, and be start"));
     };
     let Some(v1::ForwardPortRequest { message: Some(forward_port_request::Message::Start(start)) }) = first?
     else {

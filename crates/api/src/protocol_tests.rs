@@ -4,10 +4,14 @@
 
 use crate::access::rule_of;
 use muster_transport::{PeerName, Principal, Role, ShortName};
-use muster_types::{ClusterId, RefusalCode, ReplicaId};
+use muster_types::{ClusterId, Refusal, RefusalCode, ReplicaId};
+use muster_wire::status::{Refused, to_status};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::PathBuf;
+use std::sync::LazyLock;
+use tonic::{Code, Status};
 
 const LABELS: [&str; 4] = ["Idempotency", "Consistency", "Permission", "Reasons"];
 const SETS: [&str; 4] = ["every call", "every write", "every read", "every watch"];
@@ -301,6 +305,71 @@ fn what_stored_requests_are_refused_for_is_stated() {
         assert!(is_stated, "{call} was refused with {outcome}, which its comment does not state: {line}");
     }
     assert!(refusals > 20, "refusals are found: {refusals}");
+}
+
+/// The reasons that each call states, by its path, with those of the set that it names.
+static STATED: LazyLock<BTreeMap<String, BTreeSet<String>>> = LazyLock::new(|| {
+    let sets = reasons_of_sets();
+    let mut all = BTreeMap::new();
+    for (path, comment) in calls() {
+        // One that states nothing fails another test.
+        let Ok(stated) = stated(&comment) else { continue };
+        let Some(set) = SETS.into_iter().find(|set| stated[3].starts_with(set)) else { continue };
+        let own: BTreeSet<String> = reasons(&stated[3]).into_iter().map(str::to_owned).collect();
+        all.insert(path, &sets[set] | &own);
+    }
+    all
+});
+
+/// What calls were refused with in this process that their comments do not state, by call and reason.
+static UNSTATED: Mutex<BTreeMap<(String, String), String>> = Mutex::new(BTreeMap::new());
+
+/// The reason of a refusal that the comment of its call does not state.
+fn unstated(path: &str, status: &Status) -> Option<String> {
+    let stated = STATED.get(path)?;
+    let reason = Refused::from_status(status).reason;
+    // What gRPC says of a message that cannot be read, and of a call that broke off, has none.
+    let is_of_grpc =
+        reason.is_empty() && matches!(status.code(), Code::Internal | Code::Unknown | Code::Cancelled);
+    (status.code() != Code::Ok && !is_of_grpc && !stated.contains(&reason)).then_some(reason)
+}
+
+/// Takes note of an answer of a server of these tests: [`StatedReasons`] looks at it.
+pub(crate) fn note(path: &str, status: &Status) {
+    if let Some(reason) = unstated(path, status) {
+        let text = format!("{path} was refused with {reason:?}, which its comment does not state: {status:?}");
+        UNSTATED.lock().insert((path.to_owned(), reason), text);
+    }
+}
+
+/// Fails the test that it is dropped in, if a call was refused for something that its comment does not state. Each test server has
+/// one. Tests that share a process share the notes: the message names the call.
+pub(crate) struct StatedReasons;
+
+impl Drop for StatedReasons {
+    fn drop(&mut self) {
+        let unstated = std::mem::take(&mut *UNSTATED.lock());
+        let texts: Vec<String> = unstated.into_values().collect();
+        if std::thread::panicking() {
+            // Another panic would hide the first one.
+            texts.iter().for_each(|text| eprintln!("{text}"));
+        } else {
+            assert!(texts.is_empty(), "{}", texts.join("\n"));
+        }
+    }
+}
+
+#[test]
+fn a_reason_that_a_call_does_not_state_is_noticed() {
+    let refused = |code| to_status(&Refusal::new(code, "no"));
+    let get = "/muster.v1beta1.JobService/GetJob";
+    assert_eq!(unstated(get, &refused(RefusalCode::JobNotFound)), None, "its own");
+    assert_eq!(unstated(get, &refused(RefusalCode::TooStale)), None, "that of every read");
+    assert_eq!(unstated(get, &refused(RefusalCode::Overloaded)), None, "that of every call");
+    assert_eq!(unstated(get, &refused(RefusalCode::DrillOver)).as_deref(), Some("DRILL_OVER"));
+    assert_eq!(unstated(get, &Status::not_found("no")).as_deref(), Some(""), "every refusal has a reason");
+    assert_eq!(unstated(get, &Status::internal("it cannot be read")), None);
+    assert_eq!(unstated("/grpc.health.v1.Health/Check", &Status::not_found("no")), None, "it is not ours");
 }
 
 #[test]

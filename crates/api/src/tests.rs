@@ -24,6 +24,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
 
+use crate::protocol_tests::StatedReasons;
 use crate::sample::{self, CLUSTER};
 use crate::{ApiConfig, ServeError, Shared, serve};
 
@@ -76,6 +77,7 @@ struct TestServer {
     channel: Channel,
     stop: oneshot::Sender<()>,
     task: tokio::task::JoinHandle<Result<(), ServeError>>,
+    _stated: StatedReasons,
 }
 
 impl TestServer {
@@ -89,7 +91,7 @@ impl TestServer {
         let task = tokio::spawn(serve(shared, metrics.clone(), listener, stopped));
         let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address");
         let channel = guarded("a connection", endpoint.connect()).await.expect("it listens");
-        TestServer { engine, metrics, channel, stop, task }
+        TestServer { engine, metrics, channel, stop, task, _stated: StatedReasons }
     }
 
     async fn start() -> TestServer {

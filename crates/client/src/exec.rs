@@ -130,6 +130,7 @@ pub(crate) fn says_that_nothing_was_done(error: &AttemptError) -> bool {
                 | RefusalCode::ClusterNotReady
                 | RefusalCode::ClusterRecovering
                 | RefusalCode::TrafficRefused
+                | RefusalCode::RequestTimeout
         )
     )
 }
@@ -140,5 +141,25 @@ fn ended(error: AttemptError, bytes: u64) -> CallError {
             CallError::Refused { operation: SUBJECT.operation, endpoint, refused }
         }
         last => CallError::StreamBroken { operation: SUBJECT.operation, bytes, last },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_types::Refusal;
+    use muster_wire::status::{Refused, to_status};
+
+    #[test]
+    fn a_command_that_may_have_begun_is_not_sent_again() {
+        let says = |code| {
+            let refused = Refused::from_status(&to_status(&Refusal::new(code, "why")));
+            says_that_nothing_was_done(&AttemptError::Answer { endpoint: String::new(), refused })
+        };
+        assert!(says(RefusalCode::RequestTimeout), "its first message did not come in time");
+        assert!(says(RefusalCode::ReplicaStopping), "nothing is begun at a replica that stops");
+        for code in [RefusalCode::ExecUnavailable, RefusalCode::OutcomeUnknown, RefusalCode::Fenced] {
+            assert!(!says(code), "{code}");
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use muster_wire::time::{duration, timestamp};
 use muster_wire::v1;
 use muster_wire::v1::accelerator_request::Amount;
-use muster_wire::v1::{DependencyRule, FailureClass, LaunchForm, Preflight, Tier, TopologyLevel};
+use muster_wire::v1::{DependencyRule, FailureClass, LaunchForm, Preflight, PullRule, Tier, TopologyLevel};
 
 /// Rounded up: the protocol has whole milliseconds.
 fn span_ms(span: Duration) -> u64 {
@@ -311,10 +311,53 @@ impl TaskGroup {
     /// The same with the root directory of an image, by its registry and its tag or digest. It is pulled where a node does not
     /// have it; an empty command is the image's own.
     pub fn image(self, image: impl Into<String>) -> TaskGroup {
+        self.with_container(|container| container.image = image.into())
+    }
+
+    /// When the image is pulled; where a node does not have it without this. For a group with an image.
+    pub fn pull(self, rule: PullRule) -> TaskGroup {
+        self.with_container(|container| container.set_pull(rule))
+    }
+
+    /// A file or directory of the host that its workers see at this path in addition to the image, in addition to those before;
+    /// at most 32. For a group with an image.
+    pub fn mount(self, source: impl Into<String>, target: impl Into<String>) -> TaskGroup {
+        self.mounted(source.into(), target.into(), false)
+    }
+
+    /// The same, which its workers can only read.
+    pub fn read_only_mount(self, source: impl Into<String>, target: impl Into<String>) -> TaskGroup {
+        self.mounted(source.into(), target.into(), true)
+    }
+
+    fn mounted(self, source: String, target: String, read_only: bool) -> TaskGroup {
+        self.with_container(|container| {
+            container.mounts.push(v1::ContainerMount { source, target, read_only });
+        })
+    }
+
+    /// A separate /dev/shm of this size for each worker, which counts as its memory. For a group with an image.
+    pub fn shared_memory(self, bytes: u64) -> TaskGroup {
+        self.with_container(|container| container.shared_memory_bytes = bytes)
+    }
+
+    /// The secret of its tenant that opens the registry of the image. For a group with an image.
+    pub fn credentials(self, secret: impl Into<String>) -> TaskGroup {
+        self.with_container(|container| container.credentials = secret.into())
+    }
+
+    /// Changes what the image is run with. The order of calls does not matter: of a group that is no container yet, it becomes one
+    /// without an image, which the cluster refuses unless [`TaskGroup::image`] names one.
+    fn with_container(self, set: impl FnOnce(&mut v1::ContainerRuntime)) -> TaskGroup {
         self.with(|group| {
-            let command = std::mem::take(group.command_mut());
-            let container = v1::ContainerRuntime { image: image.into(), command, ..Default::default() };
-            group.runtime = Some(v1::task_group::Runtime::Container(container));
+            if !matches!(group.runtime, Some(v1::task_group::Runtime::Container(_))) {
+                let command = std::mem::take(group.command_mut());
+                let container = v1::ContainerRuntime { command, ..Default::default() };
+                group.runtime = Some(v1::task_group::Runtime::Container(container));
+            }
+            if let Some(v1::task_group::Runtime::Container(container)) = &mut group.runtime {
+                set(container);
+            }
         })
     }
 
@@ -649,6 +692,42 @@ mod tests {
         );
         // An array has several handles, and the span is that of the call.
         assert_eq!(unset, ["array", "trace_parent"]);
+    }
+
+    #[test]
+    fn every_field_of_a_container_has_a_call_in_whatever_order() {
+        let of = |group: TaskGroup| match group.0.runtime {
+            Some(v1::task_group::Runtime::Container(container)) => container,
+            other => panic!("no container: {other:?}"),
+        };
+        let set = |group: TaskGroup| {
+            group
+                .pull(PullRule::Always)
+                .mount("/data", "/data")
+                .read_only_mount("/models", "/models")
+                .shared_memory(1 << 30)
+                .credentials("registry")
+        };
+        let image = "registry.example.org/train:1";
+        let container = of(set(TaskGroup::process(["train"]).image(image)));
+        assert_eq!(container, of(set(TaskGroup::process(["train"])).image(image)));
+        // One that is added does not compile before it is named here. No release has another user than the tenant's.
+        let v1::ContainerRuntime {
+            image: named,
+            command,
+            user: _,
+            pull,
+            mounts,
+            shared_memory_bytes,
+            credentials,
+        } = container;
+        assert_eq!((named.as_str(), command.as_slice()), (image, &["train".to_owned()][..]));
+        assert_eq!(
+            (pull, shared_memory_bytes, credentials.as_str()),
+            (i32::from(PullRule::Always), 1 << 30, "registry")
+        );
+        let seen: Vec<_> = mounts.iter().map(|mount| (mount.target.as_str(), mount.read_only)).collect();
+        assert_eq!(seen, [("/data", false), ("/models", true)]);
     }
 
     #[test]

@@ -67,7 +67,8 @@ impl Subject {
                 | RefusalCode::LogIndexNotReached
                 | RefusalCode::ReplicaStopping
                 | RefusalCode::ClusterNotReady
-                | RefusalCode::TrafficRefused,
+                | RefusalCode::TrafficRefused
+                | RefusalCode::RequestTimeout,
             ) => Verdict::Rotate,
             Some(_) => Verdict::Final,
             None if refused.reason.is_empty() => judge_by_grpc(refused.grpc, transport),
@@ -424,7 +425,8 @@ mod tests {
                 RefusalCode::TooStale,
                 RefusalCode::ReadUnconfirmed,
                 RefusalCode::StorageFull,
-                RefusalCode::TrafficRefused
+                RefusalCode::TrafficRefused,
+                RefusalCode::RequestTimeout
             ]
         );
     }

@@ -306,6 +306,9 @@ fn next_step(code: RefusalCode) -> &'static str {
         RefusalCode::TrafficRefused => {
             "ask another --endpoint; `muster cluster status` names the drill, `muster drill stop` ends it"
         }
+        RefusalCode::RequestTimeout => {
+            "try again; if it happens again, look at the network between here and the replica"
+        }
         RefusalCode::DrillRunning => "wait until it is over, or end it with `muster drill stop`",
         RefusalCode::DrillOver => "find out who stopped it and why before you start another",
         RefusalCode::ProbeUnavailable => "leave that node out, or try again when its agent is back",

@@ -187,6 +187,8 @@ pub(crate) struct Inner<G: Environment> {
     pub(crate) explainers: Arc<Semaphore>,
     /// What explanations of the newest state have in common, since somebody last asked for one.
     pub(crate) queue_forecast: Arc<Mutex<Option<QueueForecast>>>,
+    /// Begins tasks from threads that are not of it; none where the replica was started outside of one.
+    pub(crate) runtime: Option<tokio::runtime::Handle>,
     logs: LogRelay,
     pub(crate) execs: ExecRelay,
     pub(crate) probes: Probes,
@@ -254,6 +256,7 @@ impl<G: Environment> Engine<G> {
                 node_memory: Arc::new(Semaphore::new(NODE_MEMORY_KIB as usize)),
                 explainers: Arc::new(Semaphore::new(EXPLANATIONS_MAX)),
                 queue_forecast: Arc::default(),
+                runtime: tokio::runtime::Handle::try_current().ok(),
                 logs: LogRelay::default(),
                 execs: ExecRelay::default(),
                 probes: Probes::default(),

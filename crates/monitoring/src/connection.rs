@@ -3,7 +3,7 @@
 //! An answer is in memory until its reader has taken it, and HTTP has no limit for how long that may be: a window that stays
 //! shut costs a reader nothing.
 //!
-//! **Invariant:** a connection that asks for nothing, or takes next to nothing of what it asked for, ends.
+//! **Invariant:** a connection that asks for nothing ends, and so does one for which nothing can be written of what it asked for.
 
 use muster_transport::{PeerConnection, PeerInfo};
 use parking_lot::Mutex;
@@ -19,7 +19,12 @@ use tonic::transport::server::Connected;
 /// Bytes with which a connection has said what it speaks: as many as HTTP/2 begins with. What HTTP/1 begins with has a separate
 /// time limit, the server's.
 const SPOKEN_MIN: usize = 24;
-/// Bytes that a reader with something to take has to take within the time for that: a slow line takes more.
+/// Bytes that the kernel has to take for a reader with something to take within the time for that: a slow line takes more.
+///
+/// The kernel takes them in larger steps than a reader does. Once its buffer for the reader is full it takes more when about a third
+/// of that is free, and a reader's kernel whose buffer is full asks for more when about a sixteenth of that is free. So an answer
+/// that fills both buffers ends where its reader takes less than the larger of these steps in that time, however evenly it reads;
+/// one that fits into them is written at once and ends for nothing.
 const TAKEN_MIN: usize = 4 << 10;
 
 /// How long the other end of a connection may take.

@@ -163,7 +163,7 @@ fn reason(shown: &JobDetail, waits: bool, is_past: bool) -> Markup {
         }
         (details(explained))
         @if waits { (shown.explained_of.note()) }
-        @if waits && !is_past && !explained.knows_reservations && shown.explained_of != EstimateOf::Unmade {
+        @if waits && !is_past && !explained.knows_reservations && shown.explained_of.is_made() {
             p.note { "This replica does not lead: it derives reservations from the state, and says of none that it has slipped." }
         }
     }

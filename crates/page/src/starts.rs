@@ -26,9 +26,16 @@ pub enum EstimateOf {
     Earlier(u64),
     /// None: it is not made yet.
     Unmade,
+    /// None: it could not be made.
+    Failed,
 }
 
 impl EstimateOf {
+    /// Whether there is one.
+    pub(crate) fn is_made(self) -> bool {
+        matches!(self, EstimateOf::Page | EstimateOf::Earlier(_))
+    }
+
     /// What a reader is to know of that; nothing where the estimate is of the state of the page.
     pub(crate) fn note(self) -> Markup {
         match self {
@@ -39,6 +46,9 @@ impl EstimateOf {
             EstimateOf::Unmade => {
                 html! { p.note { "Estimates are being made: load the page again to see them." } }
             }
+            EstimateOf::Failed => html! {
+                p.note { "Estimates could not be made: the log of this replica has the reason. Another replica may make them." }
+            },
         }
     }
 }
@@ -96,7 +106,7 @@ pub struct StartsShown {
 
 /// The same as a table that can be opened.
 pub(crate) fn all_starts(shown: &StartsShown) -> Markup {
-    if shown.of == EstimateOf::Unmade {
+    if !shown.of.is_made() {
         return shown.of.note();
     }
     let columns = [Text("Job"), Text("Expected start (UTC)")];
@@ -268,6 +278,8 @@ mod tests {
         assert!(earlier.contains("Computed for 5 of 7 jobs that wait"), "as many as waited then: {earlier}");
         let unmade = drawn(EstimateOf::Unmade);
         assert!(unmade.contains("being made") && !unmade.contains("Computed for"), "{unmade}");
+        let failed = drawn(EstimateOf::Failed);
+        assert!(failed.contains("could not be made") && !failed.contains("Computed for"), "{failed}");
     }
 
     #[test]

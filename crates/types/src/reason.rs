@@ -236,6 +236,8 @@ refusal_codes! {
     QuotaRequestAnswered = "MS-8022", "QUOTA_REQUEST_ANSWERED", ["quota_request_id", "status"];
     /// A grant of quota would promise more than the tenant that it comes out of has left.
     QuotaNotAvailable = "MS-8023", "QUOTA_NOT_AVAILABLE", ["tenant", "from", "nominal_milli", "given_milli", "asked_milli", "until_ms"];
+    /// The request, or the first message of a stream, was not there whole in time: nothing was done.
+    RequestTimeout = "MS-4014", "REQUEST_TIMEOUT", [];
 }
 
 impl fmt::Display for RefusalCode {

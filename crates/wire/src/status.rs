@@ -128,6 +128,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::ReplicaStopping
         | RefusalCode::ClusterNotReady
         | RefusalCode::ReadUnconfirmed => Code::Unavailable,
+        RefusalCode::RequestTimeout => Code::DeadlineExceeded,
         // Unlike INVALID_ARGUMENT this may pass when the state moves on, or on another replica.
         RefusalCode::ResumeTokenCompacted => Code::OutOfRange,
     }
@@ -197,6 +198,7 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::DrillOver
         // Another replica takes it at once.
         | RefusalCode::TrafficRefused
+        | RefusalCode::RequestTimeout
         | RefusalCode::PermissionDenied
         | RefusalCode::Unauthenticated
         | RefusalCode::TokenNotFound
@@ -214,6 +216,17 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
 /// The status that carries a refusal.
 #[must_use]
 pub fn to_status(refusal: &Refusal) -> Status {
+    with_code(grpc_code(refusal.code), refusal)
+}
+
+/// The status of a call that no service has: by its gRPC code, standard tools find out what a server serves.
+#[must_use]
+pub fn no_such_call(path: &str) -> Status {
+    let refusal = Refusal::new(RefusalCode::FeatureUnknown, "there is no such call");
+    with_code(Code::Unimplemented, &refusal.with("feature", path))
+}
+
+fn with_code(grpc: Code, refusal: &Refusal) -> Status {
     let (violations, omitted) = fitting_violations(&refusal.violations);
     let mut details = ErrorDetails::new();
     details.set_error_info(refusal.code.name(), ERROR_DOMAIN, metadata(refusal, omitted));
@@ -228,7 +241,7 @@ pub fn to_status(refusal: &Refusal) -> Status {
     }
     let message = cut(&refusal.message, MESSAGE_BYTES_MAX);
     describe(refusal, &mut details);
-    Status::with_error_details(grpc_code(refusal.code), message, details)
+    Status::with_error_details(grpc, message, details)
 }
 
 fn fact<'a>(refusal: &'a Refusal, name: &str) -> Option<&'a str> {
@@ -408,6 +421,15 @@ mod tests {
         let refusal = Refusal::new(RefusalCode::Overloaded, "later").with(METADATA_RETRY_AFTER_MS, 40);
         let refused = Refused::from_status(&to_status(&refusal));
         assert_eq!(refused.retry_after, Some(Duration::from_millis(40)));
+    }
+
+    #[test]
+    fn a_call_that_there_is_not_has_a_reason_and_the_code_that_tools_look_for() {
+        let status = no_such_call("/muster.v1beta1.JobService/Nothing");
+        assert_eq!(status.code(), Code::Unimplemented);
+        let refused = Refused::from_status(&status);
+        assert_eq!(refused.code, Some(RefusalCode::FeatureUnknown));
+        assert_eq!(refused.metadata["feature"], "/muster.v1beta1.JobService/Nothing");
     }
 
     #[test]

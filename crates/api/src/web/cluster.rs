@@ -17,7 +17,7 @@ use muster_wire::time::{log_time, unix_ms};
 use muster_wire::v1;
 use std::collections::BTreeMap;
 
-use super::estimates::{Estimate, Estimates, as_of};
+use super::estimates::{Estimates, Found, Unmade, as_of};
 use super::query::parameters;
 use super::time_travel::PageRequest;
 use super::timeline::unix_ms_now;
@@ -93,9 +93,9 @@ impl Web {
         kept: &Estimates<(), T>,
         asked: &PageRequest,
         estimate: fn(&Engine, &Reading) -> T,
-    ) -> Option<Estimate<T>> {
+    ) -> Found<T> {
         if asked.at.is_some() {
-            return None;
+            return Err(Unmade::default());
         }
         let (engine, state) = (self.engine().clone(), present(self.engine()));
         let make = {
@@ -107,10 +107,10 @@ impl Web {
 }
 
 /// The front of the pending queue, with the reasons why its first requests wait.
-fn front(scene: &Scene, count: usize, reasons: Option<&Estimate<FrontReasons>>) -> QueueShown {
+fn front(scene: &Scene, count: usize, reasons: &Found<FrontReasons>) -> QueueShown {
     let view = &scene.state;
     let past = view.is_past().then(|| front_reasons(scene.engine(), view));
-    let known = past.as_ref().or(reasons.map(|reasons| &*reasons.value));
+    let known = past.as_ref().or(reasons.as_ref().ok().map(|reasons| &*reasons.value));
     let of = if view.is_past() { EstimateOf::Page } else { as_of(reasons, view.log_index()) };
     let front = queue_front(view, view.log_time(), count, STEPS_MAX);
     let shown = front.requests.into_iter().filter_map(|request| {
@@ -147,8 +147,7 @@ pub(super) async fn overview(
 ) -> Result<Response, Problem> {
     let (asked, []) = PageRequest::of(reader, &request, [])?;
     let reasons = web.estimated(&web.front_reasons, &asked, front_reasons).await;
-    let make =
-        move |scene: &Scene| Ok(muster_page::overview(&scene.frame(), &made_of(scene, reasons.as_ref())));
+    let make = move |scene: &Scene| Ok(muster_page::overview(&scene.frame(), &made_of(scene, &reasons)));
     web.read(asked, OVERVIEW_BYTES, make).await
 }
 
@@ -175,7 +174,7 @@ pub(super) async fn page(
     web.answer(reader, CLUSTER_BYTES, make).await
 }
 
-fn made_of(scene: &Scene, reasons: Option<&Estimate<FrontReasons>>) -> Overview {
+fn made_of(scene: &Scene, reasons: &Found<FrontReasons>) -> Overview {
     let view = &scene.state;
     let (pools, leaves_pools_out) = pools(view);
     let newest = view.active().rev().filter_map(|id| {
@@ -268,15 +267,15 @@ pub(super) async fn queues(
         let mut schedules = schedule_service::of_caller(&scene.state, &reader, SCHEDULES_SHOWN + 1);
         let leaves_schedules_out = schedules.len() > SCHEDULES_SHOWN;
         schedules.truncate(SCHEDULES_SHOWN);
-        let mut next = front(scene, FRONT_SHOWN, reasons.as_ref());
+        let mut next = front(scene, FRONT_SHOWN, &reasons);
         let past = scene.state.is_past().then(|| queue_starts(scene.engine(), &scene.state));
         let of = if past.is_some() {
             EstimateOf::Page
         } else {
-            as_of(estimated.as_ref(), scene.state.log_index())
+            as_of(&estimated, scene.state.log_index())
         };
         let nothing = QueueStarts::default();
-        let known = past.as_ref().or(estimated.as_ref().map(|made| &*made.value)).unwrap_or(&nothing);
+        let known = past.as_ref().or(estimated.as_ref().ok().map(|made| &*made.value)).unwrap_or(&nothing);
         let all_starts = all_starts(scene, known, of);
         for job in &mut next.jobs {
             job.start = all_starts.starts.iter().find(|start| start.job_id == job.id).cloned();

@@ -5,7 +5,8 @@ use axum::http::StatusCode;
 use axum::middleware::Next;
 use axum::response::Response;
 use muster_monitoring::Peer;
-use tonic::Status;
+use muster_types::{Refusal, RefusalCode};
+use muster_wire::status::to_status;
 
 use crate::recorded::CallRecorder;
 
@@ -52,7 +53,8 @@ pub(crate) async fn note_denied(
     let reason = response.extensions_mut().remove::<Reason>();
     let reason = reason.map_or_else(|| "the caller may not read this page".to_owned(), |reason| reason.0);
     if let Some(peer) = peer {
-        recorder.note(&peer, peer.principal, page, &Status::permission_denied(reason));
+        let refusal = Refusal::new(RefusalCode::PermissionDenied, reason);
+        recorder.note(&peer, peer.principal, page, &to_status(&refusal));
     }
     response
 }

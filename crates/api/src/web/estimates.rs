@@ -74,6 +74,8 @@ impl<T> Made<T> {
 struct Slots<K, T> {
     made: BTreeMap<K, Made<T>>,
     making: BTreeSet<K>,
+    /// When the making of one failed last: none was made since.
+    failed: BTreeMap<K, Instant>,
 }
 
 impl<K: Ord + Clone, T> Slots<K, T> {
@@ -92,6 +94,25 @@ impl<K: Ord + Clone, T> Slots<K, T> {
 
     fn bytes(&self) -> usize {
         self.made.values().map(|made| made.bytes).sum()
+    }
+
+    /// Keeps in mind that the making of one has failed, of no more than `kept_max` of them.
+    fn note_failure(&mut self, key: K, kept_max: usize) {
+        self.failed.retain(|_, at| at.elapsed() <= SHOWN_MAX);
+        self.failed.insert(key, Instant::now());
+        while self.failed.len() > kept_max {
+            let oldest = self.failed.iter().min_by_key(|(_, at)| **at).map(|(key, _)| key.clone());
+            let Some(oldest) = oldest else { return };
+            self.failed.remove(&oldest);
+        }
+    }
+
+    /// Why there is none to show of a thing.
+    fn why_none(&self, key: &K) -> Unmade {
+        match self.failed.get(key) {
+            Some(at) if at.elapsed() <= SHOWN_MAX => Unmade::Failed,
+            _ => Unmade::BeingMade,
+        }
     }
 }
 
@@ -134,14 +155,37 @@ pub(super) struct Estimate<T> {
     is_current: bool,
 }
 
+/// Why there is none to show.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Unmade {
+    /// One is being made, or is made once its reader's turn comes.
+    #[default]
+    BeingMade,
+    /// It could not be made when that was last tried.
+    Failed,
+}
+
+impl Unmade {
+    /// What a page says of that.
+    pub(super) fn shown(self) -> EstimateOf {
+        match self {
+            Unmade::BeingMade => EstimateOf::Unmade,
+            Unmade::Failed => EstimateOf::Failed,
+        }
+    }
+}
+
+/// One that is shown, or why there is none.
+pub(super) type Found<T> = Result<Estimate<T>, Unmade>;
+
 /// What a page says of the state that its estimate is of.
-pub(super) fn as_of<T>(estimate: Option<&Estimate<T>>, page: LogIndex) -> EstimateOf {
-    match estimate {
-        None => EstimateOf::Unmade,
-        Some(estimate) if estimate.log_index < page || !estimate.is_current => {
+pub(super) fn as_of<T>(found: &Found<T>, page: LogIndex) -> EstimateOf {
+    match found {
+        Err(unmade) => unmade.shown(),
+        Ok(estimate) if estimate.log_index < page || !estimate.is_current => {
             EstimateOf::Earlier(estimate.log_index.0)
         }
-        Some(_) => EstimateOf::Page,
+        Ok(_) => EstimateOf::Page,
     }
 }
 
@@ -157,19 +201,20 @@ impl<K: Ord + Clone + Send + 'static, T: Send + Sync + 'static> Estimates<K, T> 
         (making_max, each_max): (usize, usize),
         weigh: fn(&T) -> usize,
     ) -> Estimates<K, T> {
-        let slots = Mutex::new(Slots { made: BTreeMap::new(), making: BTreeSet::new() });
+        let slots = Slots { made: BTreeMap::new(), making: BTreeSet::new(), failed: BTreeMap::new() };
+        let slots = Mutex::new(slots);
         let turns = Turns::new(making_max, each_max);
         Estimates(Arc::new(Inner { kept_max, bytes_max, weigh, turns, slots, changed: Notify::new() }))
     }
 
-    /// The estimate of a thing for a state, or the last one that was made; none where there is none yet. `make` makes one of that
-    /// state in a turn of the account, to its end also where nobody waits for it any more.
+    /// The estimate of a thing for a state, or the last one that was made; else why there is none. `make` makes one of that
+    /// state in a turn of the account, to its end also where nobody waits for it any more; it may panic.
     pub(super) async fn get(
         &self,
         (account, key): (Account, K),
         state: &Reading,
         make: impl Future<Output = Option<T>> + Send + 'static,
-    ) -> Option<Estimate<T>> {
+    ) -> Found<T> {
         let wanted = StateVersion { generation: state.generation(), log_index: state.log_index() };
         self.wait((account, key), wanted, WAIT_MAX, make).await
     }
@@ -180,7 +225,7 @@ impl<K: Ord + Clone + Send + 'static, T: Send + Sync + 'static> Estimates<K, T> 
         wanted: StateVersion,
         wait_max: Duration,
         make: impl Future<Output = Option<T>> + Send + 'static,
-    ) -> Option<Estimate<T>> {
+    ) -> Found<T> {
         let mut over = pin!(tokio::time::sleep(wait_max));
         let mut turn = pin!(self.turn(account));
         let mut make = Some(make);
@@ -189,7 +234,7 @@ impl<K: Ord + Clone + Send + 'static, T: Send + Sync + 'static> Estimates<K, T> 
             // Nothing that happens from here on is missed.
             changed.as_mut().enable();
             let is_being_made = match self.look(&key, wanted) {
-                Known::Serves(made) => return Some(made),
+                Known::Serves(made) => return Ok(made),
                 Known::BeingMade => true,
                 Known::Nothing => false,
             };
@@ -222,8 +267,8 @@ impl<K: Ord + Clone + Send + 'static, T: Send + Sync + 'static> Estimates<K, T> 
             }
         }
         let slots = self.0.slots.lock();
-        let last = slots.made.get(&key).filter(|made| made.may_be_shown(wanted))?;
-        Some(last.shown(wanted))
+        let last = slots.made.get(&key).filter(|made| made.may_be_shown(wanted));
+        last.map(|last| last.shown(wanted)).ok_or_else(|| slots.why_none(&key))
     }
 
     fn turn(&self, account: Account) -> impl Future<Output = Option<QueuePermit>> {
@@ -251,7 +296,7 @@ impl<K: Ord + Clone + Send + 'static, T: Send + Sync + 'static> Estimates<K, T> 
         if is_made || !slots.making.insert(key.clone()) {
             return None;
         }
-        Some(Making { inner: Arc::clone(&self.0), account, key: key.clone(), _turn: turn })
+        Some(Making { inner: Arc::clone(&self.0), account, key: key.clone(), is_kept: false, _turn: turn })
     }
 }
 
@@ -260,12 +305,16 @@ struct Making<K: Ord + Clone, T> {
     inner: Arc<Inner<K, T>>,
     account: Account,
     key: K,
+    /// Whether it was made.
+    is_kept: bool,
     _turn: QueuePermit,
 }
 
 impl<K: Ord + Clone, T> Making<K, T> {
-    fn keep(self, version: StateVersion, value: T) {
+    fn keep(mut self, version: StateVersion, value: T) {
+        self.is_kept = true;
         let mut slots = self.inner.slots.lock();
+        slots.failed.remove(&self.key);
         slots.made.retain(|_, made| made.at.elapsed() <= SHOWN_MAX);
         // Else an account that asks for what another one looks at would have it counted as its, and let go of it.
         let account = slots.made.get(&self.key).map_or(self.account, |made| made.account);
@@ -279,7 +328,12 @@ impl<K: Ord + Clone, T> Making<K, T> {
 
 impl<K: Ord + Clone, T> Drop for Making<K, T> {
     fn drop(&mut self) {
-        self.inner.slots.lock().making.remove(&self.key);
+        let mut slots = self.inner.slots.lock();
+        slots.making.remove(&self.key);
+        if !self.is_kept {
+            slots.note_failure(self.key.clone(), self.inner.kept_max);
+        }
+        drop(slots);
         self.inner.changed.notify_waiters();
     }
 }
@@ -313,8 +367,8 @@ mod tests {
         }
     }
 
-    fn shown(estimate: Option<Estimate<&'static str>>) -> Option<(&'static str, u64)> {
-        estimate.map(|estimate| (*estimate.value, estimate.log_index.0))
+    fn shown(found: Found<&'static str>) -> Option<(&'static str, u64)> {
+        found.ok().map(|estimate| (*estimate.value, estimate.log_index.0))
     }
 
     #[tokio::test]
@@ -363,18 +417,45 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_page_says_where_one_cannot_be_made() {
+        let estimates: Estimates<i32, &'static str> = Estimates::new(2, (1, 1));
+        for time in ["the first time", "each time"] {
+            let panics = async { ready(None::<&'static str>).await.or_else(|| panic!("on purpose")) };
+            let found = estimates.wait(of(1), at(1), LONG, panics).await;
+            assert_eq!(as_of(&found, LogIndex(1)), EstimateOf::Failed, "{time}");
+        }
+        let slow = estimates.wait(of(1), at(1), Duration::ZERO, pending()).await;
+        assert_eq!(slow.map(drop), Err(Unmade::Failed), "it is tried again, and the last time it failed");
+        let slow = estimates.wait(of(2), at(1), Duration::ZERO, pending()).await;
+        assert_eq!(slow.map(drop), Err(Unmade::BeingMade), "another one");
+    }
+
+    #[tokio::test]
+    async fn one_that_is_made_at_last_is_shown_and_failures_are_bounded() {
+        let estimates: Estimates<i32, &'static str> = Estimates::new(2, (1, 1));
+        for key in 0..5 {
+            let failed = estimates.wait(of(key), at(1), LONG, ready(None)).await;
+            assert_eq!(shown(failed), None);
+        }
+        assert_eq!(estimates.0.slots.lock().failed.len(), 2);
+        let made = estimates.wait(of(4), at(1), LONG, ready(Some("made"))).await;
+        assert_eq!(shown(made), Some(("made", 1)));
+        assert!(!estimates.0.slots.lock().failed.contains_key(&4));
+    }
+
+    #[tokio::test]
     async fn a_page_says_where_a_newer_one_is_being_made() {
         let estimate = |is_current| Estimate { value: Arc::new(()), log_index: LogIndex(1), is_current };
-        assert_eq!(as_of(Some(&estimate(true)), LogIndex(1)), EstimateOf::Page);
-        assert_eq!(as_of(Some(&estimate(true)), LogIndex(2)), EstimateOf::Earlier(1));
-        assert_eq!(as_of::<()>(None, LogIndex(1)), EstimateOf::Unmade);
+        assert_eq!(as_of(&Ok(estimate(true)), LogIndex(1)), EstimateOf::Page);
+        assert_eq!(as_of(&Ok(estimate(true)), LogIndex(2)), EstimateOf::Earlier(1));
+        assert_eq!(as_of::<()>(&Err(Unmade::BeingMade), LogIndex(1)), EstimateOf::Unmade);
         // Nothing has changed since, but time has passed.
         let estimates = Estimates::new(4, (1, 1));
         let made = estimates.wait(of(()), at(1), LONG, ready(Some("first"))).await;
-        assert_eq!(as_of(made.as_ref(), LogIndex(1)), EstimateOf::Page);
+        assert_eq!(as_of(&made, LogIndex(1)), EstimateOf::Page);
         age(&estimates, SERVES_MAX);
         let last = estimates.wait(of(()), at(1), Duration::ZERO, pending()).await;
-        assert_eq!(as_of(last.as_ref(), LogIndex(1)), EstimateOf::Earlier(1));
+        assert_eq!(as_of(&last, LogIndex(1)), EstimateOf::Earlier(1));
     }
 
     #[tokio::test]

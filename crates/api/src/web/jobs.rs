@@ -17,7 +17,7 @@ use muster_wire::closed::{ClosedSet, number, of_word, phase_word, words};
 use muster_wire::v1;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::estimates::{Estimate, as_of};
+use super::estimates::{Found, Unmade, as_of};
 use super::time_travel::PageRequest;
 use super::{Problem, Reader, Scene, Web, events, output};
 use crate::arrays;
@@ -113,7 +113,7 @@ pub(super) async fn list(
     let open = query.open.parse::<JobId>().ok();
     let explained = match open {
         Some(id) => web.explained(&asked, id).await,
-        None => None,
+        None => Err(Unmade::default()),
     };
     let caller = reader.caller();
     let is_narrowed = filter != v1::JobFilter::default();
@@ -129,7 +129,7 @@ pub(super) async fn list(
         let listed = job_service::list(scene.engine(), view, &query.page, filter, shown)?;
         let by = query.group.map(|by| (by, query.label.as_str()));
         let groups = by.map(|by| groups(scene, &counted, by, is_narrowed));
-        let open = open.and_then(|id| detail(scene, id, explained.as_ref()));
+        let open = open.and_then(|id| detail(scene, id, &explained));
         let page = (listed.jobs.as_slice(), listed.next_page_token.as_str());
         Ok(muster_page::jobs(&scene.frame(), &query, page, groups.as_ref(), open.as_ref()))
     };
@@ -266,15 +266,15 @@ pub(super) async fn one(
     let id = id.ok_or_else(no_id)?;
     let explained = web.explained(&asked, id).await;
     let make = move |scene: &Scene| {
-        let shown = detail(scene, id, explained.as_ref());
+        let shown = detail(scene, id, &explained);
         let shown = shown.ok_or_else(|| Problem::from(job_service::no_such_job(id)))?;
         Ok(muster_page::job(&scene.frame(), &shown))
     };
     web.read(asked, job_service::FULL_PAGE_BYTES, make).await
 }
 
-/// Why a job waits, as it was explained lately; nothing of one that did not wait.
-type Explained = Estimate<Option<JobExplanation>>;
+/// Why a job waits, as it was explained lately, or why that is not known; nothing of one that did not wait.
+type Explained = Found<Option<JobExplanation>>;
 
 /// About what an explanation takes in memory.
 pub(super) fn explanation_bytes(explained: &Option<JobExplanation>) -> usize {
@@ -291,11 +291,11 @@ pub(super) fn explanation_bytes(explained: &Option<JobExplanation>) -> usize {
 impl Web {
     /// Why a job of the present waits, where a page asks for it; none where that takes too long. Only for one that waits the
     /// whole fleet is looked at.
-    async fn explained(&self, asked: &PageRequest, job: JobId) -> Option<Explained> {
+    async fn explained(&self, asked: &PageRequest, job: JobId) -> Explained {
         let (engine, state) = (self.engine().clone(), present(self.engine()));
         let waits = state.job(job).is_some_and(|row| row.phase == Phase::Pending);
         if asked.at.is_some() || !waits {
-            return None;
+            return Err(Unmade::default());
         }
         let make = {
             let state = state.clone();
@@ -306,7 +306,7 @@ impl Web {
 }
 
 /// What the page of a job shows: also of a member of an array that has no row among the jobs, as the calls do.
-fn detail(scene: &Scene, id: JobId, explained: Option<&Explained>) -> Option<JobDetail> {
+fn detail(scene: &Scene, id: JobId, explained: &Explained) -> Option<JobDetail> {
     let (view, visibility) = (&scene.state, scene.visibility());
     let shown = (Detail::Full, visibility);
     let row = view.job(id).zip(view.spec(id));
@@ -338,7 +338,7 @@ fn why(
     scene: &Scene,
     id: JobId,
     phase: &Phase,
-    explained: Option<&Explained>,
+    explained: &Explained,
 ) -> (v1::Explanation, EstimateOf) {
     let view = &scene.state;
     let Some(row) = view.job(id) else { return Default::default() };
@@ -350,9 +350,9 @@ fn why(
         let explained = scene.engine().explain_job_here(view, id);
         return explained.map_or_else(placed, |known| (explanation::waiting(view, &known), EstimateOf::Page));
     }
-    let made = explained.and_then(|estimate| Some((estimate, (*estimate.value).as_ref()?)));
-    if let Some((estimate, known)) = made {
-        return (explanation::waiting(view, known), as_of(Some(estimate), view.log_index()));
+    let made = explained.as_ref().ok().and_then(|estimate| (*estimate.value).as_ref());
+    if let Some(known) = made {
+        return (explanation::waiting(view, known), as_of(explained, view.log_index()));
     }
     let Some((reason, message)) = scene.engine().explain_briefly_here(view, id) else { return placed() };
     let brief = v1::Explanation {
@@ -362,5 +362,5 @@ fn why(
         estimate: Some(render::estimate(&row.estimate)),
         ..Default::default()
     };
-    (brief, EstimateOf::Unmade)
+    (brief, explained.as_ref().err().map_or(EstimateOf::Unmade, |unmade| unmade.shown()))
 }

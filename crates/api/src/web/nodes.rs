@@ -18,6 +18,7 @@ use super::time_travel::PageRequest;
 use super::{AsOf, Problem, Reader, Scene, Web, events, tag_with, tagged};
 use crate::fleet_service::{self, Narrowed};
 use crate::read::present;
+use crate::refusals::failed;
 use crate::render;
 
 /// Rows of a page.
@@ -80,7 +81,7 @@ pub(super) async fn one(
     let Path(name) = name.map_err(no_name)?;
     let make = move |scene: &Scene| {
         let id = fleet_service::find(&scene.state, &name)?;
-        let row = scene.state.node(id).ok_or_else(|| tonic::Status::internal("a name without a node"))?;
+        let row = scene.state.node(id).ok_or_else(|| failed("a name without a node"))?;
         let is_of_node = |change: &Change| matches!(change, Change::Node { id: of, .. } if *of == id);
         let changes = events::newest(scene, CHANGES_SHOWN, is_of_node);
         let node = scene.visibility().node(render::node(&scene.state, id, row));

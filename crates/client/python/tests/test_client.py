@@ -505,6 +505,16 @@ def test_calls_are_a_part_of_a_span() -> None:
     assert trace.metadata(parent) == (("traceparent", parent),)
 
 
+def test_a_job_that_is_submitted_again_is_a_part_of_another_span() -> None:
+    parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    given = job_pb2.JobSpec(trace_parent=parent, working_directory="/work")
+    shown = muster.JobView(job_pb2.Job(name="train", spec=given))
+    again = shown.spec
+    assert again is not None
+    assert (again.to_message().spec.trace_parent, again.to_message().spec.working_directory) == ("", "/work")
+    assert shown.to_message().spec.trace_parent == parent, "what was shown is not changed"
+
+
 def test_the_current_span_of_opentelemetry_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     current = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 

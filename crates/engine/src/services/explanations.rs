@@ -74,7 +74,11 @@ impl Engine {
     #[must_use]
     pub fn explain_job_here(&self, view: &Reading, job: JobId) -> Option<JobExplanation> {
         let shared = self.shared_forecast(view);
-        explained(view, Engine::now_of(view), job, self.kept_at(view), shared.as_deref())
+        let explained = explained(view, Engine::now_of(view), job, self.kept_at(view), shared.as_deref());
+        if shared.is_some() {
+            self.let_forecast_go();
+        }
+        explained
     }
 
     /// When the jobs of the pending queue are expected to start, at most a thousand of them, on the thread of the caller, as
@@ -178,8 +182,9 @@ impl Engine {
 
     /// Gives the memory of the forecast back once it serves nobody any more. Who uses it meanwhile asks for this again.
     fn let_forecast_go(&self) {
+        let Some(runtime) = &self.inner.runtime else { return };
         let shared = Arc::clone(&self.inner.queue_forecast);
-        tokio::spawn(async move {
+        runtime.spawn(async move {
             tokio::time::sleep(Duration::from_millis(2 * FORECAST_SERVES_MS)).await;
             let now = clock::now::<TokioEnv>();
             if let Some(mut slot) = shared.try_lock() {
@@ -205,5 +210,31 @@ impl Engine {
             explain(&view, now)
         });
         explained.await.map_err(|_| stopping_reads())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::{guarded, leader};
+
+    #[tokio::test]
+    async fn what_a_page_leaves_to_other_explanations_is_let_go_of() {
+        let engine = leader().await;
+        let (shared, asked) = (Arc::clone(&engine.inner.queue_forecast), engine.clone());
+        let explained = in_background(move || {
+            // Such a thread is not of the runtime.
+            let found = asked.explain_job_here(&asked.reading(), JobId(7));
+            (found.is_some(), asked.inner.queue_forecast.lock().is_some())
+        });
+        let explained = guarded("an explanation", explained).await;
+        assert_eq!(explained, Ok((false, true)), "there is no such job, and who asks next shares the forecast");
+        // Nothing else is explained.
+        guarded("the end of the forecast", async {
+            while shared.lock().is_some() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        })
+        .await;
     }
 }

@@ -215,6 +215,8 @@ class JobView:
         shown = self._message
         message = job_pb2.Job(name=shown.name, tenant=shown.tenant, labels=shown.labels, annotations=shown.annotations)
         message.spec.CopyFrom(shown.spec)
+        # It is a part of the span that it is submitted in then.
+        message.spec.ClearField("trace_parent")
         return JobSpec.from_message(message)
 
     @property
