@@ -18,6 +18,7 @@
 
 mod adversaries;
 mod book;
+mod choices;
 mod drive;
 mod guarantee;
 mod least_harm;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use muster_types::policy::{PolicyDraft, Quota, TenantPolicy, TenantRights, UNLISTED_TENANT};
+use muster_types::policy::{PolicyDraft, PolicyPart, Quota, TenantPolicy, TenantRights, UNLISTED_TENANT};
 use muster_types::tpu::{PodPosition, SliceRequest, SliceShape};
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, BookingClearing, Control, DeviceAmount, FieldChange,
@@ -238,6 +238,11 @@ pub enum Act {
     /// Another policy, whatever runs, waits or has reserved under the one before.
     SetPolicy {
         policy: Box<PolicyDraft>,
+    },
+    /// One part of the policy becomes as this one has it; the others stay as they are in force.
+    UpdatePolicy {
+        given: Box<PolicyDraft>,
+        part: PolicyPart,
     },
     /// Another leader, who knows what is in the log and nothing else.
     ChangeLeader,
