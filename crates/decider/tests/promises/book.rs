@@ -339,8 +339,9 @@ impl Book {
         }
         // All that are stopped for that reason alone, together: the last of them left its side with no less than its part.
         for (ours, theirs, gang) in &evened_out {
-            let of_side = evened_out.iter().filter(|(_, side, other)| side == theirs && other.kind == gang.kind);
-            let given_up: u64 = of_side.map(|(.., other)| other.milli).sum();
+            let is_there = |side: &Side<'_>, other: &Gang| side == theirs && other.kind == gang.kind;
+            let there = evened_out.iter().filter(|(_, side, other)| is_there(side, *other));
+            let given_up: u64 = there.map(|(.., other)| other.milli).sum();
             if !self.evens_out((*ours, claimant), (*theirs, given_up), &gang.kind, victims) {
                 let (job, whose, by) = (gang.job, &gang.tenant, &claimant.tenant);
                 return Err(format!("{job} of {whose} for {by}: shares come no nearer to their parts by it"));
@@ -371,7 +372,8 @@ impl Book {
         let gone: u64 = gone.filter(|gang| self.is_on(ours, &gang.tenant)).map(|gang| gang.milli).sum();
         let with = self.used(ours, kind) - gone + claimant.least_milli_of(kind);
         let without = self.used(theirs, kind) - given_up;
-        u128::from(with) * weights <= all * weight(ours) && u128::from(without) * weights >= all * weight(theirs)
+        let is_within = u128::from(with) * weights <= all * weight(ours);
+        is_within && u128::from(without) * weights >= all * weight(theirs)
     }
 
     /// A side and all on the same level below the same tenant, those without a gang left out as they hold nothing.

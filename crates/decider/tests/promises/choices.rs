@@ -8,8 +8,12 @@
 //! - Preemption `fair_share`: G2 holds for work within nominal alone. What borrows may be stopped, by the parts (`book`).
 //! - Nodes: a tenant may wait while other nodes are free. What holds is that it is on no other node, and that nodes which it keeps
 //!   from others have nobody else's new work.
+//! - Purchases: a job may wait while nodes are free that were bought in another way. What holds is that it is on no other node, and
+//!   takes its fallback after its wait, to which the books of the log hold every record (`drive`).
 //! - Limits and budgets: a tenant may wait while it could be within nominal. What holds is that it has no more jobs placed, and none
-//!   once its accelerator time is used up; nobody is stopped for that.
+//!   once its accelerator time or its dollars are used up; nobody is stopped for that.
+//!
+//! Schedules are not here: a leader's task makes their jobs, which these worlds do not have. The simulation has them.
 //!
 //! Once the choices are gone everybody is placed and ends, which `unrest` asserts.
 
@@ -18,10 +22,13 @@ use std::collections::BTreeMap;
 use muster_journal::{Decision, WorkerSlot};
 use muster_state::{Phase, State};
 use muster_types::policy::{
-    AcceleratorBudget, Policy, PolicyDraft, PolicyPart, QueueChoices, QueueOrder, QueuePreemption,
-    TenantLimits,
+    AcceleratorBudget, Policy, PolicyDraft, PolicyPart, Price, PurchaseKind, QueueChoices, QueueOrder,
+    QueuePreemption, SpendBudget, TenantLimits,
 };
-use muster_types::{JobId, LogIndex, LogTime, Name, NodeRequirements, PriorityTier};
+use muster_types::{
+    CapacityFallback, CapacityRules, JobId, LogIndex, LogTime, Name, NodeDraft, NodeRequirements, NodeSpec,
+    PriorityTier,
+};
 
 use crate::drive::Drive;
 use crate::measure::Observer;
@@ -29,10 +36,55 @@ use crate::random::Random;
 use crate::world::{Act, MINUTE, World, name};
 
 /// Choices that were met by a placement in some world at least.
-pub const MET: [&str; 4] = ["accelerator time", "nodes", "placed jobs", "strict order"];
+pub const MET: [&str; 6] =
+    ["accelerator time", "dollars", "nodes", "placed jobs", "purchases", "strict order"];
 
 /// Tenants for which something is chosen.
 const CHOOSING: [&str; 5] = ["lab-a", "lab-b", "a-1", "a-2", "guest"];
+
+/// A dollar for an hour of a device.
+pub fn price() -> Price {
+    Price {
+        kind: name("h100"),
+        region: None,
+        micro_dollars_per_device_hour: 1_000_000,
+        purchase: None,
+        from: None,
+        until: None,
+        owned: None,
+    }
+}
+
+/// A budget in dollars as one in hours, by [`price`].
+fn as_hours(spend: SpendBudget) -> AcceleratorBudget {
+    AcceleratorBudget { hours: spend.dollars, window_ms: spend.window_ms }
+}
+
+/// The fleet, of which the last host may be taken back by its owner, and the one before it is rented by the hour.
+pub fn bought(mut fleet: Vec<NodeSpec>) -> Vec<NodeSpec> {
+    for (host, how) in fleet.iter_mut().rev().zip([PurchaseKind::Spot, PurchaseKind::OnDemand]) {
+        let mut draft = NodeDraft::clone(host);
+        draft.labels.insert(name("purchase"), how.as_str().to_owned());
+        *host = draft.check().expect("a node");
+    }
+    fleet
+}
+
+/// Some jobs that one host holds ask for hosts that may be taken back, and take those rented by the hour after a wait.
+pub fn ask_for_purchases(world: &mut World, random: &mut Random) {
+    for job in world.jobs.iter_mut().filter(|job| job.workers == 1) {
+        if !random.once_in(4) {
+            continue;
+        }
+        let after_ms = (5 + random.below(25)) * MINUTE;
+        let purchases = [PurchaseKind::OnDemand].into_iter().collect();
+        job.capacity = Some(CapacityRules {
+            purchases: [PurchaseKind::Spot].into_iter().collect(),
+            fallback: Some(CapacityFallback { purchases, after_ms, is_open: false }),
+            interruptions_milli_max: None,
+        });
+    }
+}
 
 /// The first hosts of the fleet.
 fn some_hosts(count: usize) -> NodeRequirements {
@@ -60,9 +112,11 @@ fn queue(random: &mut Random) -> QueueChoices {
 fn limits(random: &mut Random) -> TenantLimits {
     let hours = 2 + random.below(6) as u32;
     let budget = AcceleratorBudget { hours, window_ms: (30 + random.below(120)) * MINUTE };
+    let spend = SpendBudget { dollars: 1, window_ms: (30 + random.below(120)) * MINUTE };
     TenantLimits {
         running_jobs: random.once_in(2).then(|| 1 + random.below(4) as u32),
         accelerator_hours: random.once_in(2).then_some(budget),
+        spend: random.once_in(3).then(|| SpendBudget { dollars: 2 + random.below(6) as u32, ..spend }),
         ..TenantLimits::default()
     }
 }
@@ -110,6 +164,8 @@ pub fn begin_with(policy: &mut PolicyDraft) {
     change("lab-b", strict, TenantLimits::default());
     change("guest", on_some, TenantLimits::default());
     change("a-1", evening_out, limits);
+    let spend = Some(SpendBudget { dollars: 8, window_ms: 60 * MINUTE });
+    change("a-2", QueueChoices::default(), TenantLimits { spend, ..TenantLimits::default() });
 }
 
 /// Parts of the policy that are set by themselves meanwhile: one tenant with other choices, or the reservations.
@@ -136,7 +192,7 @@ struct First {
     policy: LogIndex,
 }
 
-/// What a tenant has used of its accelerator time in the present window.
+/// What a tenant has used of a budget in the present window.
 struct Used {
     window_ms: u64,
     milli_ms: u128,
@@ -149,7 +205,7 @@ pub struct Choices {
     pub met: BTreeMap<&'static str, u64>,
     pub wrong: Vec<String>,
     firsts: BTreeMap<Name, First>,
-    used: BTreeMap<Name, Used>,
+    used: BTreeMap<(Name, &'static str), Used>,
     until: LogTime,
 }
 
@@ -159,6 +215,9 @@ impl Observer for Choices {
         match decision {
             Decision::GangPlaced { job, workers } => {
                 self.on_its_nodes(drive, *job, workers);
+                if drive.plan(*job).capacity.is_some() {
+                    self.note(drive, "purchases", None);
+                }
                 // Capacity that was promised is had whatever was chosen since.
                 if drive.replica.job(*job).is_some_and(|row| row.promise.is_none()) {
                     self.within_limits(drive, *job);
@@ -207,7 +266,8 @@ impl Choices {
         if let Some(most) = limits.running_jobs {
             let is_placed = |other: &JobId| {
                 let Some(row) = state.job(*other) else { return false };
-                *other != job && (row.promise.is_some() || matches!(row.phase, Phase::Starting | Phase::Running))
+                let holds = row.promise.is_some() || matches!(row.phase, Phase::Starting | Phase::Running);
+                holds && *other != job
             };
             let is_its_own = |other: &&JobId| state.spec(**other).is_some_and(|spec| spec.tenant == *tenant);
             let placed = state.jobs().iter().map(|(other, _)| other).filter(is_its_own);
@@ -217,12 +277,13 @@ impl Choices {
             });
             self.note(drive, "placed jobs", broken);
         }
-        if let Some(budget) = limits.accelerator_hours {
-            let used = self.used.get(tenant).map_or(0, |used| used.milli_ms);
+        for (what, budget) in budgets(&limits) {
+            let Some(budget) = budget else { continue };
+            let used = self.used.get(&(tenant.clone(), what)).map_or(0, |used| used.milli_ms);
             let broken = (used >= budget.milli_ms()).then(|| {
                 format!("{} is placed, and {tenant} has used {used} of {budget:?}", drive.label(job))
             });
-            self.note(drive, "accelerator time", broken);
+            self.note(drive, what, broken);
         }
     }
 
@@ -253,35 +314,36 @@ impl Choices {
 
     /// Counts what was charged since the last decision, for tenants that have a budget.
     fn charge(&mut self, state: &State, now: LogTime) {
-        let policy = &state.policy().policy;
         let since = std::mem::replace(&mut self.until, now);
         for tenant in CHOOSING.map(name) {
-            let Some(budget) = policy.limits(&tenant).accelerator_hours else {
-                self.used.remove(&tenant);
-                continue;
-            };
-            let begins = Used { window_ms: budget.window_ms, milli_ms: 0 };
-            // A budget that is new, or has other windows, begins with nothing.
-            let known = self.used.remove(&tenant).filter(|used| used.window_ms == budget.window_ms);
-            let Some(mut used) = known else {
-                self.used.insert(tenant, begins);
-                continue;
-            };
-            let window_start = budget.window_start(now);
-            if window_start > since {
-                used.milli_ms = 0;
+            let limits = state.policy().policy.limits(&tenant);
+            for (what, budget) in budgets(&limits) {
+                let known = self.used.remove(&(tenant.clone(), what));
+                let Some(budget) = budget else { continue };
+                // A budget that is new, or has other windows, begins with nothing.
+                let milli_ms = known.filter(|used| used.window_ms == budget.window_ms).map_or(0, |used| {
+                    let window_start = budget.window_start(now);
+                    let before = if window_start > since { 0 } else { used.milli_ms };
+                    let ms = u128::from(now.since_ms(since.max(window_start)));
+                    before + u128::from(charged_milli(state, &tenant)) * ms
+                });
+                self.used.insert((tenant.clone(), what), Used { window_ms: budget.window_ms, milli_ms });
             }
-            let ms = u128::from(now.since_ms(since.max(window_start)));
-            let own = state.jobs().iter().filter(|(job, _)| {
-                state.spec(**job).is_some_and(|spec| spec.tenant == tenant)
-            });
-            let charges = own.filter_map(|(_, row)| row.charge());
-            let milli: u64 =
-                charges.flat_map(|(_, charge)| &charge.devices_milli).map(|(_, milli)| *milli).sum();
-            used.milli_ms += u128::from(milli) * ms;
-            self.used.insert(tenant, used);
         }
     }
+}
+
+/// The budgets of a tenant, by what they are of.
+fn budgets(limits: &TenantLimits) -> [(&'static str, Option<AcceleratorBudget>); 2] {
+    [("accelerator time", limits.accelerator_hours), ("dollars", limits.spend.map(as_hours))]
+}
+
+/// What the jobs of a tenant are charged for at this moment.
+fn charged_milli(state: &State, tenant: &Name) -> u64 {
+    let is_its_own = |job: JobId| state.spec(job).is_some_and(|spec| spec.tenant == *tenant);
+    let own = state.jobs().iter().filter(|(job, _)| is_its_own(**job));
+    let charges = own.filter_map(|(_, row)| row.charge());
+    charges.flat_map(|(_, charge)| &charge.devices_milli).map(|(_, milli)| *milli).sum()
 }
 
 /// The first job of a tenant that waits, of its highest tier.

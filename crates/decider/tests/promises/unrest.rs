@@ -119,12 +119,13 @@ fn world(seed: u64) -> World {
     let mut random = Random::new(seed ^ 0x0bad);
     // Choices are drawn apart: what else a seed stands for does not depend on them.
     let mut choosing = Random::new(seed ^ 0xc401ce);
-    let plain = peace(&mut random);
+    let mut plain = peace(&mut random);
+    plain.prices.push(choices::price());
     let mut peace = plain.clone();
     if seed % 2 == 1 {
         choices::begin_with(&mut peace);
     }
-    let mut world = World::new(seed, hosts("h100", HOSTS, DEVICES), peace.clone());
+    let mut world = World::new(seed, choices::bought(hosts("h100", HOSTS, DEVICES)), peace.clone());
     world.horizon_ms = END_MS;
     world.tick_ms = MINUTE;
     let tenants = ["lab-a", "lab-b", "a-1", "a-2", "guest", "stranger"];
@@ -150,6 +151,7 @@ fn world(seed: u64) -> World {
         }
         world.submit(job);
     }
+    choices::ask_for_purchases(&mut world, &mut choosing);
     arrays(&mut world, &mut random);
     choices::updates(&mut world, &mut choosing, &peace, UNREST_MS);
     acts(&mut world, (&mut random, &mut choosing), (&peace, &plain));
