@@ -45,6 +45,8 @@ type Known = BTreeMap<(Name, bool, Name), Rc<BTreeSet<JobId>>>;
 pub struct Book {
     policy: Arc<Policy>,
     pub gangs: Vec<Gang>,
+    /// Of those that are to be stopped, who goes on with fewer workers: no more than that one alone is asked for its share then.
+    pub resized: BTreeSet<JobId>,
     /// What was worked out so far: a tenant, whether all below it too, and a type.
     known: RefCell<Known>,
 }
@@ -73,7 +75,8 @@ impl Book {
                 });
             }
         }
-        Book { policy: Arc::clone(state.effective_policy()), gangs, known: RefCell::default() }
+        let (policy, resized) = (Arc::clone(state.effective_policy()), BTreeSet::new());
+        Book { policy, gangs, resized, known: RefCell::default() }
     }
 
     pub fn gang(&self, job: JobId) -> Option<&Gang> {
@@ -341,7 +344,9 @@ impl Book {
         for (ours, theirs, gang) in &evened_out {
             let is_there = |side: &Side<'_>, other: &Gang| side == theirs && other.kind == gang.kind;
             let there = evened_out.iter().filter(|(_, side, other)| is_there(side, *other));
-            let given_up: u64 = there.map(|(.., other)| other.milli).sum();
+            let stopped = there.filter(|(.., other)| !self.resized.contains(&other.job));
+            let stopped: u64 = stopped.map(|(.., other)| other.milli).sum();
+            let given_up = if self.resized.contains(&gang.job) { gang.milli } else { stopped };
             if !self.evens_out((*ours, claimant), (*theirs, given_up), &gang.kind, victims) {
                 let (job, whose, by) = (gang.job, &gang.tenant, &claimant.tenant);
                 return Err(format!("{job} of {whose} for {by}: shares come no nearer to their parts by it"));
@@ -402,6 +407,7 @@ impl Book {
         let mut after = Book {
             policy: Arc::clone(&self.policy),
             gangs: self.gangs.iter().filter(|gang| !gone.contains(&gang.job)).cloned().collect(),
+            resized: BTreeSet::new(),
             known: RefCell::default(),
         };
         after.gangs.push(Gang {
