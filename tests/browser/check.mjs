@@ -1,16 +1,17 @@
 // Opens every page of a cluster in Chromium, wide and narrow, light and dark, looks for violations with axe, walks through
-// each with the keyboard alone, measures how soon pages are painted and how smoothly a map of 100,000 devices moves, and takes
-// the pictures of the guide. Run by `.ci/browser`; the environment says with what:
+// each with the keyboard alone, and takes the pictures of the guide. Told how many jobs the cluster has, it measures instead how
+// soon pages are painted and how smoothly a map of 100,000 devices moves. Run by `.ci/browser`; the environment says with what:
 //   MUSTER_PAGES      the address of a replica's pages
 //   MUSTER_PATHS      paths to open, with spaces between them
 //   MUSTER_CHROMIUM   the browser
 //   MUSTER_MODULES    the directory in which puppeteer-core and axe-core are installed
+//   MUSTER_JOBS       how many jobs the cluster has; with it there are measurements and nothing else
 //   MUSTER_PICTURES   where the pictures go; none are taken without it
 import { readFileSync, statSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 
-const { MUSTER_PAGES: base, MUSTER_PATHS, MUSTER_CHROMIUM, MUSTER_MODULES, MUSTER_PICTURES } = process.env;
+const { MUSTER_PAGES: base, MUSTER_PATHS, MUSTER_CHROMIUM, MUSTER_MODULES, MUSTER_JOBS, MUSTER_PICTURES } = process.env;
 const modules = createRequire(join(MUSTER_MODULES, "package.json"));
 const { default: puppeteer } = await import(modules.resolve("puppeteer-core"));
 const axe = readFileSync(modules.resolve("axe-core/axe.min.js"), "utf8");
@@ -93,8 +94,8 @@ async function pause(page) {
   if (pressed !== "true" || !text.startsWith("Paused")) report("/events", `it does not pause: ${text}`);
 }
 
-// From the request until the browser paints something, the median of several loads. A page has a bounded number of rows, so
-// that it takes no longer with more jobs; `muster-bench pages` measures the answers of a replica that holds many.
+// From the request until the browser paints something, the median of several loads. `muster-bench pages` measures the answers
+// behind it alone.
 async function firstPaint(page, path) {
   const times = [];
   for (let load = 0; load < LOADS; load += 1) {
@@ -104,8 +105,8 @@ async function firstPaint(page, path) {
     times.push(await page.evaluate(() => performance.getEntriesByName("first-contentful-paint")[0]?.startTime ?? Infinity));
   }
   const median = times.sort((a, b) => a - b)[Math.floor(LOADS / 2)];
-  console.log(`${path}: first paint ${median.toFixed(0)} ms, at most ${FIRST_PAINT_MS_MAX}`);
-  if (!(median <= FIRST_PAINT_MS_MAX)) report(path, `the first paint comes after ${median} ms`);
+  console.log(`${path}: first paint ${median.toFixed(0)} ms with ${MUSTER_JOBS} jobs, at most ${FIRST_PAINT_MS_MAX}`);
+  if (!(median <= FIRST_PAINT_MS_MAX)) report(path, `it is first painted after ${median} ms`);
 }
 
 // A fleet as `/fleet/map` sends it, with every state of a device in it.
@@ -213,6 +214,37 @@ async function picture(page, name, path, width, scheme) {
   if (size > PICTURE_BYTES_MAX) report(file, `${size} bytes`);
 }
 
+async function measure(browser, page) {
+  for (const path of paths) await firstPaint(page, path);
+  await pan(browser);
+}
+
+async function checkAll(page) {
+  for (const path of paths) {
+    for (const width of WIDTHS) {
+      for (const scheme of SCHEMES) {
+        await open(page, path, width, scheme);
+        await look(page, `${path} at ${width} px, ${scheme}`);
+      }
+    }
+    await open(page, path, 1280, "light");
+    await walk(page, `${path} by keyboard`);
+  }
+  await pause(page);
+  await stepThroughMap(page);
+  await recolour(page);
+  if (MUSTER_PICTURES) {
+    const job = paths.find((path) => path.startsWith("/jobs/"));
+    await picture(page, "overview", "/", 1280, "light");
+    await picture(page, "job", job, 1280, "light");
+    await picture(page, "fleet", "/fleet", 1280, "dark");
+    await picture(page, "queues", "/queues", 1280, "light");
+    await picture(page, "timeline", "/timeline", 1280, "light");
+    await picture(page, "plan", "/plan?accelerators=h100%3A4&workers=2", 1280, "light");
+    await picture(page, "narrow", "/jobs", 360, "light");
+  }
+}
+
 const browser = await puppeteer.launch({
   executablePath: MUSTER_CHROMIUM,
   // A container has no name spaces for the browser's; it sees pages of this machine alone.
@@ -224,31 +256,8 @@ try {
   await page.setCacheEnabled(false);
   page.on("console", (message) => { if (message.type() === "error") report(page.url(), message.text()); });
   page.on("pageerror", (error) => report(page.url(), String(error)));
-  for (const path of paths) {
-    for (const width of WIDTHS) {
-      for (const scheme of SCHEMES) {
-        await open(page, path, width, scheme);
-        await look(page, `${path} at ${width} px, ${scheme}`);
-      }
-    }
-    await open(page, path, 1280, "light");
-    await walk(page, `${path} by keyboard`);
-    await firstPaint(page, path);
-  }
-  await pause(page);
-  await stepThroughMap(page);
-  await recolour(page);
-  await pan(browser);
-  if (MUSTER_PICTURES) {
-    const job = paths.find((path) => path.startsWith("/jobs/"));
-    await picture(page, "overview", "/", 1280, "light");
-    await picture(page, "job", job, 1280, "light");
-    await picture(page, "fleet", "/fleet", 1280, "dark");
-    await picture(page, "queues", "/queues", 1280, "light");
-    await picture(page, "timeline", "/timeline", 1280, "light");
-    await picture(page, "plan", "/plan?accelerators=h100%3A4&workers=2", 1280, "light");
-    await picture(page, "narrow", "/jobs", 360, "light");
-  }
+  if (MUSTER_JOBS) await measure(browser, page);
+  else await checkAll(page);
 } finally {
   await browser.close();
 }

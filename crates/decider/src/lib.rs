@@ -64,7 +64,7 @@ pub use commands::controls::{
 pub use commands::fleet_holds::FleetHoldOrder;
 pub use commands::handle::handle;
 pub use commands::health::check_policy as check_health_policy;
-pub use commands::modify::{JobVersion, ModifyOrder, check_modify};
+pub use commands::modify::{JobVersion, ModifyOrder, check_modify, stop_request_of};
 pub use commands::overrides::{OverridesOrder, check_overrides};
 pub use commands::policy::{check_policy, updated_policy};
 pub use commands::quota::{check_quota_grant, check_quota_request};

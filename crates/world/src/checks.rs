@@ -492,8 +492,12 @@ impl Checks {
     /// At the end: every job stands for one acknowledged or open request, once.
     pub fn no_extra_jobs(&self, state: &State, asked: &BTreeSet<RequestId>) {
         // The policy was set by the harness, under request 1.
-        let scheduled = self.lock().follower.scheduled.clone();
-        let is_known = |request: &RequestId| asked.contains(request) || scheduled.contains(request);
+        let (scheduled, size_stops) = {
+            let truth = self.lock();
+            (truth.follower.scheduled.clone(), truth.follower.size_stops.clone())
+        };
+        let is_derived = |request: &RequestId| scheduled.contains(request) || size_stops.contains(request);
+        let is_known = |request: &RequestId| asked.contains(request) || is_derived(request);
         let known = state.requests_by_time().map(|(_, request)| request);
         let foreign = known.filter(|request| request.0 > 1 && !is_known(request)).count();
         if foreign > 0 {

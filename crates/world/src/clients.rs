@@ -4,6 +4,7 @@
 mod asks;
 mod controls;
 mod requests;
+mod sizes;
 
 use crate::agent::KIND;
 use crate::asked::asked_of;
@@ -31,6 +32,8 @@ const FREE_TENANT: &str = "free";
 pub const GUEST_TENANT: &str = "guest";
 /// The client that asks things of jobs that exist.
 const CONTROLLER: Host = 8;
+/// The client that changes the sizes of gangs.
+const RESIZER: Host = 9;
 /// One attempt at a call.
 const PATIENCE: Duration = Duration::from_millis(2_500);
 
@@ -170,6 +173,10 @@ impl Clients {
         }
         let client = clients.client(FIRST_CLIENT + CONTROLLER);
         clients.tasks.push(spawn_on(FIRST_CLIENT + CONTROLLER, controls::control_all(client)));
+        if sizes::changes_sizes(&cluster.site.settings) {
+            let client = clients.client(FIRST_CLIENT + RESIZER);
+            clients.tasks.push(spawn_on(FIRST_CLIENT + RESIZER, sizes::change_sizes(client)));
+        }
         clients
     }
 

@@ -3,14 +3,20 @@
 //! **Invariant:** a finding names the record that breaks the rule.
 
 use crate::asked::accepted_as;
+use muster_decider::stop_request_of;
 use muster_drill::judge::LogBooks;
 use muster_journal::{Decision, Round};
 use muster_state::State;
-use muster_types::{ArrayId, LogIndex, RequestId, Requester, TokenId};
+use muster_types::{ArrayId, FieldChange, LogIndex, RequestId, Requester, TokenId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Who owns every schedule; perhaps by a token.
 pub const SCHEDULE_OWNER: &str = "tenant/free/nightly";
+
+/// A gang that was placed is to have another number of workers, as [`Follower::accepted`] names it.
+pub const SIZE_CHANGED: &str = "size of a placed gang";
+/// A gang was stopped for that, by a record with a request id that is derived from the one of the change.
+pub const STOPPED_FOR_SIZE: &str = "stop for a size";
 
 /// What was followed.
 #[derive(Default)]
@@ -23,6 +29,8 @@ pub struct Follower {
     pub accepted: BTreeMap<&'static str, u64>,
     /// Requests that leaders made for schedules.
     pub scheduled: BTreeSet<RequestId>,
+    /// Ids that the stops of gangs have, or would have, whose size was changed while they were placed.
+    pub size_stops: BTreeSet<RequestId>,
     /// The throttles that arrays have had.
     pub throttles: Throttles,
     /// Tokens that were revoked.
@@ -91,6 +99,15 @@ impl Follower {
             *self.accepted.entry(name).or_default() += 1;
         }
         match decision {
+            Decision::JobModified { request, changes, .. }
+                if changes.iter().any(|change| matches!(change, FieldChange::Size(_))) =>
+            {
+                self.size_stops.insert(stop_request_of(request.id));
+                *self.accepted.entry(SIZE_CHANGED).or_default() += 1;
+            }
+            Decision::JobRequeueRequested { request, .. } if self.size_stops.contains(&request.id) => {
+                *self.accepted.entry(STOPPED_FOR_SIZE).or_default() += 1;
+            }
             Decision::JobsSubmitted { request, by, .. }
             | Decision::JobCancelRequested { request, by, .. }
                 if is_of_schedules(by) =>

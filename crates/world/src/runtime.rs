@@ -96,7 +96,8 @@ fn with<T>(f: impl FnOnce(&mut World) -> T) -> T {
     WORLD.with(|world| f(&mut world.borrow_mut()))
 }
 
-fn step(state: &mut u64) -> u64 {
+/// The next number of a stream.
+pub fn step(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let mut z = *state;
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

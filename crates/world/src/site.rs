@@ -62,7 +62,7 @@ impl Site {
         for place in 0..settings.agents {
             network.place(FIRST_AGENT + place, place as usize % 3);
         }
-        (0..9).for_each(|client| network.place(FIRST_CLIENT + client, client as usize % 3));
+        (0..10).for_each(|client| network.place(FIRST_CLIENT + client, client as usize % 3));
         Arc::new(Site {
             settings,
             checks: Checks::default(),

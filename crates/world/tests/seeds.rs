@@ -3,6 +3,7 @@
 
 use muster_journal::REQUESTED_DECISIONS;
 use muster_world::asked::Asked;
+use muster_world::follower::{SIZE_CHANGED, STOPPED_FOR_SIZE};
 use muster_world::settings::Settings;
 use muster_world::simulation::simulate;
 use muster_world::swarm::{Extent, corpus, swarm};
@@ -44,7 +45,7 @@ fn seeds() -> u64 {
 /// Before any seed is believed.
 #[test]
 fn the_same_seed_twice_is_the_same_run_to_the_last_event() {
-    for seed in [3, 5, 8] {
+    for seed in [3, 5, 7, 8] {
         let settings = Settings::of_seed(seed, SHORT_MS);
         let (first, second) = (simulate(settings, true), simulate(settings, true));
         assert_eq!(first.digest, second.digest, "seed {seed}");
@@ -98,9 +99,10 @@ fn many_seeds_and_those_that_failed_once_break_no_rule() {
     );
     println!("{}", summary.depth());
     println!(
-        "{} bounded reads; asked for:\n{}",
+        "{} bounded reads; asked for:\n{}{}",
         summary.bounded_reads,
-        summary.asked.table(&REQUESTED_DECISIONS)
+        summary.asked.table(&REQUESTED_DECISIONS),
+        summary.asked.table(&[SIZE_CHANGED, STOPPED_FOR_SIZE])
     );
     assert!(failed.is_empty(), "{} runs failed:\n{}", failed.len(), failed.join("\n"));
     assert_eq!(summary.runs, seeds());
@@ -113,6 +115,9 @@ fn many_seeds_and_those_that_failed_once_break_no_rule() {
         assert!(summary.lost_machines > 0, "machines were lost with workers that outlast a lease");
         assert!(summary.bounded_reads > summary.runs, "replicas answered bounded reads");
         everything_was_asked_for(&summary.asked);
+        for name in [SIZE_CHANGED, STOPPED_FOR_SIZE] {
+            assert!(summary.asked.accepted.contains_key(name), "no seed has a {name}");
+        }
     }
 }
 

@@ -8,7 +8,12 @@ use std::process::Stdio;
 use tokio::process::Command;
 
 use crate::support::{Agents, Cluster, accelerators, heavy, job, say, submit, wait_for_job};
+use muster_client::Client;
 use muster_wire::v1;
+
+/// Jobs that wait while the first paint of each page is measured, and those of one submission.
+const JOBS: usize = 100_000;
+const BATCH_JOBS: usize = 1_000;
 
 /// A job that asks for devices of a host and sleeps.
 fn sleeping(name: &str, devices: u32) -> v1::Job {
@@ -18,8 +23,36 @@ fn sleeping(name: &str, devices: u32) -> v1::Job {
     job
 }
 
+/// Jobs that wait for devices, until the cluster has [`JOBS`] of them.
+async fn submit_many(client: &Client) {
+    let mut taken = 0;
+    while taken < JOBS {
+        let batch = taken..JOBS.min(taken + BATCH_JOBS);
+        let jobs = batch.map(|n| sleeping(&format!("waits-{n}"), 4)).collect();
+        let request = v1::SubmitJobsRequest { jobs, ..Default::default() };
+        taken += client.submit_jobs(request).await.expect("jobs that fit are accepted").job_ids.len();
+    }
+    assert_eq!(taken, JOBS);
+}
+
+/// Runs the script in the browser; with a number of jobs it measures, without one it looks for barriers.
+async fn check(cluster: &Cluster, leader: usize, paths: &[String], jobs: Option<usize>) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("browser/check.mjs");
+    let mut node = Command::new("node");
+    node.arg(script)
+        .env("MUSTER_PAGES", format!("http://{}", cluster.replicas[leader].http))
+        .env("MUSTER_PATHS", paths.join(" "))
+        .env_remove("MUSTER_JOBS")
+        .stdin(Stdio::null());
+    if let Some(jobs) = jobs {
+        node.env("MUSTER_JOBS", jobs.to_string());
+    }
+    let checked = node.status().await.expect("node runs");
+    assert!(checked.success(), "see the findings above");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_browser_finds_no_barrier_on_any_page() {
+async fn a_browser_finds_no_barrier_on_any_page_and_paints_each_soon_with_100_000_jobs() {
     if std::env::var("MUSTER_BROWSER").is_err() {
         return say("skipped: the web pages in a browser (MUSTER_BROWSER=1 and .ci/browser)");
     }
@@ -55,14 +88,9 @@ async fn a_browser_finds_no_barrier_on_any_page() {
         format!("/events?at={past}"),
         format!("/jobs/{waiting}?at={past}"),
     ];
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("browser/check.mjs");
-    let checked = Command::new("node")
-        .arg(script)
-        .env("MUSTER_PAGES", format!("http://{}", cluster.replicas[leader].http))
-        .env("MUSTER_PATHS", paths.join(" "))
-        .stdin(Stdio::null())
-        .status()
-        .await
-        .expect("node runs");
-    assert!(checked.success(), "see the findings above");
+    check(&cluster, leader, &paths, None).await;
+    submit_many(&client).await;
+    // Another replica may lead by now.
+    let leader = cluster.leader().await;
+    check(&cluster, leader, &paths, Some(JOBS)).await;
 }

@@ -143,7 +143,7 @@ async fn a_silent_leader_is_replaced_and_heard_again() {
     let page = drilled.cluster.operated(&["drill", "report", "--dir", &kept, "-o", "json"]).await;
     let page: serde_json::Value = serde_json::from_str(&page).expect("it is JSON");
     let checked = &page["verdict"]["checked"];
-    for what in ["acknowledgements", "linearizable_reads", "contents", "records"] {
+    for what in ["acknowledgements", "linearizable_reads", "contents", "records", "charged"] {
         assert!(checked[what].as_u64().is_some_and(|count| count > 0), "{what}: {checked}");
     }
     assert_eq!(page["verdict"]["figures"]["lost"], 0, "{page}");

@@ -274,6 +274,12 @@ fn recorded<'a>(state: &State, order: &'a ModifyOrder) -> Cow<'a, [FieldChange]>
 /// Set in the id of a request whose change of size stops the gang, for the record that stops it.
 const STOPS_FOR_SIZE: u128 = (1 << 127) | 0x5349_5a45;
 
+/// The id of the record that stops a gang for a change of its size, by the id of the request that changed it.
+#[must_use]
+pub fn stop_request_of(request: RequestId) -> RequestId {
+    RequestId(request.0 ^ STOPS_FOR_SIZE)
+}
+
 /// A gang that runs with more workers than it is to have is stopped, and waits again in its position. One that is being stopped and
 /// has a place for more elsewhere gives that up. One that is to have more grows when nobody waits for the capacity.
 fn stop_to_shrink(speculation: &mut Speculation, key: RequestKey, order: &ModifyOrder) {
@@ -282,7 +288,7 @@ fn stop_to_shrink(speculation: &mut Speculation, key: RequestKey, order: &Modify
     let above = |workers: usize| spec.size.is_some_and(|size| workers > size as usize);
     let is_larger = row.placement.as_ref().is_some_and(|placement| above(placement.slots.len()));
     let runs = matches!(row.phase, Phase::Starting | Phase::Running) && !row.cancel_requested;
-    let request = RequestKey { id: RequestId(key.id.0 ^ STOPS_FOR_SIZE), ..key };
+    let request = RequestKey { id: stop_request_of(key.id), ..key };
     let is_asked = order.changes.iter().any(|change| matches!(change, FieldChange::Groups(_)));
     let is_promised_more = row.promise.as_ref().is_some_and(|promise| above(promise.slots.len()));
     if is_asked && is_promised_more && matches!(row.phase, Phase::Stopping(_)) {

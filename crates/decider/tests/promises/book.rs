@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use muster_state::{Phase, State};
-use muster_types::policy::Policy;
+use muster_types::policy::{Policy, QueuePreemption};
 use muster_types::{JobId, JobSpec, LogTime, Name, PriorityTier};
 
 /// A gang that is charged for devices.
@@ -45,6 +45,8 @@ type Known = BTreeMap<(Name, bool, Name), Rc<BTreeSet<JobId>>>;
 pub struct Book {
     policy: Arc<Policy>,
     pub gangs: Vec<Gang>,
+    /// Of those that are to be stopped, who goes on with fewer workers: no more than that one alone is asked for its share then.
+    pub resized: BTreeSet<JobId>,
     /// What was worked out so far: a tenant, whether all below it too, and a type.
     known: RefCell<Known>,
 }
@@ -73,7 +75,8 @@ impl Book {
                 });
             }
         }
-        Book { policy: Arc::clone(state.effective_policy()), gangs, known: RefCell::default() }
+        let (policy, resized) = (Arc::clone(state.effective_policy()), BTreeSet::new());
+        Book { policy, gangs, resized, known: RefCell::default() }
     }
 
     pub fn gang(&self, job: JobId) -> Option<&Gang> {
@@ -288,6 +291,8 @@ impl Book {
     /// Whether policy lets these be stopped for a claimant that asks for so much. At `now` it may also stop who has
     /// outlived what was expected of him, for the owner of a reservation; without a time that is not asked.
     ///
+    /// By the choice of its tenant nobody is stopped for it, or also those that borrow of a tenant which holds more than its part.
+    ///
     /// # Errors
     /// The first that may not, and why.
     pub fn may_stop(
@@ -299,7 +304,9 @@ impl Book {
         now: Option<LogTime>,
     ) -> Result<(), String> {
         let rules = &self.policy.preemption;
+        let choice = self.policy.queue_preemption(&claimant.tenant);
         let after = self.after(&claimant.tenant, kind, milli, victims);
+        let mut evened_out: Vec<(Side<'_>, Side<'_>, &Gang)> = Vec::new();
         for victim in victims {
             let Some(gang) = self.gang(*victim) else { return Err(format!("{victim} holds nothing")) };
             let may_not = |error: &str| {
@@ -308,6 +315,9 @@ impl Book {
                 let (by, by_tier) = (&claimant.tenant, claimant.tier);
                 Err(format!("{victim} of {whose} ({tier}{fixed}) for {by} ({by_tier}): {error}"))
             };
+            if choice == QueuePreemption::None {
+                return may_not("the claimant's tenant has nobody stopped");
+            }
             let overran =
                 gang.overrun_at.zip(now).is_some_and(|(at, now)| at < now) && gang.tier <= claimant.tier;
             let may_be_stopped =
@@ -322,11 +332,74 @@ impl Book {
                 return may_not("it is within nominal");
             }
             let takes_back = rules.reclaim_borrowed && after.keeps_within(ours, kind);
-            if !takes_back && !may_be_stopped {
+            if takes_back || may_be_stopped {
+                continue;
+            }
+            if choice != QueuePreemption::FairShare || !gang.preemptible || gang.tier > claimant.tier {
                 return may_not("the claimant's side would borrow, and its tier is not higher");
+            }
+            evened_out.push((ours, theirs, gang));
+        }
+        // All that are stopped for that reason alone, together: the last of them left its side with no less than its part.
+        for (ours, theirs, gang) in &evened_out {
+            let is_there = |side: &Side<'_>, other: &Gang| side == theirs && other.kind == gang.kind;
+            let there = evened_out.iter().filter(|(_, side, other)| is_there(side, *other));
+            let stopped = there.filter(|(.., other)| !self.resized.contains(&other.job));
+            let stopped: u64 = stopped.map(|(.., other)| other.milli).sum();
+            let given_up = if self.resized.contains(&gang.job) { gang.milli } else { stopped };
+            if !self.evens_out((*ours, claimant), (*theirs, given_up), &gang.kind, victims) {
+                let (job, whose, by) = (gang.job, &gang.tenant, &claimant.tenant);
+                return Err(format!("{job} of {whose} for {by}: shares come no nearer to their parts by it"));
             }
         }
         Ok(())
+    }
+
+    /// Whether a side holds no more than its part by weight with a claimant of it, and another no less than its own without so much.
+    fn evens_out(
+        &self,
+        (ours, claimant): (Side<'_>, &JobSpec),
+        (theirs, given_up): (Side<'_>, u64),
+        kind: &Name,
+        victims: &[JobId],
+    ) -> bool {
+        let weight = |side: Side<'_>| match side {
+            Side::Subtree(tenant) => u128::from(self.policy.weight_milli(tenant)),
+            Side::Own(_) => 1_000,
+        };
+        let (mut all, mut weights) = (0, 0);
+        for side in self.next_to(ours) {
+            let used = self.used(side, kind);
+            all += u128::from(used);
+            weights += if used > 0 || side == ours { weight(side) } else { 0 };
+        }
+        let gone = self.gangs.iter().filter(|gang| victims.contains(&gang.job) && gang.kind == *kind);
+        let gone: u64 = gone.filter(|gang| self.is_on(ours, &gang.tenant)).map(|gang| gang.milli).sum();
+        let with = self.used(ours, kind) - gone + claimant.least_milli_of(kind);
+        let without = self.used(theirs, kind) - given_up;
+        let is_within = u128::from(with) * weights <= all * weight(ours);
+        is_within && u128::from(without) * weights >= all * weight(theirs)
+    }
+
+    /// A side and all on the same level below the same tenant, those without a gang left out as they hold nothing.
+    fn next_to<'a>(&'a self, side: Side<'a>) -> Vec<Side<'a>> {
+        let above = match side {
+            Side::Subtree(tenant) => self.path(tenant).get(1).copied(),
+            Side::Own(tenant) => Some(tenant),
+        };
+        let mut found: Vec<Side<'a>> = vec![side];
+        for gang in &self.gangs {
+            let path = self.path(&gang.tenant);
+            let below = match above {
+                None => path.last().map(|top| Side::Subtree(top)),
+                Some(above) => path.iter().position(|node| *node == above).map(|at| match at.checked_sub(1) {
+                    Some(below) => Side::Subtree(path[below]),
+                    None => Side::Own(above),
+                }),
+            };
+            found.extend(below.filter(|side| !found.contains(side)));
+        }
+        found
     }
 
     /// The book once these are gone and a tenant uses so much more.
@@ -334,6 +407,7 @@ impl Book {
         let mut after = Book {
             policy: Arc::clone(&self.policy),
             gangs: self.gangs.iter().filter(|gang| !gone.contains(&gang.job)).cloned().collect(),
+            resized: BTreeSet::new(),
             known: RefCell::default(),
         };
         after.gangs.push(Gang {

@@ -12,7 +12,7 @@ use muster_drill::judge::LogBooks;
 use muster_journal::{Decision, RankUpdate, RearrangeCause, StopCause};
 use muster_planner::Budget;
 use muster_state::{QuotaGrantStatus, State};
-use muster_types::policy::QuotaGrant;
+use muster_types::policy::{PolicyUpdate, QuotaGrant};
 use muster_types::{
     ArraySpec, BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, ClusterId,
     ExitStatus, FencingToken, FleetHold, FleetPart, HoldTarget, HolderId, JobId, JobMetadata, Leadership,
@@ -115,6 +115,8 @@ pub struct Drive<'a> {
     pub passes: u64,
     /// Orders of people that were taken: of jobs, arrays, nodes, the region, bookings and quota.
     pub orders_taken: u64,
+    /// Updates of parts of the policy that were taken.
+    pub updates_taken: u64,
     /// Names of decisions that were made.
     pub made: BTreeSet<&'static str>,
     /// What every record is held against: the books that drills are judged by, which ask no state.
@@ -143,6 +145,7 @@ impl<'a> Drive<'a> {
             open: BTreeSet::new(),
             passes: 0,
             orders_taken: 0,
+            updates_taken: 0,
             made: BTreeSet::new(),
             books: LogBooks::default(),
             broken: Vec::new(),
@@ -347,6 +350,14 @@ impl<'a> Drive<'a> {
                 self.note("another policy".into());
                 self.set_policy(policy, observer);
             }
+            Act::UpdatePolicy { given, part } => {
+                self.note(format!("another {part:?}"));
+                let update = PolicyUpdate::new(given, vec![part.clone()]).expect("it names one part");
+                let (by, update) = (requester(true), Box::new(update));
+                let command = Command::UpdatePolicy { request, by, update, expected_version: None };
+                // A tenant may be gone that the update names as the one above.
+                self.updates_taken += u64::from(self.handle(&command, observer).is_ok());
+            }
             Act::ChangeLeader => {
                 self.note("another leader".into());
                 self.leadership.term += 1;
@@ -426,6 +437,7 @@ impl<'a> Drive<'a> {
             | Act::Lose { .. }
             | Act::Return { .. }
             | Act::SetPolicy { .. }
+            | Act::UpdatePolicy { .. }
             | Act::ChangeLeader
             | Act::Jump { .. } => return None,
         })

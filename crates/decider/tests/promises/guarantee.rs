@@ -7,6 +7,7 @@ use muster_types::PriorityTier;
 use muster_types::policy::{NonPreemptible, Order, PolicyDraft, TenantPolicy, TenantRights, UNLISTED_TENANT};
 
 use crate::adversaries::{Trick, flood};
+use crate::choices::of_guests;
 use crate::drive::{Drive, Record};
 use crate::measure::{Evictions, Guarantee, bound_ms};
 use crate::random::Random;
@@ -49,6 +50,11 @@ pub fn owners_and_guests(seed: u64) -> World {
         for guest in ["guest", "a-guest", UNLISTED_TENANT] {
             policy.tenants.entry(name(guest)).or_default().rights = rights;
         }
+    }
+    // What guests choose for themselves takes nothing from owners: the bounds are the same.
+    let mut choosing = Random::new(seed ^ 0xc401ce);
+    for guest in ["guest", "a-guest"] {
+        policy.tenants.entry(name(guest)).or_default().queue = of_guests(&mut choosing);
     }
     let mut world = World::new(seed, hosts("h100", count, 8), policy);
     world.horizon_ms = 2 * HOUR;

@@ -7,7 +7,8 @@
 //!
 //! The scheduler is a black box here: commands and time go in, decisions come out. What is right is worked
 //! out a second time, by simple and slow means, in `book` (who borrows, who may be stopped for whom)
-//! and `strict` (first come, first served).
+//! and `strict` (first come, first served). `choices` has what policy may choose and limit for a tenant, what each choice takes from the
+//! promises, and what holds in its place.
 //!
 //! A failure names its seed, which is the whole bug report. `MUSTER_PROMISE_SEEDS` sets how many seeds each
 //! property tries; by default so few that all of them together take seconds.
@@ -18,6 +19,7 @@
 
 mod adversaries;
 mod book;
+mod choices;
 mod drive;
 mod guarantee;
 mod least_harm;

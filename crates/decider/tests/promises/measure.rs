@@ -75,10 +75,12 @@ impl Observer for Evictions {
                         })
                         .map(|stop| stop.job)
                         .collect();
+                    let resized = stops.iter().filter(|stop| stop.cause == RearrangeCause::Resized);
+                    let resized = resized.map(|stop| stop.job).collect();
                     self.count += victims.len() as u64;
                     let promised =
                         promises.iter().find(|promise| promise.job == by).expect("who claims is promised");
-                    self.look_at(drive, by, promised.workers.len(), &victims);
+                    self.look_at(drive, (by, promised.workers.len()), &victims, resized);
                 }
             }
             Decision::GangPlaced { job, workers } => {
@@ -106,8 +108,15 @@ impl Observer for Evictions {
 }
 
 impl Evictions {
-    fn look_at(&mut self, drive: &Drive<'_>, by: JobId, workers: usize, victims: &[JobId]) {
-        let book = Book::of(&drive.replica);
+    fn look_at(
+        &mut self,
+        drive: &Drive<'_>,
+        (by, workers): (JobId, usize),
+        victims: &[JobId],
+        resized: BTreeSet<JobId>,
+    ) {
+        let mut book = Book::of(&drive.replica);
+        book.resized = resized;
         let spec = drive.replica.spec(by).expect("a claimant has a spec");
         let plan = drive.plan(by);
         let milli = workers as u64 * u64::from(plan.devices) * 1_000;

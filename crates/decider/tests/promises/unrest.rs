@@ -1,6 +1,7 @@
 //! G2, G6 and G7 while everything changes under gangs that wait, run and have reserved: the policy, the leader, hosts,
 //! the leader's clock, and what people ask of jobs, arrays, nodes, the region and quotas: holds, suspensions, changes, throttles,
-//! cordons, taints, bookings, maintenance, and grants that are asked for or given. Nobody is
+//! cordons, taints, bookings, maintenance, and grants that are asked for or given; and what the policy chooses of queues and limits
+//! of tenants, which `choices` describes. Nobody is
 //! stopped by who has no right to or cleared from a host where no operator asked for that, the state stays sound, no record is
 //! refused, and once there is peace everybody runs to the end.
 
@@ -15,6 +16,7 @@ use muster_types::{
     BookingClearing, Control, FieldChange, GroupSize, JobId, LogTime, NodeId, NodeRequirements, PriorityTier,
 };
 
+use crate::choices::{self, Choices, MET};
 use crate::drive::{Drive, EPOCH};
 use crate::measure::{Evictions, Observer};
 use crate::random::Random;
@@ -115,8 +117,15 @@ fn changed(random: &mut Random, peace: &PolicyDraft, now: LogTime) -> PolicyDraf
 
 fn world(seed: u64) -> World {
     let mut random = Random::new(seed ^ 0x0bad);
-    let peace = peace(&mut random);
-    let mut world = World::new(seed, hosts("h100", HOSTS, DEVICES), peace.clone());
+    // Choices are drawn apart: what else a seed stands for does not depend on them.
+    let mut choosing = Random::new(seed ^ 0xc401ce);
+    let mut plain = peace(&mut random);
+    plain.prices.push(choices::price());
+    let mut peace = plain.clone();
+    if seed % 2 == 1 {
+        choices::begin_with(&mut peace);
+    }
+    let mut world = World::new(seed, choices::bought(hosts("h100", HOSTS, DEVICES)), peace.clone());
     world.horizon_ms = END_MS;
     world.tick_ms = MINUTE;
     let tenants = ["lab-a", "lab-b", "a-1", "a-2", "guest", "stranger"];
@@ -142,8 +151,10 @@ fn world(seed: u64) -> World {
         }
         world.submit(job);
     }
+    choices::ask_for_purchases(&mut world, &mut choosing);
     arrays(&mut world, &mut random);
-    acts(&mut world, &mut random, &peace);
+    choices::updates(&mut world, &mut choosing, &peace, UNREST_MS);
+    acts(&mut world, (&mut random, &mut choosing), (&peace, &plain));
     world.sorted()
 }
 
@@ -160,8 +171,12 @@ fn arrays(world: &mut World, random: &mut Random) {
     }
 }
 
-/// Unrest, and peace at the end of it.
-fn acts(world: &mut World, random: &mut Random, peace: &PolicyDraft) {
+/// Unrest, and peace at the end of it, without choices of queues and limits.
+fn acts(
+    world: &mut World,
+    (random, choosing): (&mut Random, &mut Random),
+    (peace, plain): (&PolicyDraft, &PolicyDraft),
+) {
     let mut jumped = 0;
     let mut at = 10 * MINUTE;
     while at < UNREST_MS {
@@ -169,7 +184,11 @@ fn acts(world: &mut World, random: &mut Random, peace: &PolicyDraft) {
         let act = match random.below(12) {
             0..=4 => {
                 let now = EPOCH.plus_ms(at + jumped);
-                Act::SetPolicy { policy: Box::new(changed(random, peace, now)) }
+                let mut policy = changed(random, peace, now);
+                if choosing.once_in(2) {
+                    choices::choose(choosing, &mut policy);
+                }
+                Act::SetPolicy { policy: Box::new(policy) }
             }
             5 => Act::SetPolicy { policy: Box::new(peace.clone()) },
             6 => Act::ChangeLeader,
@@ -193,7 +212,7 @@ fn acts(world: &mut World, random: &mut Random, peace: &PolicyDraft) {
     orders(world, random);
     orders_of_operators(world, random);
     let end = UNREST_MS + 2 * HOUR;
-    world.acts.push((end, Act::SetPolicy { policy: Box::new(peace.clone()) }));
+    world.acts.push((end, Act::SetPolicy { policy: Box::new(plain.clone()) }));
     for booking in BOOKINGS.into_iter().chain([MAINTENANCE]) {
         world.acts.push((end, Act::Unbook { booking }));
     }
@@ -412,13 +431,16 @@ impl Observer for Sound {
 
 #[test]
 fn whatever_changes_nobody_is_stopped_without_right_and_in_peace_everybody_ends() {
-    let (mut evictions, mut clearings, mut admitted) = (0, 0, 0);
+    let (mut evictions, mut clearings, mut admitted, mut updates) = (0, 0, 0, 0);
+    let mut met = BTreeSet::new();
     let mut made = BTreeSet::new();
     for seed in 0..seeds(2) {
         let world = world(seed);
-        let mut seen = (Evictions::default(), (Clearings::default(), Sound::default()));
+        let mut seen =
+            (Evictions::default(), (Clearings::default(), (Sound::default(), Choices::default())));
         let drive = Drive::run(&world, &mut seen);
-        let (of_policy, (of_operators, _)) = &seen;
+        let (of_policy, (of_operators, (_, of_choices))) = &seen;
+        assert_eq!(of_choices.wrong.first(), None, "seed {seed}: {} are wrong", of_choices.wrong.len());
         assert_eq!(of_policy.wrong.first(), None, "seed {seed}: {} are wrong", of_policy.wrong.len());
         assert_eq!(of_operators.wrong.first(), None, "seed {seed}: {} are wrong", of_operators.wrong.len());
         let broken: Vec<&String> =
@@ -443,9 +465,14 @@ fn whatever_changes_nobody_is_stopped_without_right_and_in_peace_everybody_ends(
         clearings += of_operators.count;
         admitted += drive.records.iter().filter(|record| record.id.is_some()).count();
         made.extend(drive.made.iter().copied());
+        met.extend(of_choices.met.keys().copied());
+        updates += drive.updates_taken;
     }
     assert!(evictions > 0 && admitted > 0, "worlds have evictions: {evictions} of {admitted} jobs");
     assert!(clearings > 0, "nobody was cleared from a host");
+    assert!(updates > 0, "no part of a policy was set by itself");
+    let unmet: Vec<&str> = MET.into_iter().filter(|what| !met.contains(what)).collect();
+    assert!(unmet.is_empty(), "no placement met a choice or limit of {unmet:?}");
     let never: Vec<&str> = ASKED.into_iter().filter(|name| !made.contains(name)).collect();
     assert!(never.is_empty(), "nobody asked for {never:?}, or it was refused in every world");
 }

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use muster_types::policy::{PolicyDraft, Quota, TenantPolicy, TenantRights, UNLISTED_TENANT};
+use muster_types::policy::{PolicyDraft, PolicyPart, Quota, TenantPolicy, TenantRights, UNLISTED_TENANT};
 use muster_types::tpu::{PodPosition, SliceRequest, SliceShape};
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, BookingClearing, Control, DeviceAmount, FieldChange,
-    JobDraft, JobSpec, LogTime, Name, NodeDraft, NodeSpec, PriorityTier, TaskGroup, WorkerRequest,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, BookingClearing, CapacityRules, Control,
+    DeviceAmount, FieldChange, JobDraft, JobSpec, LogTime, Name, NodeDraft, NodeSpec, PriorityTier, TaskGroup,
+    WorkerRequest,
 };
 
 pub const SECOND: u64 = 1_000;
@@ -52,6 +53,8 @@ pub struct JobPlan {
     pub deadline_ms: Option<u64>,
     pub grace_ms: u64,
     pub checkpointed: bool,
+    /// How its nodes may have been bought.
+    pub capacity: Option<CapacityRules>,
     /// When its owner cancels it.
     pub cancel_at_ms: Option<u64>,
     /// What else its owner asks of it, and when.
@@ -85,6 +88,7 @@ impl JobPlan {
             deadline_ms: None,
             grace_ms: 20 * SECOND,
             checkpointed: false,
+            capacity: None,
             cancel_at_ms: None,
             orders: Vec::new(),
             members: 1,
@@ -145,6 +149,7 @@ impl JobPlan {
         draft.run_time_limit_ms = self.limit_ms;
         draft.deadline = self.deadline_ms.map(|ms| epoch.plus_ms(ms));
         draft.stop_grace_ms = self.grace_ms;
+        draft.capacity = self.capacity.map(Box::new);
         draft.checkpoint_directory = self.checkpointed.then(|| "/checkpoints".into());
         draft.check().expect("a generated job keeps to the rules")
     }
@@ -238,6 +243,11 @@ pub enum Act {
     /// Another policy, whatever runs, waits or has reserved under the one before.
     SetPolicy {
         policy: Box<PolicyDraft>,
+    },
+    /// One part of the policy becomes as this one has it; the others stay as they are in force.
+    UpdatePolicy {
+        given: Box<PolicyDraft>,
+        part: PolicyPart,
     },
     /// Another leader, who knows what is in the log and nothing else.
     ChangeLeader,

@@ -42,6 +42,8 @@ rules! {
     RecordRefused = "RECORD_REFUSED",
     /// The invariants of the state hold at the end: no device is leased twice, nothing leaks.
     State = "STATE",
+    /// Every accelerator is in exactly one state at each moment: what is charged of each type in each region is its capacity × time.
+    NotConserved = "NOT_CONSERVED",
     /// No device is given to two workers at a time, and no host gives more than it has; counted from the records alone.
     LeasedTwice = "LEASED_TWICE",
     /// Nothing is placed on a node outside the session that it names, and no session begins while the one before holds

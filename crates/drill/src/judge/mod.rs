@@ -4,6 +4,7 @@
 //! nothing looked at is a finding.
 //! **Invariant:** the log is replayed once, from its beginning, through the guard and the fold of the replicas.
 
+mod accounts;
 mod books;
 mod controls;
 mod evidence;
@@ -58,6 +59,9 @@ pub struct Checked {
     pub operations: u64,
     /// Records that were replayed.
     pub records: u64,
+    /// Records whose accelerator time was charged, for the sums over all states to be held against the capacity.
+    #[serde(default)]
+    pub charged: u64,
     /// Acknowledged changes that were looked for in the log.
     pub acknowledgements: u64,
     /// Changes of which the client does not know what became.
@@ -261,6 +265,7 @@ fn looked_at(
         None => missing(true, "the log: it was not given, so that no acknowledgement was looked for in it"),
         Some(_) => {
             missing(checked.records == 0, "the log: it is empty");
+            missing(checked.charged == 0, "accelerator time: that of no record was charged");
             missing(checked.acknowledgements == 0, "acknowledgements: none was looked for in the log");
             missing(checked.contents == 0, "contents of answers: none was held against the log");
             let quiet = checked.watches > 0 && checked.watch_events == 0;

@@ -11,6 +11,7 @@ use muster_journal::{Decision, StopCause, SubmittedPart};
 use muster_state::{Applied, Effect, RequestAnswer, State};
 use muster_types::{FencingToken, JobId, LogIndex, PastPoint, RequestId};
 
+use super::accounts::Accounts;
 use super::evidence::shown;
 use super::leases::Leases;
 use super::ledger::LedgerMaker;
@@ -80,6 +81,7 @@ struct Judge<'a> {
     watches: Watches<'a>,
     ledger: LedgerMaker<'a>,
     leases: Leases,
+    accounts: Accounts,
     forgotten: HashSet<JobId>,
     /// Of the record that is being applied.
     request: Option<(RequestId, u32)>,
@@ -149,6 +151,7 @@ pub(super) fn check(
         watches,
         ledger: LedgerMaker::new(run),
         leases: Leases::default(),
+        accounts: Accounts::default(),
         forgotten: HashSet::new(),
         request: None,
         ours: run.only_ours.then(|| acknowledged_range(history)).flatten(),
@@ -220,6 +223,7 @@ impl<'a> Judge<'a> {
             let rejected = state.rejected();
             self.findings.say(Rule::RecordRefused, || format!("the guard refused {rejected} records"));
         }
+        std::mem::take(&mut self.accounts).end(self.findings);
         self.digests_before(u64::MAX);
         self.watches.end(self.told.last_index, self.findings);
         for operation in std::mem::take(&mut self.reads).into_values().flatten() {
@@ -441,8 +445,9 @@ fn expected(state: &State, query: &Query) -> Option<Observation> {
 }
 
 impl Observer for Judge<'_> {
-    fn before(&mut self, _: &State, decision: &Decision) {
+    fn before(&mut self, state: &State, decision: &Decision) {
         self.leases.before(decision);
+        self.accounts.before(state, decision);
         self.request = match decision {
             Decision::JobsSubmitted { request, specs, .. } => {
                 Some((request.id, u32::try_from(specs.len()).unwrap_or(u32::MAX)))
@@ -470,6 +475,7 @@ impl Observer for Judge<'_> {
     }
 
     fn after(&mut self, state: &State, applied: &Applied) {
+        self.accounts.after(state, applied, self.checked, self.findings);
         let Some(LogIndex(index)) = applied.log_index else { return };
         self.told.last_index = index;
         let time_ms = state.log_time().0;

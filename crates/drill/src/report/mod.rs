@@ -137,6 +137,7 @@ pub(crate) fn looked_at(verdict: &Verdict) -> Vec<(&'static str, u64)> {
     vec![
         ("operations of clients", checked.operations),
         ("records replayed", checked.records),
+        ("records whose accelerator time was charged", checked.charged),
         ("acknowledgements looked for in the log", checked.acknowledgements),
         ("changes held against real time", checked.order),
         ("changes whose records are as far apart as they were", checked.log_times),

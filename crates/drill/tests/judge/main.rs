@@ -57,7 +57,8 @@ fn a_forgotten_node_that_comes_back_is_a_new_one() {
 }
 
 /// A rule without a breach could be one that nothing breaks. A state that breaks its own invariants cannot be made from
-/// a log that the guard lets through.
+/// a log that the guard lets through, and neither can sums of accelerator time that differ from the capacity: those are compared
+/// in a test of their own.
 #[test]
 fn every_rule_has_a_breach() {
     let without: Vec<Rule> = Rule::ALL
@@ -65,7 +66,7 @@ fn every_rule_has_a_breach() {
         .copied()
         .filter(|rule| broken::BREACHES.iter().all(|(_, breached, _)| breached != rule))
         .collect();
-    assert_eq!(without, [Rule::State]);
+    assert_eq!(without, [Rule::State, Rule::NotConserved]);
 }
 
 #[test]

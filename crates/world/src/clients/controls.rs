@@ -189,7 +189,7 @@ fn usual_changes() -> Vec<FieldChange> {
 }
 
 /// What has become of a job meanwhile.
-fn is_expected(refusal: &Refusal) -> bool {
+pub(super) fn is_expected(refusal: &Refusal) -> bool {
     matches!(
         refusal.code,
         RefusalCode::JobNotFound
