@@ -53,7 +53,8 @@ impl World {
         let address = listener.local_addr().expect("it has one").to_string();
         let (recorder, recorded) = crate::CallRecorder::queue();
         let (recorded, task) = (tokio::sync::Mutex::new(recorded), tokio::spawn(async {}));
-        let mut world = World { directory, authority, engine, address, recorded, task, _stated: StatedReasons };
+        let mut world =
+            World { directory, authority, engine, address, recorded, task, _stated: StatedReasons };
         let security = world.security(Role::Replica(ReplicaId(1)));
         let shared =
             Shared::new(world.engine.clone(), config, security).recording(recorder).signing_in(issuers);

@@ -330,9 +330,8 @@ async fn the_commands_of_one_tenant_leave_commands_on_a_host_to_others() {
     let silent = silent_agent(&world, &[agent::SessionFeature::Exec]).await;
     let of_speech = running(&world, 7, "speech").await;
     let of_vision = running(&world, 8, "vision").await;
-    let client = async |tenant: &str, user: &str| {
-        JobServiceClient::new(world.channel(of_tenant(tenant, user)).await)
-    };
+    let client =
+        async |tenant: &str, user: &str| JobServiceClient::new(world.channel(of_tenant(tenant, user)).await);
     let (eve, mallory) = (client("speech", "eve").await, client("speech", "mallory").await);
     let ada = client("vision", "ada").await;
     let run = async |client: &JobServiceClient<Channel>, job: &str| {

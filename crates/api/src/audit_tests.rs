@@ -247,8 +247,12 @@ async fn ask_of_quota(channel: Channel, ids: &mut Ids) {
         v1::RequestQuotaRequest { request_id: ids.next(), grant: Some(grant.clone()), ..Default::default() };
     let asked = guarded("a request", quotas.request_quota(request)).await.expect("everybody may");
     let id = asked.into_inner().grant.expect("it is recorded").id;
-    let answer =
-        v1::AnswerQuotaRequest { request_id: ids.next(), id, approve: Some(true), reason: "agreed".to_owned() };
+    let answer = v1::AnswerQuotaRequest {
+        request_id: ids.next(),
+        id,
+        approve: Some(true),
+        reason: "agreed".to_owned(),
+    };
     guarded("an answer", quotas.answer_quota(answer)).await.expect("an operator may");
     let give = v1::GrantQuotaRequest { request_id: ids.next(), grant: Some(grant), ..Default::default() };
     guarded("a grant", quotas.grant_quota(give)).await.expect("an operator may");

@@ -291,7 +291,8 @@ mod tests {
         }
 
         fn run(&mut self, command: &Command) -> Answer {
-            handle(&mut self.speculation, command).unwrap_or_else(|refusal| panic!("{command:?}: {refusal:?}"))
+            handle(&mut self.speculation, command)
+                .unwrap_or_else(|refusal| panic!("{command:?}: {refusal:?}"))
         }
 
         /// What was decided so far is applied, and it is this number of seconds after the beginning.
@@ -349,7 +350,7 @@ mod tests {
         observed.at(10);
         let order = ControlOrder {
             request: RequestId(2),
-            by: Requester { name: String::new(), is_operator: true, address: None },
+            by: Requester::named(String::new(), true),
             acts_for: None,
             control: Control::Cancel,
             selection: JobSelection::named(vec![job]),

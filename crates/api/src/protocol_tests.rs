@@ -337,7 +337,8 @@ fn unstated(path: &str, status: &Status) -> Option<String> {
 /// Takes note of an answer of a server of these tests: [`StatedReasons`] looks at it.
 pub(crate) fn note(path: &str, status: &Status) {
     if let Some(reason) = unstated(path, status) {
-        let text = format!("{path} was refused with {reason:?}, which its comment does not state: {status:?}");
+        let text =
+            format!("{path} was refused with {reason:?}, which its comment does not state: {status:?}");
         UNSTATED.lock().insert((path.to_owned(), reason), text);
     }
 }

@@ -761,7 +761,8 @@ mod tests {
         let account = Account::of(&Principal::Plaintext);
         let mut messages = watches.open(router, topic, "", account).expect("it opens");
         for taken in 0..=HOSTS {
-            let message = guarded("a message", messages.next()).await.expect("it does not end without a word");
+            let message =
+                guarded("a message", messages.next()).await.expect("it does not end without a word");
             if let Err(status) = message {
                 return (taken, Some(Refused::from_status(&status)));
             }

@@ -107,8 +107,7 @@ mod tests {
     #[test]
     fn a_decision_says_which_job_and_node_it_is_about() {
         let (job, node, token) = (JobId(1), NodeId(3), FencingToken::default());
-        let reported =
-            Decision::WorkersReported { node, incarnation: 1, job, token, updates: Vec::new() };
+        let reported = Decision::WorkersReported { node, incarnation: 1, job, token, updates: Vec::new() };
         assert_eq!(subject(&reported), (Some(job), Some(node)));
         assert_eq!(subject(&Decision::PromiseDropped { job }), (Some(job), None));
         assert_eq!(subject(&Decision::LeaderStarted), (None, None));

@@ -544,7 +544,8 @@ fn fields_of(spec: &v1::JobSpec, set: &mut BTreeMap<&'static str, bool>) {
         note(&set_fields!(rules => CheckpointPolicy { directory, dataset, step, save, interval }), set);
     }
     if let Some(rules) = &spec.capacity {
-        let fields = set_fields!(rules => CapacityRules { purchases, fallback, max_interruptions_per_day_milli });
+        let fields =
+            set_fields!(rules => CapacityRules { purchases, fallback, max_interruptions_per_day_milli });
         note(&fields, set);
     }
 }

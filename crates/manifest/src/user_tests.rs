@@ -31,7 +31,10 @@ fn limits_of_users_are_read_and_shown() {
     let file = parse_policy(policy("{}").replace("users: {}", limits).as_bytes(), NOW_MS).unwrap();
     file.check().unwrap();
     let ada = &file.message.tenants["vision"].limits.as_ref().unwrap().users["ada"];
-    assert_eq!((ada.max_workers, ada.max_run_time.is_some(), ada.default_run_time.is_some()), (Some(2), false, true));
+    assert_eq!(
+        (ada.max_workers, ada.max_run_time.is_some(), ada.default_run_time.is_some()),
+        (Some(2), false, true)
+    );
     let answer =
         v1::GetPolicyResponse { policy: Some(file.message.clone()), version: 812, ..Default::default() };
     let yaml = serde_saphyr::to_string(&policy_file(&answer)).unwrap();

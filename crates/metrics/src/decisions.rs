@@ -122,11 +122,9 @@ impl DecisionCounts {
         ] {
             values.iter().for_each(|value| counts.add(value, 0));
         }
-        for (waits, values) in [
-            (&self.queued, labels.tiers),
-            (&self.starts, labels.tiers),
-            (&self.stops, labels.stop_causes),
-        ] {
+        for (waits, values) in
+            [(&self.queued, labels.tiers), (&self.starts, labels.tiers), (&self.stops, labels.stop_causes)]
+        {
             for value in values {
                 drop(waits.series.get_or_create(&[(waits.family.labels[0], *value)]));
             }

@@ -232,6 +232,7 @@ fn placement_of(order: &StartOrder, node: NodeId) -> Placement {
         scratch_bytes: 0,
         trace_parent: None,
         array: spec.array,
+        array_indices: None,
         region: placement.region.to_string(),
         cluster: placement.cluster.to_string(),
         preflight: false,

@@ -201,9 +201,8 @@ mod tests {
     #[tokio::test]
     async fn only_who_listens_itself_is_told() {
         let own = BTreeSet::from([std::process::id().cast_signed()]);
-        let listener = |port: u16, processes: &BTreeSet<i32>| {
-            listener(port, processes, ports::OPEN_FILES_MAX).unwrap()
-        };
+        let listener =
+            |port: u16, processes: &BTreeSet<i32>| listener(port, processes, ports::OPEN_FILES_MAX).unwrap();
         let mine = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let port = mine.local_addr().unwrap().port();
         assert_eq!(listener(port, &own), Listener::Own);

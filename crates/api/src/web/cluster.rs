@@ -269,11 +269,7 @@ pub(super) async fn queues(
         schedules.truncate(SCHEDULES_SHOWN);
         let mut next = front(scene, FRONT_SHOWN, &reasons);
         let past = scene.state.is_past().then(|| queue_starts(scene.engine(), &scene.state));
-        let of = if past.is_some() {
-            EstimateOf::Page
-        } else {
-            as_of(&estimated, scene.state.log_index())
-        };
+        let of = if past.is_some() { EstimateOf::Page } else { as_of(&estimated, scene.state.log_index()) };
         let nothing = QueueStarts::default();
         let known = past.as_ref().or(estimated.as_ref().ok().map(|made| &*made.value)).unwrap_or(&nothing);
         let all_starts = all_starts(scene, known, of);

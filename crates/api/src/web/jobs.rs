@@ -334,12 +334,7 @@ fn detail(scene: &Scene, id: JobId, explained: &Explained) -> Option<JobDetail> 
 
 /// Why a job waits, or where it is, and which state that is of. While the explanation of one that waits is being made, its reason
 /// alone is looked for.
-fn why(
-    scene: &Scene,
-    id: JobId,
-    phase: &Phase,
-    explained: &Explained,
-) -> (v1::Explanation, EstimateOf) {
+fn why(scene: &Scene, id: JobId, phase: &Phase, explained: &Explained) -> (v1::Explanation, EstimateOf) {
     let view = &scene.state;
     let Some(row) = view.job(id) else { return Default::default() };
     let placed = || (explanation::placed(view, id, row), EstimateOf::Page);

@@ -2,7 +2,9 @@
 
 use muster_archive::{content, csv_line, json_line, summary};
 use muster_journal::{Decision, RequestKey, StopCause, WorkerSlot};
-use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, LogIndex, Name, NodeId, RequestId, Requester};
+use muster_types::{
+    DeviceSet, ExitStatus, FencingToken, JobId, LogIndex, Name, NodeId, RequestId, Requester,
+};
 use serde_json::json;
 
 use crate::support::{Log, job, open, write};

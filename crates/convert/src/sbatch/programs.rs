@@ -20,7 +20,7 @@ const STARTERS: [&str; 4] = ["mpirun", "mpiexec", "orterun", "mpiexec.hydra"];
 /// How variables begin that Slurm sets or reads.
 const PREFIXES: [&str; 3] = ["SLURM_", "SLURMD_", "SBATCH_"];
 /// Slurm's variables that workers have.
-const VARIABLES: [&str; 25] = [
+const VARIABLES: [&str; 28] = [
     "SLURM_JOB_ID",
     "SLURM_JOBID",
     "SLURM_JOB_NAME",

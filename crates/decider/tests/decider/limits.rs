@@ -398,8 +398,7 @@ fn one_job_of_a_named_user_asks_for_no_more_than_that_user_may() {
     draft.tenants.get_mut(&name("team")).unwrap().user_limits = users.into();
     let policy = Box::new(draft.check().unwrap());
     let by = muster_types::Requester::default();
-    let set =
-        Command::SetPolicy { request: request(u128::MAX - 1), by, policy, expected_version: None };
+    let set = Command::SetPolicy { request: request(u128::MAX - 1), by, policy, expected_version: None };
     handle(&mut speculation, &set).unwrap();
     for (n, user, hours) in [(1, "ada", 1), (2, "bob", 2), (3, "eve", 4)] {
         let job = submit_as(&mut speculation, n, ("team", user), |_| {}).unwrap();
@@ -415,9 +414,13 @@ fn one_job_of_a_named_user_asks_for_no_more_than_that_user_may() {
     }
     let wide = |draft: &mut JobDraft| draft.groups = vec![group("main", 3, None)];
     let refused = submit_as(&mut speculation, 7, ("team", "ada"), wide).unwrap_err();
-    assert_eq!((refused.code, fact(&refused, "limit")), (RefusalCode::JobAboveLimit, "users.maxWorkers".into()));
+    assert_eq!(
+        (refused.code, fact(&refused, "limit")),
+        (RefusalCode::JobAboveLimit, "users.maxWorkers".into())
+    );
     // A token of the user is the user.
-    let refused = submit_as(&mut speculation, 8, ("team", "ada+token/0000000000000007"), named(4)).unwrap_err();
+    let refused =
+        submit_as(&mut speculation, 8, ("team", "ada+token/0000000000000007"), named(4)).unwrap_err();
     assert_eq!(fact(&refused, "limit"), "users.maxRunTime");
     // The record that says whose a job is is refused by every replica where the user may not have it.
     let job = submit_as(&mut speculation, 9, ("team", ""), named(4)).unwrap();

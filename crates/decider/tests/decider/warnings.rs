@@ -245,7 +245,8 @@ fn limits_and_weights_that_let_nothing_start_are_named() {
     assert_warned(&speculation, draft, &[]);
     // What a job asks for can be above a limit for as long as there is one.
     let draft = limited(|of| of.limits.user.devices = Some(8));
-    let said = "1 waiting batch jobs of tenant research, such as large, ask for more than limits.user.devices";
+    let said =
+        "1 waiting batch jobs of tenant research, such as large, ask for more than limits.user.devices";
     assert_warned(&speculation, draft, &[("TIER_STARVED", "tenants.research.limits", said)]);
     let above = |of: &mut TenantPolicy| of.limits.job.devices_max = Some(8);
     assert_warned(&speculation, limited(above), &[]);

@@ -392,10 +392,12 @@ impl Book {
             let path = self.path(&gang.tenant);
             let below = match above {
                 None => path.last().map(|top| Side::Subtree(top)),
-                Some(above) => path.iter().position(|node| *node == above).map(|at| match at.checked_sub(1) {
-                    Some(below) => Side::Subtree(path[below]),
-                    None => Side::Own(above),
-                }),
+                Some(above) => {
+                    path.iter().position(|node| *node == above).map(|at| match at.checked_sub(1) {
+                        Some(below) => Side::Subtree(path[below]),
+                        None => Side::Own(above),
+                    })
+                }
             };
             found.extend(below.filter(|side| !found.contains(side)));
         }

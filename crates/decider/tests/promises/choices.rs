@@ -93,12 +93,8 @@ fn some_hosts(count: usize) -> NodeRequirements {
 }
 
 fn queue(random: &mut Random) -> QueueChoices {
-    let preemption = [
-        None,
-        Some(QueuePreemption::None),
-        Some(QueuePreemption::Reclaim),
-        Some(QueuePreemption::FairShare),
-    ];
+    let preemption =
+        [None, Some(QueuePreemption::None), Some(QueuePreemption::Reclaim), Some(QueuePreemption::FairShare)];
     let nodes = random.once_in(3).then(|| some_hosts(2 + random.below(2) as usize));
     QueueChoices {
         order: random.once_in(2).then_some(QueueOrder::Strict),

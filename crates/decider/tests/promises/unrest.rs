@@ -436,8 +436,7 @@ fn whatever_changes_nobody_is_stopped_without_right_and_in_peace_everybody_ends(
     let mut made = BTreeSet::new();
     for seed in 0..seeds(2) {
         let world = world(seed);
-        let mut seen =
-            (Evictions::default(), (Clearings::default(), (Sound::default(), Choices::default())));
+        let mut seen = (Evictions::default(), (Clearings::default(), (Sound::default(), Choices::default())));
         let drive = Drive::run(&world, &mut seen);
         let (of_policy, (of_operators, (_, of_choices))) = &seen;
         assert_eq!(of_choices.wrong.first(), None, "seed {seed}: {} are wrong", of_choices.wrong.len());

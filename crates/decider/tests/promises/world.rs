@@ -6,8 +6,8 @@ use muster_types::policy::{PolicyDraft, PolicyPart, Quota, TenantPolicy, TenantR
 use muster_types::tpu::{PodPosition, SliceRequest, SliceShape};
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, BookingClearing, CapacityRules, Control,
-    DeviceAmount, FieldChange, JobDraft, JobSpec, LogTime, Name, NodeDraft, NodeSpec, PriorityTier, TaskGroup,
-    WorkerRequest,
+    DeviceAmount, FieldChange, JobDraft, JobSpec, LogTime, Name, NodeDraft, NodeSpec, PriorityTier,
+    TaskGroup, WorkerRequest,
 };
 
 pub const SECOND: u64 = 1_000;

@@ -426,7 +426,8 @@ impl History {
     /// them.
     pub(crate) async fn rounds_from(&self, raft_index: u64) -> Result<(Vec<ArchivedRound>, u64), Refusal> {
         if let Some(archive) = self.archive().cloned() {
-            let place = Arc::clone(&self.archive_reads).acquire_owned().await.map_err(|_| stopping_reads())?;
+            let place =
+                Arc::clone(&self.archive_reads).acquire_owned().await.map_err(|_| stopping_reads())?;
             let read = in_background(move || {
                 let _place = place;
                 archive.slice_with_raft(raft_index)

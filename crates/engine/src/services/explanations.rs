@@ -228,7 +228,11 @@ mod tests {
             (found.is_some(), asked.inner.queue_forecast.lock().is_some())
         });
         let explained = guarded("an explanation", explained).await;
-        assert_eq!(explained, Ok((false, true)), "there is no such job, and who asks next shares the forecast");
+        assert_eq!(
+            explained,
+            Ok((false, true)),
+            "there is no such job, and who asks next shares the forecast"
+        );
         // Nothing else is explained.
         guarded("the end of the forecast", async {
             while shared.lock().is_some() {

@@ -43,8 +43,10 @@ impl Engine {
         if let Some(state) = self.inner.historical_states.find(at) {
             return Ok(state);
         }
-        let making =
-            Arc::clone(&self.inner.historical_states.making).acquire_owned().await.map_err(|_| stopping_reads())?;
+        let making = Arc::clone(&self.inner.historical_states.making)
+            .acquire_owned()
+            .await
+            .map_err(|_| stopping_reads())?;
         if let Some(state) = self.inner.historical_states.find(at) {
             return Ok(state);
         }

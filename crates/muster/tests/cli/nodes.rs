@@ -197,7 +197,12 @@ fn dry_runs_of_an_issue_and_of_a_rotation_write_nothing() {
         finish(command("", &[&words[..], more].concat()))
     };
     let ran = issue(&["--dry-run"]);
-    assert!(ran.code == 0 && ran.out.contains("would be written") && !out.exists(), "{} {}", ran.out, ran.err);
+    assert!(
+        ran.code == 0 && ran.out.contains("would be written") && !out.exists(),
+        "{} {}",
+        ran.out,
+        ran.err
+    );
     assert_eq!(issue(&[]).code, 0);
     let issued = std::fs::read(out.join("tls.crt")).unwrap();
     assert_ne!(issue(&["--dry-run"]).code, 0, "it is there, and without --force it stays");

@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_line_says_with_which_role_somebody_called() {
-        let short = |text| ShortName::new(text).expect("a name");
+        let short = |text: &str| ShortName::new(text).expect("a name");
         let signed_in = |own_role: Option<&str>, id| {
             let caller = Principal::Token(TokenHolder {
                 cluster: ClusterId(1),

@@ -66,11 +66,7 @@ fn sizes(year: &Year) {
     let begun = std::time::Instant::now();
     let restored = State::restore(&chunks).expect("what was written is read");
     let us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
-    assert_eq!(
-        restored.digest(),
-        state.digest(),
-        "a replica that starts again has the state that there was"
-    );
+    assert_eq!(restored.digest(), state.digest(), "a replica that starts again has the state that there was");
     let rows = state.jobs().iter().count() + state.requests_count() + state.nodes().iter().count();
     let rows = (rows + state.history().iter().count()) as u64;
     let log_bytes = year.log_bytes / year.jobs.max(1);

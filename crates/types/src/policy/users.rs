@@ -83,7 +83,8 @@ pub(super) fn check_user_limits(tenant: &TenantPolicy, at: &str, found: &mut Vec
         }
         let mut of_user = Vec::new();
         limits.check("job", &mut of_user);
-        found.extend(of_user.into_iter().map(|broken| Violation::new(&field, format!("of {user}, {broken}"))));
+        found
+            .extend(of_user.into_iter().map(|broken| Violation::new(&field, format!("of {user}, {broken}"))));
     }
 }
 

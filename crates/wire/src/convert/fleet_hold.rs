@@ -97,11 +97,8 @@ mod tests {
 
     #[test]
     fn a_hold_says_why_and_a_release_says_nothing_more() {
-        let hold = v1::SetFleetHoldRequest {
-            held: Some(true),
-            reason: "a flood".to_owned(),
-            ..Default::default()
-        };
+        let hold =
+            v1::SetFleetHoldRequest { held: Some(true), reason: "a flood".to_owned(), ..Default::default() };
         assert!(fleet_hold_from_proto(&hold).is_ok_and(|hold| hold.is_some()));
         let release = v1::SetFleetHoldRequest { held: Some(false), ..Default::default() };
         assert_eq!(fleet_hold_from_proto(&release), Ok(None));

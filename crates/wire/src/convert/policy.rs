@@ -239,27 +239,26 @@ fn tenants(
             let stand_in = Name::new(&format!("invalid-{index}"));
             quotas.extend(self::quota(&format!("{at}.quotas[{index}]"), &quota, stand_in, found));
         }
-        let tenant = TenantPolicy {
-            parent: optional_name(&below(&at, "parent"), &message.parent, found),
-            weight_milli: message.weight_milli.unwrap_or(TenantPolicy::default().weight_milli),
-            quotas,
-            rights: rights(&below(&at, "rights"), &message.rights.unwrap_or_default(), found),
-            tier_limits: message
-                .limits
-                .as_ref()
-                .map_or_else(BTreeMap::new, |limits| tier_limits(&below(&at, "limits.tiers"), limits, found)),
-            // What is wrong with a tier was found just now.
-            tier_submissions: message.limits.as_ref().map_or_else(BTreeMap::new, tier_submissions),
-            user_limits: message
-                .limits
-                .as_ref()
-                .map_or_else(BTreeMap::new, |limits| user_limits(&below(&at, "limits.users"), limits, found)),
-            queue: message.queue.map_or_else(QueueChoices::default, |queue| {
-                super::queue_choices::queue_choices(&below(&at, "queue"), queue, found)
-            }),
-            users: message.users.map(|users| user_shares(&below(&at, "users"), users, found)),
-            limits: tenant_limits(&below(&at, "limits"), message.limits, found),
-        };
+        let tenant =
+            TenantPolicy {
+                parent: optional_name(&below(&at, "parent"), &message.parent, found),
+                weight_milli: message.weight_milli.unwrap_or(TenantPolicy::default().weight_milli),
+                quotas,
+                rights: rights(&below(&at, "rights"), &message.rights.unwrap_or_default(), found),
+                tier_limits: message.limits.as_ref().map_or_else(BTreeMap::new, |limits| {
+                    tier_limits(&below(&at, "limits.tiers"), limits, found)
+                }),
+                // What is wrong with a tier was found just now.
+                tier_submissions: message.limits.as_ref().map_or_else(BTreeMap::new, tier_submissions),
+                user_limits: message.limits.as_ref().map_or_else(BTreeMap::new, |limits| {
+                    user_limits(&below(&at, "limits.users"), limits, found)
+                }),
+                queue: message.queue.map_or_else(QueueChoices::default, |queue| {
+                    super::queue_choices::queue_choices(&below(&at, "queue"), queue, found)
+                }),
+                users: message.users.map(|users| user_shares(&below(&at, "users"), users, found)),
+                limits: tenant_limits(&below(&at, "limits"), message.limits, found),
+            };
         tenants.insert(name, tenant);
     }
     tenants

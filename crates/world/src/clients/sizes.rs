@@ -73,9 +73,8 @@ async fn submit(client: &Client, draws: &mut Draws) -> Option<JobId> {
     let request = draws.request(client);
     let tenant = if draws.below(3) == 0 { BOUND_TENANT } else { FREE_TENANT };
     let jobs: Arc<[Submission]> = [elastic(&format!("e{:x}", request.0 >> 64), tenant)].into();
-    let answer = ask(&client.cluster, client.host, SUBMIT_TRIES, |_| {
-        Command::submit(request, Arc::clone(&jobs))
-    });
+    let answer =
+        ask(&client.cluster, client.host, SUBMIT_TRIES, |_| Command::submit(request, Arc::clone(&jobs)));
     match answer.await? {
         Ok(Answer::Submitted { jobs, at }) => {
             let job = jobs.first().copied();
@@ -130,7 +129,7 @@ async fn resize(client: &Client, draws: &mut Draws, job: JobId) {
     let workers = [1, 2, 3, WORKERS][draws.below(4) as usize];
     let changes = vec![FieldChange::Groups(vec![GroupSize { group: None, workers, workers_min: None }])];
     changes.iter().for_each(|change| client.cluster.site.checks.sent(change.field()));
-    let by = Requester { name: "tenant/free/ada".to_owned(), is_operator: false, address: None };
+    let by = Requester::named("tenant/free/ada".to_owned(), false);
     let request = draws.request(client);
     let order = ModifyOrder { acts_for: None, request, by, job, expected: None, changes };
     let command = Command::Modify(Box::new(order));

@@ -93,7 +93,9 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
                 _ => BTreeMap::new(),
             };
             let user_limits = match weight_milli % 5 {
-                0 => [("ada".to_owned(), of_tier), ("tenant/lab/eve".to_owned(), JobLimits::default())].into(),
+                0 => {
+                    [("ada".to_owned(), of_tier), ("tenant/lab/eve".to_owned(), JobLimits::default())].into()
+                }
                 _ => BTreeMap::new(),
             };
             let tenant = TenantPolicy {
