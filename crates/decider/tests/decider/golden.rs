@@ -125,7 +125,7 @@ fn the_record_that_raises_the_format_keeps_its_bytes() {
         decisions: vec![Decision::FormatRaised { by: muster_types::Requester::default(), format: 2 }],
     };
     let hex: String = encode_round(&round).iter().map(|byte| format!("{byte:02x}")).collect();
-    assert_eq!(hex, "4d524e44010017000000d9a0bc520702fb2c01fb2b01fd00505c18a3010000011400000002");
+    assert_eq!(hex, "4d524e44010016000000b31d46090702fb2c01fb2b01fd00505c18a30100000114000002");
 }
 
 fn phase(phase: &Phase) -> &'static str {
