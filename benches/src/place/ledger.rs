@@ -203,7 +203,7 @@ fn unconserved(view: &View) -> u128 {
 }
 
 /// A ledger and the state of the same record, as they are kept between two reports.
-struct Kept {
+struct SavedReport {
     records: usize,
     ledger: Vec<u8>,
     snapshot: Vec<Vec<u8>>,
@@ -253,7 +253,7 @@ pub(super) fn month_report() -> Vec<Figure> {
     charge(&mut state, &mut ledger, before);
     let first = thread_time() - begun;
     let snapshot = state.snapshot().collect();
-    let kept = Kept { records: before.len(), ledger: ledger.save(), snapshot };
+    let kept = SavedReport { records: before.len(), ledger: ledger.save(), snapshot };
     let begun = thread_time();
     charge(&mut state, &mut ledger, last_day);
     let cold = sums(&ledger);

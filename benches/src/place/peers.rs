@@ -162,12 +162,15 @@ fn reclaim(ask: Ask, stopped_min: u64) -> Run {
     // Longer than policy lets them run at least.
     fleet.pass_ms(600_000);
     let begun = thread_time();
-    fleet.submit(vec![job("reclaim", "research", Ask { tier: PriorityTier::Production, ..ask })]);
+    let waits =
+        fleet.submit(vec![job("reclaim", "research", Ask { tier: PriorityTier::Production, ..ask })])[0];
     let happened = fleet.settle();
     let time = thread_time() - begun;
     let is_done = happened.placed >= 1 && happened.stopped >= stopped_min;
     if !is_done {
-        eprintln!("nothing was reclaimed: {happened:?}");
+        let kept = fleet.speculation.kept_reservations();
+        let why = explain_job(fleet.state(), fleet.speculation.now(), waits, kept);
+        eprintln!("nothing was reclaimed: {happened:?}, {why:?}");
     }
     Run { time, is_done }
 }

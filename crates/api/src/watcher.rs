@@ -786,7 +786,7 @@ mod tests {
         assert!(taken < HOSTS, "{taken} messages");
         assert_eq!(refused.code, Some(RefusalCode::Overloaded), "{refused:?}");
         assert!(refused.message.contains("too slowly"), "{refused:?}");
-        // All of it within the time for so many rows.
+        // All of it within the time for that number of rows.
         let (taken, refused) = take(&router, Duration::from_millis(500)).await;
         assert_eq!((taken, refused.map(|refused| refused.message)), (HOSTS + 1, None));
     }

@@ -73,7 +73,7 @@ const PARTS_MAX: usize = 4;
 /// As people and programs read it.
 #[derive(Serialize)]
 #[serde(rename = "Requester")]
-struct Shown<'a> {
+struct JsonRequester<'a> {
     name: &'a str,
     is_operator: bool,
     address: Option<IpAddr>,
@@ -96,7 +96,7 @@ impl Serialize for Requester {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (name, role) = (self.name.as_str(), self.role.as_ref());
         if serializer.is_human_readable() {
-            let shown = Shown { name, is_operator: self.is_operator, address: self.address, role };
+            let shown = JsonRequester { name, is_operator: self.is_operator, address: self.address, role };
             return shown.serialize(serializer);
         }
         let bit = |is_set: bool, flag: u8| if is_set { flag } else { 0 };

@@ -103,7 +103,7 @@ mod tests {
     use std::io::Read as _;
     use std::process::{Child, Command, Stdio};
 
-    /// A process that has this FIFO open behind so many other files.
+    /// A process that has this FIFO open behind that number of other files.
     fn holding(fifo: &Path, others: u32) -> Child {
         let script = "for ((n = 10; n < 10 + $1; n++)); do eval \"exec $n< /dev/null\"; done; exec 900<> \"$0\"; \
                       echo; exec sleep 600";

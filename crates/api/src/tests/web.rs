@@ -484,7 +484,7 @@ async fn every_page_by_every_role_of_own_foreign_and_absent_objects() {
         (Role::Replica(ReplicaId(2)), false, [false; 3]),
         (Role::Agent(short("h1")), false, [false; 3]),
         (Role::AgentGroup(short("slurm")), false, [false; 3]),
-        (Role::Client(short("eve")), true, [false; 3]),
+        (Role::Client(short("eve")), true, [false, false, true]),
         (of("vision", "ada"), true, [true, false, true]),
         (Role::AllTenants(short("ops")), true, [true; 3]),
         (Role::Admin(short("root")), true, [true; 3]),

@@ -71,7 +71,7 @@ struct Found {
 }
 
 /// Where a range begins.
-struct Begun {
+struct SpanStart {
     /// The state there; without one nothing was placed before.
     first: Option<Arc<Fresh>>,
     /// The record behind it.
@@ -81,7 +81,7 @@ struct Begun {
 }
 
 /// How far records are read.
-struct Reach {
+struct SpanRead {
     from: LogTime,
     to: LogTime,
     deadline: Instant,
@@ -89,7 +89,7 @@ struct Reach {
     reader: oneshot::Sender<()>,
 }
 
-impl Reach {
+impl SpanRead {
     fn is_over(&self) -> bool {
         Instant::now() >= self.deadline || self.reader.is_closed()
     }
@@ -161,11 +161,11 @@ impl Web {
     async fn placements(&self, reader: Reader, range: &Range) -> Result<Found, Problem> {
         // Time is left to make the page.
         let deadline = Instant::now() + self.timeouts.page * 7 / 8;
-        let Begun { first, next, turn } = self.beginning(reader, range).await?;
+        let SpanStart { first, next, turn } = self.beginning(reader, range).await?;
         let begun_at = first.as_ref().map(|state| state.log_time());
         let begin = Beginning { generation: present(self.engine()).generation(), next };
         let (told, _waits) = oneshot::channel();
-        let reach = Reach { from: range.from, to: range.to, deadline, reader: told };
+        let reach = SpanRead { from: range.from, to: range.to, deadline, reader: told };
         let account = reader.account();
         let work = self.clone().read_placements(account, (begin, first.clone()), reach);
         let read = self.router.in_turn(account, work).await;
@@ -175,10 +175,10 @@ impl Web {
     }
 
     /// The state at the beginning of a range and the record behind it.
-    async fn beginning(&self, reader: Reader, range: &Range) -> Result<Begun, Problem> {
+    async fn beginning(&self, reader: Reader, range: &Range) -> Result<SpanStart, Problem> {
         let begun = |state: Fresh| {
             let next = state.log_index().next();
-            Begun { first: Some(Arc::new(state)), next, turn: None }
+            SpanStart { first: Some(Arc::new(state)), next, turn: None }
         };
         let status = match self.try_past(reader, PastPoint::Time(range.from)).await {
             Ok(state) => return Ok(begun(state)),
@@ -191,7 +191,7 @@ impl Web {
         match self.engine().log_range()? {
             (LogIndex(0 | 1), _) => {
                 let turn = self.router.past(reader.account()).await?;
-                Ok(Begun { first: None, next: LogIndex(1), turn: Some(turn) })
+                Ok(SpanStart { first: None, next: LogIndex(1), turn: Some(turn) })
             }
             (first, _) => {
                 let state = self.try_past(reader, PastPoint::Index(first)).await;
@@ -205,7 +205,7 @@ impl Web {
         self,
         account: Account,
         (begin, first): (Beginning, Option<Arc<Fresh>>),
-        reach: Reach,
+        reach: SpanRead,
     ) -> Result<(Vec<Held>, Option<LogTime>), Refusal> {
         let read_on = match self.folds.take(begin, reach.to) {
             // Where its place cannot be read any more all is read from the beginning.
@@ -226,7 +226,7 @@ impl Web {
     }
 
     /// Reads on to the end of the range; up to when, where it has more than is read for a page.
-    async fn read_range(&self, fold: Fold, reach: &Reach) -> Result<(Fold, Option<LogTime>), Refusal> {
+    async fn read_range(&self, fold: Fold, reach: &SpanRead) -> Result<(Fold, Option<LogTime>), Refusal> {
         let (next, position) = fold.next();
         let mut follower = self.engine().read_log(next)?;
         if let Some(position) = position {
@@ -494,7 +494,7 @@ mod tests {
         let begin = Beginning { generation: web.engine().view().generation(), next: LogIndex(1) };
         let to = LogTime(u64::MAX);
         let read = |reader: oneshot::Sender<()>| {
-            let reach = Reach { from: LogTime(1), to, deadline: Instant::now() + LIMIT, reader };
+            let reach = SpanRead { from: LogTime(1), to, deadline: Instant::now() + LIMIT, reader };
             web.clone().read_placements(Account::of(&Principal::Plaintext), (begin, None), reach)
         };
         let (told, waits) = oneshot::channel();

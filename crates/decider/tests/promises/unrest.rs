@@ -155,7 +155,17 @@ fn world(seed: u64) -> World {
     arrays(&mut world, &mut random);
     choices::updates(&mut world, &mut choosing, &peace, UNREST_MS);
     acts(&mut world, (&mut random, &mut choosing), (&peace, &plain));
+    requeues(&mut world, &mut Random::new(seed ^ 0x4e90e));
     world.sorted()
+}
+
+/// Few jobs run at any moment: so often somebody is asked to begin again that some do.
+fn requeues(world: &mut World, random: &mut Random) {
+    for n in 1..UNREST_MS / (4 * MINUTE) {
+        let job = random.below(world.jobs.len() as u64) as usize;
+        let act = Act::Control { job, control: Control::Requeue, is_operator: true };
+        world.acts.push((n * 4 * MINUTE, act));
+    }
 }
 
 /// Arrays whose throttles keep members back for as long as there is unrest.

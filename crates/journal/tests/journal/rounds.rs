@@ -308,7 +308,7 @@ fn sizes_of_typical_records() {
     };
     let sizes = [
         ("round around a decision", encode_round(&one(Decision::LeaderStarted)).len() - 1, 36),
-        ("jobs_submitted, one worker", canonical(&submitted()).len(), 178),
+        ("jobs_submitted, one worker", canonical(&submitted()).len(), 177),
         ("gang_placed, one worker", canonical(&placed(1)).len(), 12),
         ("gang_placed, 64 workers", canonical(&placed(64)).len(), 327),
     ];

@@ -108,7 +108,7 @@ fn name(text: &str) -> Name {
 }
 
 impl Year {
-    /// A cluster with as many nodes as so many jobs need, at the begin of its first day.
+    /// A cluster with as many nodes as its jobs need, at the begin of its first day.
     pub fn new(jobs_a_day: u64, parameters: Parameters) -> Year {
         let founding = BootstrapConfig::new(ClusterId(1), parameters);
         let leadership = Leadership { term: 1, replica: ReplicaId(1) };

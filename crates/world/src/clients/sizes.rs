@@ -23,7 +23,7 @@ use std::sync::Arc;
 const WORKERS: u32 = 4;
 /// Changes of the size of one gang.
 const CHANGES_MAX: usize = 4;
-/// Time between two looks at a gang, and how many there are until it is left to itself.
+/// Time between two looks at a gang, and how many there are until nobody looks any more.
 const LOOK_MS: u64 = 100;
 const LOOKS_MAX: usize = 80;
 /// Attempts at a submission, and at a change.
