@@ -349,8 +349,9 @@ impl Fleet {
         self.report(job, &RankUpdate::Exited(ExitStatus::Code(0)));
     }
 
-    /// Moves time on. Only between rounds.
+    /// Moves time on. A round that is open ends before that.
     pub(super) fn pass_ms(&mut self, ms: u64) {
+        self.speculation.take_round();
         self.now_ms += ms;
         self.speculation.set_now(LogTime(self.now_ms));
     }

@@ -238,6 +238,7 @@ fn members_with_promised_capacity_leave_the_queue_to_the_next() {
     let low: Vec<JobId> = state.active().collect();
     assert_eq!(low.len(), 320);
     tell(&mut speculation, &low, &RankUpdate::Running);
+    commit(&mut speculation, &mut state);
     advance(&mut speculation, 3_600_000);
     commit(&mut speculation, &mut state);
     submit(&mut speculation, 2, vec![of_tier(PriorityTier::Production)]).unwrap();

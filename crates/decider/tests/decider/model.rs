@@ -130,6 +130,8 @@ impl Model {
         let region = name(["eu", "us"][random.below(2) as usize]);
         let tenant = name(["a", "b", "c"][random.below(3) as usize]);
         let soon = now.plus_ms(1 + random.below(30_000));
+        // Nothing is placed where somebody holds all of it: most of a history is not under a hold.
+        let briefly = now.plus_ms(1 + random.below(3_000));
         Some(match random.below(12) {
             0 | 1 => {
                 let arrays = state.arrays().iter().filter(|(_, row)| row.uncreated > 0);
@@ -144,7 +146,7 @@ impl Model {
                     false => HoldTarget::Tenant(tenant),
                 };
                 let stops_work = matches!(target, HoldTarget::Part(_)) && random.once_in(3);
-                let until = (!random.once_in(4)).then_some(soon);
+                let until = (!random.once_in(12)).then_some(briefly);
                 let hold = FleetHold { reason: "a new switch".to_owned(), until, stops_work };
                 let hold = state.fleet_hold(&target).is_none().then_some(hold);
                 Command::SetFleetHold(Box::new(FleetHoldOrder { request, by, target, hold }))
@@ -965,7 +967,7 @@ fn maintenance((request, by): (RequestId, Requester), state: &State, now: LogTim
         jobs: Vec::new(),
         is_shared: false,
         shape: BookingShape::Part(FleetPart { region: Some(region), cluster: None }),
-        times: BookingTimes::once(now, 60_000).every(1, 2),
+        times: BookingTimes::once(now, 5_000).every(1, 2),
         notice_ms: 0,
         clearing: BookingClearing::Stop,
         reason: "a new switch".to_owned(),
