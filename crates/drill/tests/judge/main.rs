@@ -58,7 +58,7 @@ fn a_forgotten_node_that_comes_back_is_a_new_one() {
 
 /// A rule without a breach could be one that nothing breaks. A state that breaks its own invariants cannot be made from
 /// a log that the guard lets through, and neither can sums of accelerator time that differ from the capacity: those are compared
-/// in a test of their own.
+/// in a separate test.
 #[test]
 fn every_rule_has_a_breach() {
     let without: Vec<Rule> = Rule::ALL
