@@ -10,8 +10,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::machine;
+
 /// Longest wait for a cluster to come up.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Time between two looks at what replicas use of the processors, and in how many in a row they use less than a quarter of one.
+const REST_LOOK: Duration = Duration::from_millis(500);
+const REST_LOOKS: u32 = 4;
 
 /// What differs between the clusters that scenarios need.
 #[derive(Clone, Copy, Debug, Default)]
@@ -103,6 +109,27 @@ impl Cluster {
         cluster.wait_for_leader().await?;
         cluster.register_host().await?;
         Ok(cluster)
+    }
+
+    /// Waits until the replicas have done what came before: they place, apply and make snapshots for a while behind the last
+    /// acknowledgement, and take the processors of this machine from what is measured next.
+    pub(crate) async fn rest(&self) {
+        let begun = Instant::now();
+        let mut quiet = 0;
+        let mut before = self.processor_time();
+        while quiet < REST_LOOKS && begun.elapsed() < PATIENCE {
+            tokio::time::sleep(REST_LOOK).await;
+            let now = self.processor_time();
+            quiet = if now.saturating_sub(before) < REST_LOOK / 4 { quiet + 1 } else { 0 };
+            before = now;
+        }
+        if quiet < REST_LOOKS {
+            println!("the replicas have not come to rest within {} s", PATIENCE.as_secs());
+        }
+    }
+
+    fn processor_time(&self) -> Duration {
+        self.children.iter().flatten().map(|child| machine::process_time(child.id())).sum()
     }
 
     /// Where the data is.

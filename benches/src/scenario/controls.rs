@@ -293,6 +293,7 @@ pub(crate) async fn run(args: ControlsArgs) -> Result<()> {
     }
     figures.extend(controls(&client, args.rounds).await?);
     preload(&client, args.jobs).await?;
+    cluster.rest().await;
     figures.extend(selectors(&client, args.jobs).await?);
     figures.push(replayed(&mut cluster, leader).await?);
     for figure in &figures {

@@ -259,17 +259,13 @@ impl Hosts {
     }
 }
 
-/// A host of which nothing is known but that it is there. Like an agent it registers again when its session ends; one that has
-/// never stood is an error.
+/// A host of which nothing is known but that it is there. Like an agent it registers again when its session ends, or cannot begin.
 async fn host(n: u32, hosts: Arc<Hosts>, ready: mpsc::Sender<()>) -> Result<()> {
     // The same process all the time, by its holder.
     let registration = agents::registration(n, DEVICES);
     let mut ready = Some(ready);
     loop {
         let Err(ended) = hosts.session(n, registration.clone(), &mut ready).await;
-        if ready.is_some() {
-            return Err(ended);
-        }
         hosts.first_end.get_or_init(|| format!("host {n}: {ended:#}"));
         tokio::time::sleep(REGISTERS_AGAIN.mul_f64(1.0 + f64::from(n % 256) / 256.0)).await;
     }
@@ -546,6 +542,7 @@ pub(crate) async fn run(args: PagesArgs) -> Result<()> {
     let leader = cluster.wait_for_leader().await?;
     let (fleet, sessions) = hosts(&cluster, leader, args.hosts).await?;
     let job_id = jobs(&cluster, leader, args.jobs).await?;
+    cluster.rest().await;
     let from = log_index(&cluster, leader).await?;
     let mut figures = pages(cluster.pages_of(leader), &job_id, from).await?;
     let mut rest = scrapes(cluster.pages_of(leader)).await?;
