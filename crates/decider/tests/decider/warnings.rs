@@ -1,14 +1,16 @@
 //! What is reported of a policy before it is set: each warning on a fleet where it is due, and not on one where it is not.
 
+use std::sync::Arc;
+
 use muster_decider::{
     Command, POLICY_WARNINGS_MAX, PolicyWarning, Speculation, handle, policy_warnings, schedule,
 };
 use muster_planner::Budget;
 use muster_types::policy::{
-    BackfillPolicy, CountedResource, Guarantee, NonPreemptible, OnLimit, PolicyDraft, Price, QueueChoices,
-    Quota, SpendBudget, TenantPolicy, TenantRights, Window, WindowPurpose, WindowScope,
+    BackfillPolicy, CountedResource, Guarantee, JobLimits, NonPreemptible, OnLimit, PolicyDraft, Price,
+    QueueChoices, Quota, SpendBudget, TenantPolicy, TenantRights, Window, WindowPurpose, WindowScope,
 };
-use muster_types::{JobDraft, LogTime, NodeRequirements, PriorityTier, Submission};
+use muster_types::{JobDraft, JobMetadata, LogTime, NodeRequirements, PriorityTier, Submission};
 
 use crate::support::{accelerators, founded, group, holder, job_draft, name, node_spec, request};
 
@@ -263,6 +265,25 @@ fn limits_and_weights_that_let_nothing_start_are_named() {
     assert_warned(&speculation, tenants(vec![("research", weigh(0, vec![]))]), &[]);
     let own = vec![quota("h100", None, 16, None, None)];
     assert_warned(&speculation, tenants(vec![("research", weigh(0, own)), other()]), &[]);
+}
+
+#[test]
+fn jobs_that_ask_for_more_than_their_user_may_are_named() {
+    let mut speculation = cluster(vec![]);
+    let large = job_draft("large", vec![group("main", 2, Some(accelerators("h100", 8)))]);
+    let mut large = Submission::from(large.check().unwrap());
+    large.metadata = Some(Arc::new(JobMetadata { creator: "ada".to_owned(), ..JobMetadata::default() }));
+    handle(&mut speculation, &Command::submit(request(8), [large].into())).unwrap();
+    let limit = |user: &str| {
+        let mut research = TenantPolicy::default();
+        research.limits.on_limit = Some(OnLimit::Hold);
+        let one_worker = JobLimits { workers_max: Some(1), ..JobLimits::default() };
+        research.user_limits.insert(user.to_owned(), one_worker);
+        tenants(vec![("research", research)])
+    };
+    let said = "such as large, ask for more than limits.users";
+    assert_warned(&speculation, limit("ada"), &[("TIER_STARVED", "tenants.research.limits", said)]);
+    assert_warned(&speculation, limit("eve"), &[]);
 }
 
 #[test]

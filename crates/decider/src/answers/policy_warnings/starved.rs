@@ -111,8 +111,10 @@ fn limit_above(look: &Look<'_>, policy: &Policy, id: JobId, spec: &JobSpec) -> O
         return None;
     }
     let spares = look.state.contract(id).map_or(0, |contract| contract.spares);
-    let mut above = JobAboveLimit::of(policy.job_limits(&spec.tenant, spec.tier), spec, spares);
-    above.next().map(|_| "job")
+    let limits = policy.job_limits_of_user(&spec.tenant, spec.tier, look.state.creator(id));
+    let above = JobAboveLimit::of(limits, spec, spares).next()?;
+    let is_of_all = above.is_above_one_of(policy.job_limits(&spec.tenant, spec.tier));
+    Some(if is_of_all { "job" } else { "users" })
 }
 
 /// Adds what is to be said of tenants and tiers that would starve.
