@@ -242,6 +242,14 @@ fn limits_and_weights_that_let_nothing_start_are_named() {
     let draft = limited(|of| _ = of.tier_submissions.insert(PriorityTier::Batch, 0));
     let said = "0 submissions with batch jobs in a minute: none would be taken; 1 of its jobs";
     assert_warned(&speculation, draft, &[("TIER_STARVED", "tenants.research.limits.tiers", said)]);
+    // What a tenant states holds for those below it.
+    let mut below = tenants(vec![("lab", TenantPolicy::default()), ("research", TenantPolicy::default())]);
+    below.tenants.get_mut(&name("research")).unwrap().parent = Some(name("lab"));
+    let lab = below.tenants.get_mut(&name("lab")).unwrap();
+    lab.tier_submissions.insert(PriorityTier::Batch, 0);
+    let found = warned(&speculation, below);
+    let of_lab = found.iter().find(|warning| warning.field == "tenants.lab.limits.tiers");
+    assert!(of_lab.is_some_and(|warning| warning.text.contains("; 1 of its jobs")), "{found:#?}");
     // A tier of which the tenant may name no job is not allowed in any case.
     let draft = limited(|of| _ = of.tier_submissions.insert(PriorityTier::Critical, 0));
     assert_warned(&speculation, draft, &[]);
