@@ -233,6 +233,9 @@ fn limits_and_weights_that_let_nothing_start_are_named() {
     let stops = "none of its jobs would start; 3 of its jobs and of those below it wait now";
     let draft = limited(|of| of.limits.running_jobs = Some(0));
     assert_warned(&speculation, draft, &[("TENANT_STARVED", field, stops)]);
+    let draft = limited(|of| of.limits.job.workers_max = Some(0));
+    let field = "tenants.research.limits.job.max_workers";
+    assert_warned(&speculation, draft, &[("TENANT_STARVED", field, "none of its new jobs would start")]);
     // It is warned of a tenant without jobs as well: everyone who submits one is held.
     let mut guest = TenantPolicy::default();
     guest.limits.user.pending_jobs = Some(0);

@@ -21,7 +21,7 @@ struct Limit {
 const NOTHING_STARTS: &str = "none of its jobs would start";
 const NOTHING_IS_TAKEN: &str = "none of its jobs would be taken";
 
-const LIMITS: [Limit; 11] = [
+const LIMITS: [Limit; 13] = [
     Limit { field: "running_jobs", of: |of| of.running_jobs.map(u64::from), follows: NOTHING_STARTS },
     Limit {
         field: "user.running_jobs",
@@ -34,6 +34,17 @@ const LIMITS: [Limit; 11] = [
         field: "user.devices",
         of: |of| of.user.devices.map(u64::from),
         follows: "none of its jobs with devices would start",
+    },
+    // A job that waits already may start where such jobs are refused.
+    Limit {
+        field: "job.max_workers",
+        of: |of| of.job.workers_max.map(u64::from),
+        follows: "none of its new jobs would start, except in tiers with another limit",
+    },
+    Limit {
+        field: "job.max_devices",
+        of: |of| of.job.devices_max.map(u64::from),
+        follows: "none of its new jobs with devices would start, except in tiers with another limit",
     },
     Limit { field: "pending_jobs", of: |of| of.pending_jobs.map(u64::from), follows: NOTHING_IS_TAKEN },
     Limit { field: "unfinished_jobs", of: |of| of.unfinished_jobs.map(u64::from), follows: NOTHING_IS_TAKEN },
