@@ -1,14 +1,16 @@
 //! What is reported of a policy before it is set: each warning on a fleet where it is due, and not on one where it is not.
 
+use std::sync::Arc;
+
 use muster_decider::{
     Command, POLICY_WARNINGS_MAX, PolicyWarning, Speculation, handle, policy_warnings, schedule,
 };
 use muster_planner::Budget;
 use muster_types::policy::{
-    BackfillPolicy, CountedResource, Guarantee, NonPreemptible, OnLimit, PolicyDraft, Price, QueueChoices,
-    Quota, SpendBudget, TenantPolicy, TenantRights, Window, WindowPurpose, WindowScope,
+    BackfillPolicy, CountedResource, Guarantee, JobLimits, NonPreemptible, OnLimit, PolicyDraft, Price,
+    QueueChoices, Quota, SpendBudget, TenantPolicy, TenantRights, Window, WindowPurpose, WindowScope,
 };
-use muster_types::{JobDraft, LogTime, NodeRequirements, PriorityTier, Submission};
+use muster_types::{JobDraft, JobMetadata, LogTime, NodeRequirements, PriorityTier, Submission};
 
 use crate::support::{accelerators, founded, group, holder, job_draft, name, node_spec, request};
 
@@ -231,6 +233,9 @@ fn limits_and_weights_that_let_nothing_start_are_named() {
     let stops = "none of its jobs would start; 3 of its jobs and of those below it wait now";
     let draft = limited(|of| of.limits.running_jobs = Some(0));
     assert_warned(&speculation, draft, &[("TENANT_STARVED", field, stops)]);
+    let draft = limited(|of| of.limits.job.workers_max = Some(0));
+    let field = "tenants.research.limits.job.max_workers";
+    assert_warned(&speculation, draft, &[("TENANT_STARVED", field, "none of its new jobs would start")]);
     // It is warned of a tenant without jobs as well: everyone who submits one is held.
     let mut guest = TenantPolicy::default();
     guest.limits.user.pending_jobs = Some(0);
@@ -240,6 +245,14 @@ fn limits_and_weights_that_let_nothing_start_are_named() {
     let draft = limited(|of| _ = of.tier_submissions.insert(PriorityTier::Batch, 0));
     let said = "0 submissions with batch jobs in a minute: none would be taken; 1 of its jobs";
     assert_warned(&speculation, draft, &[("TIER_STARVED", "tenants.research.limits.tiers", said)]);
+    // What a tenant states holds for those below it.
+    let mut below = tenants(vec![("lab", TenantPolicy::default()), ("research", TenantPolicy::default())]);
+    below.tenants.get_mut(&name("research")).unwrap().parent = Some(name("lab"));
+    let lab = below.tenants.get_mut(&name("lab")).unwrap();
+    lab.tier_submissions.insert(PriorityTier::Batch, 0);
+    let found = warned(&speculation, below);
+    let of_lab = found.iter().find(|warning| warning.field == "tenants.lab.limits.tiers");
+    assert!(of_lab.is_some_and(|warning| warning.text.contains("; 1 of its jobs")), "{found:#?}");
     // A tier of which the tenant may name no job is not allowed in any case.
     let draft = limited(|of| _ = of.tier_submissions.insert(PriorityTier::Critical, 0));
     assert_warned(&speculation, draft, &[]);
@@ -263,6 +276,25 @@ fn limits_and_weights_that_let_nothing_start_are_named() {
     assert_warned(&speculation, tenants(vec![("research", weigh(0, vec![]))]), &[]);
     let own = vec![quota("h100", None, 16, None, None)];
     assert_warned(&speculation, tenants(vec![("research", weigh(0, own)), other()]), &[]);
+}
+
+#[test]
+fn jobs_that_ask_for_more_than_their_user_may_are_named() {
+    let mut speculation = cluster(vec![]);
+    let large = job_draft("large", vec![group("main", 2, Some(accelerators("h100", 8)))]);
+    let mut large = Submission::from(large.check().unwrap());
+    large.metadata = Some(Arc::new(JobMetadata { creator: "ada".to_owned(), ..JobMetadata::default() }));
+    handle(&mut speculation, &Command::submit(request(8), [large].into())).unwrap();
+    let limit = |user: &str| {
+        let mut research = TenantPolicy::default();
+        research.limits.on_limit = Some(OnLimit::Hold);
+        let one_worker = JobLimits { workers_max: Some(1), ..JobLimits::default() };
+        research.user_limits.insert(user.to_owned(), one_worker);
+        tenants(vec![("research", research)])
+    };
+    let said = "such as large, ask for more than limits.users";
+    assert_warned(&speculation, limit("ada"), &[("TIER_STARVED", "tenants.research.limits", said)]);
+    assert_warned(&speculation, limit("eve"), &[]);
 }
 
 #[test]

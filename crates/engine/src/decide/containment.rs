@@ -176,6 +176,7 @@ impl Attempt {
             return Ok(step(speculation));
         }
         let base = self.base.get_or_insert_with(|| Box::new(speculation.clone()));
+        let now = speculation.now();
         match catch_unwind(AssertUnwindSafe(|| step(speculation))) {
             Ok(value) => Ok(value),
             Err(panic) => {
@@ -187,6 +188,8 @@ impl Attempt {
                         handled.answer = handle(speculation, &handled.command);
                     }
                 }
+                // What is taken next is of the time of this step: what came due since the round began is due all the same.
+                speculation.set_now(now);
                 Err(panic_text(panic.as_ref()))
             }
         }
@@ -228,4 +231,30 @@ fn carry_out(speculation: &mut Speculation, command: &Command) -> Result<Answer,
 pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_decider::BootstrapConfig;
+    use muster_state::State;
+    use muster_types::{ClusterId, Leadership, Parameters, ReplicaId};
+
+    #[test]
+    fn time_does_not_go_back_to_the_beginning_of_the_round_when_a_step_is_undone() {
+        let leadership = Leadership { term: 1, replica: ReplicaId(1) };
+        let founding = BootstrapConfig::new(ClusterId(1), Parameters::DEFAULT);
+        let mut speculation = Speculation::begin(State::default(), leadership, LogTime(1), founding);
+        // In the round after those of the beginning nothing was decided so far.
+        while speculation.take_round().is_some() {}
+        let mut attempt = Attempt::new(true);
+        let first: Result<(), String> = attempt.step(&mut speculation, |_| {});
+        assert_eq!(first, Ok(()));
+        let later = speculation.now().plus_ms(8);
+        speculation.set_now(later);
+        assert_eq!(speculation.now(), later);
+        let undone: Result<(), String> = attempt.step(&mut speculation, |_| panic!("on purpose"));
+        assert_eq!(undone, Err("on purpose".to_owned()));
+        assert_eq!(speculation.now(), later);
+    }
 }

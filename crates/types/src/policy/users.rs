@@ -107,9 +107,10 @@ pub(super) fn check_users(tenant: &TenantPolicy, at: &str, found: &mut Vec<Viola
 }
 
 impl TenantPolicy {
-    /// What it states of one job of a user of a tenant, given as the creator of the job without a token.
-    pub(super) fn limits_of_user(&self, tenant: &Name, user: &str) -> Option<JobLimits> {
-        let own = || self.user_limits.get(name_in(tenant, user)?);
+    /// What it states of one job of a user, given as the creator of the job without a token, and by the name that it knows the user
+    /// by.
+    fn limits_of_user(&self, name: Option<&str>, user: &str) -> Option<JobLimits> {
+        let own = || self.user_limits.get(name?);
         self.user_limits.get(user).or_else(own).copied()
     }
 }
@@ -123,10 +124,16 @@ impl Policy {
         if !self.queues.has_user_limits {
             return of_all;
         }
-        let user = user_of(creator);
-        let above = self.ancestry(tenant).filter_map(|name| self.tenants.get(name));
-        let stated = above.filter_map(|above| above.limits_of_user(tenant, user));
-        stated.fold(JobLimits::default(), JobLimits::or).within(of_all)
+        let (user, mut name) = (user_of(creator), None);
+        let mut stated = JobLimits::default();
+        for above in self.ancestry(tenant) {
+            // A tenant and those above it know its users by their names, also where these submit for a tenant below: else they
+            // would be rid of their limits there.
+            name = name.or_else(|| name_in(above, user));
+            let of_user = self.tenants.get(above).and_then(|above| above.limits_of_user(name, user));
+            stated = stated.or(of_user.unwrap_or_default());
+        }
+        stated.within(of_all)
     }
 
     /// Whether some tenant states what one job of some user may ask for.

@@ -582,6 +582,9 @@ fn what_a_tenant_above_states_is_found() {
     assert_eq!(below(&|lab| _ = lab.tier_limits.insert(tier, job)).job_limits(&team, tier), job);
     let of_user = below(&|lab| _ = lab.user_limits.insert("ada".to_owned(), job));
     assert_eq!(of_user.job_limits_of_user(&team, tier, "tenant/team/ada+token/1"), job);
+    // Users of the tenant above act for the tenants below it.
+    assert_eq!(of_user.job_limits_of_user(&team, tier, "tenant/lab/ada"), job);
+    assert_eq!(of_user.job_limits_of_user(&team, tier, "tenant/other/ada"), JobLimits::default());
     assert_eq!(of_user.job_limits_of_user(&team, tier, "eve"), JobLimits::default());
     assert_eq!(of_user.job_limits(&team, tier), JobLimits::default());
     assert!(below(&|lab| lab.rights.deadlines = Some(true)).rights(&team).deadlines);

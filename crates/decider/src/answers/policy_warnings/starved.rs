@@ -21,7 +21,7 @@ struct Limit {
 const NOTHING_STARTS: &str = "none of its jobs would start";
 const NOTHING_IS_TAKEN: &str = "none of its jobs would be taken";
 
-const LIMITS: [Limit; 11] = [
+const LIMITS: [Limit; 13] = [
     Limit { field: "running_jobs", of: |of| of.running_jobs.map(u64::from), follows: NOTHING_STARTS },
     Limit {
         field: "user.running_jobs",
@@ -34,6 +34,17 @@ const LIMITS: [Limit; 11] = [
         field: "user.devices",
         of: |of| of.user.devices.map(u64::from),
         follows: "none of its jobs with devices would start",
+    },
+    // A job that waits already may start where such jobs are refused.
+    Limit {
+        field: "job.max_workers",
+        of: |of| of.job.workers_max.map(u64::from),
+        follows: "none of its new jobs would start, except in tiers with another limit",
+    },
+    Limit {
+        field: "job.max_devices",
+        of: |of| of.job.devices_max.map(u64::from),
+        follows: "none of its new jobs with devices would start, except in tiers with another limit",
     },
     Limit { field: "pending_jobs", of: |of| of.pending_jobs.map(u64::from), follows: NOTHING_IS_TAKEN },
     Limit { field: "unfinished_jobs", of: |of| of.unfinished_jobs.map(u64::from), follows: NOTHING_IS_TAKEN },
@@ -81,14 +92,17 @@ impl<'a> Waiting<'a> {
         waiting
     }
 
-    /// How many there are by the tenant that states something which holds for them: the nearest above each.
+    /// How many there are, of one tier or of all, by the tenant that states something which holds for them: the nearest above
+    /// each.
     fn by_stating(
         &self,
         policy: &'a Policy,
+        tier: Option<PriorityTier>,
         states: impl Fn(&TenantPolicy) -> bool,
     ) -> BTreeMap<&'a Name, u64> {
         let mut counts: BTreeMap<&Name, u64> = BTreeMap::new();
-        for (&(tenant, _), count) in &self.jobs {
+        let counted = self.jobs.iter().filter(|((_, of), _)| tier.is_none_or(|tier| tier == *of));
+        for (&(tenant, _), count) in counted {
             let mut above = policy.ancestry(tenant);
             if let Some(stating) = above.find(|name| policy.tenants.get(*name).is_some_and(&states)) {
                 *counts.entry(stating).or_default() += count;
@@ -111,8 +125,10 @@ fn limit_above(look: &Look<'_>, policy: &Policy, id: JobId, spec: &JobSpec) -> O
         return None;
     }
     let spares = look.state.contract(id).map_or(0, |contract| contract.spares);
-    let mut above = JobAboveLimit::of(policy.job_limits(&spec.tenant, spec.tier), spec, spares);
-    above.next().map(|_| "job")
+    let limits = policy.job_limits_of_user(&spec.tenant, spec.tier, look.state.creator(id));
+    let above = JobAboveLimit::of(limits, spec, spares).next()?;
+    let is_of_all = above.is_above_one_of(policy.job_limits(&spec.tenant, spec.tier));
+    Some(if is_of_all { "job" } else { "users" })
 }
 
 /// Adds what is to be said of tenants and tiers that would starve.
@@ -134,7 +150,7 @@ pub(super) fn look_at(look: &mut Look<'_>) {
     }
 }
 
-/// `; 3 of its jobs wait`, or nothing where none does.
+/// How many jobs wait, for the end of a sentence; nothing where none does.
 fn waits(count: u64) -> String {
     if count == 0 { String::new() } else { format!("; {count} of its jobs and of those below it wait now") }
 }
@@ -148,7 +164,7 @@ fn zero_limits<'a>(look: &mut Look<'a>, waiting: &Waiting<'a>) {
         if zero.peek().is_none() {
             continue;
         }
-        let counts = waiting.by_stating(policy, |tenant| stated(tenant).is_some());
+        let counts = waiting.by_stating(policy, None, |tenant| stated(tenant).is_some());
         for tenant in zero {
             let count = waits(counts.get(tenant).copied().unwrap_or_default());
             let field = format!("tenants.{tenant}.limits.{}", limit.field);
@@ -161,10 +177,17 @@ fn zero_limits<'a>(look: &mut Look<'a>, waiting: &Waiting<'a>) {
 /// Tiers of which a tenant may name jobs and submit none.
 fn tiers_without_submissions<'a>(look: &mut Look<'a>, waiting: &Waiting<'a>) {
     let policy = look.policy;
-    for (tenant, settings) in &policy.tenants {
-        let zero = settings.tier_submissions.iter().filter(|(_, most)| **most == 0);
-        for tier in zero.map(|(tier, _)| *tier).filter(|tier| *tier <= policy.rights(tenant).tier_max) {
-            let count = waits(waiting.jobs.get(&(tenant, tier)).copied().unwrap_or_default());
+    for tier in PriorityTier::ALL {
+        let stated = |tenant: &TenantPolicy| tenant.tier_submissions.get(&tier).copied();
+        let zero = policy.tenants.iter().filter(|(_, tenant)| stated(tenant) == Some(0));
+        let zero = zero.map(|(name, _)| name);
+        let mut zero = zero.filter(|name| tier <= policy.rights(name).tier_max).peekable();
+        if zero.peek().is_none() {
+            continue;
+        }
+        let counts = waiting.by_stating(policy, Some(tier), |tenant| stated(tenant).is_some());
+        for tenant in zero {
+            let count = waits(counts.get(tenant).copied().unwrap_or_default());
             let text = format!(
                 "tenant {tenant} may make 0 submissions with {tier} jobs in a minute: none would be taken{count}"
             );
@@ -181,7 +204,7 @@ fn no_weight<'a>(look: &mut Look<'a>, waiting: &Waiting<'a>) {
     }
     let weighted = policy.tenants.values().filter(|tenant| tenant.weight_milli > 0);
     let with_weight: BTreeSet<Option<&Name>> = weighted.map(|tenant| tenant.parent.as_ref()).collect();
-    let counts = waiting.by_stating(policy, |tenant| tenant.weight_milli == 0);
+    let counts = waiting.by_stating(policy, None, |tenant| tenant.weight_milli == 0);
     for (name, count) in counts {
         let Some(settings) = policy.tenants.get(name) else { continue };
         let is_guaranteed = settings.quotas.iter().any(|quota| quota.nominal_milli > 0);
