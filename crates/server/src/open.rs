@@ -67,11 +67,12 @@ fn look(config: &ServerConfig) -> Result<String, ServerError> {
 fn of_readable(founding: FoundingId, rejoin: Option<Rejoin>) -> &'static str {
     match (founding, rejoin) {
         (FoundingId::Awaited, _) => {
-            "was made for a new cluster that is not founded: nothing would be moved, and the replica would wait to be taken into a \
-             cluster that runs"
+            "was made for a new cluster that is not founded: nothing would be moved, and the replica would wait to be \
+             taken into a cluster that runs"
         }
         (_, Some(Rejoin::Unknown | Rejoin::From { .. })) => {
-            "is being rebuilt already: nothing would be moved, and that would go on, without a vote until the replica has caught up"
+            "is being rebuilt already: nothing would be moved, and that would go on, without a vote until the replica \
+             has caught up"
         }
         // Nothing is missing any more but the vote, which the others give back.
         (_, Some(Rejoin::AwaitingVote) | None) => {
