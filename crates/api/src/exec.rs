@@ -17,7 +17,7 @@ use muster_wire::agent;
 use muster_wire::agent::node_service_client::NodeServiceClient;
 use muster_wire::agent::relay_exec_request;
 use muster_wire::convert::{fencing_token_from_proto, fencing_token_to_proto, job_id};
-use muster_wire::status::to_status;
+use muster_wire::status::{Refused, to_status};
 use muster_wire::v1;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::{exec_end, exec_worker_request, exec_worker_response};
@@ -456,7 +456,7 @@ async fn serve_caller<K: Kind>(
                 // No more follows; a command may run on.
                 Ok(None) if K::OUTLIVES_REQUESTS => to_node = None,
                 Ok(None) => return,
-                Err(status) => break Some(ours(status)),
+                Err(status) => break Some(broken_off(status)),
             },
             sent = hand_on(&to_node, inward.clone()), if inward.is_some() => {
                 inward = None;
@@ -471,6 +471,19 @@ async fn serve_caller<K: Kind>(
     if let Some(status) = status {
         // A caller that takes nothing may have no place for it.
         let _ = to_caller.try_send(Err(status));
+    }
+}
+
+/// Why no more of the caller's messages are read, for the caller. The command has begun, so this must not read as if nothing was
+/// done.
+fn broken_off(status: Status) -> Status {
+    let status = ours(status);
+    match Refused::from_status(&status).code {
+        Some(RefusalCode::RequestTimeout | RefusalCode::Overloaded) => {
+            let text = format!("what its caller sends broke off, so it is ended: {}", status.message());
+            to_status(&broken(&text))
+        }
+        _ => status,
     }
 }
 
@@ -700,7 +713,6 @@ mod tests {
     use super::*;
     use muster_transport::{PeerName, Principal, Role, ShortName};
     use muster_types::ClusterId;
-    use muster_wire::status::Refused;
 
     fn start(command: &[&str]) -> v1::ExecStart {
         let command = command.iter().map(|word| (*word).to_owned()).collect();
@@ -767,6 +779,18 @@ mod tests {
         assert_eq!(code(lost), Some(RefusalCode::ExecUnavailable));
         let refused = to_status(&Refusal::new(RefusalCode::JobFinished, "it is over"));
         assert_eq!(code(refused), Some(RefusalCode::JobFinished), "the leader's own words");
+    }
+
+    #[test]
+    fn a_caller_that_stalls_is_not_told_that_nothing_was_done() {
+        let code = |code| {
+            let status = to_status(&Refusal::new(code, "a message was not whole in time"));
+            Refused::from_status(&broken_off(status)).code
+        };
+        for of_one_message in [RefusalCode::RequestTimeout, RefusalCode::Overloaded] {
+            assert_eq!(code(of_one_message), Some(RefusalCode::ExecUnavailable), "{of_one_message}");
+        }
+        assert_eq!(code(RefusalCode::MessageTooLarge), Some(RefusalCode::MessageTooLarge), "it fails again");
     }
 
     #[test]

@@ -135,7 +135,8 @@ pub struct IssueArgs {
     /// Replace a certificate that is there
     #[arg(long)]
     force: bool,
-    /// Say what would be written and replaced, and change nothing
+    /// Say what would be written and replaced, and issue nothing. The authority is opened as for every command, which
+    /// completes a step of a rotation that was interrupted
     #[arg(long)]
     dry_run: bool,
 }
@@ -181,7 +182,8 @@ pub struct RotateArgs {
     /// How long the new authority lasts
     #[arg(long, default_value_t = 3_650)]
     days: u32,
-    /// Say what the step would change, and change nothing
+    /// Say what the step would change, and take none. The authority is opened as for every command, which completes a
+    /// step that was interrupted
     #[arg(long)]
     dry_run: bool,
 }
@@ -291,7 +293,7 @@ fn issue(console: &Console, args: &IssueArgs) -> Result<(), Failure> {
     let authority = Authority::open(&args.dir)?;
     if args.dry_run {
         let would = authority.would_issue(role, args.days, &args.out, args.force, &args.hosts)?;
-        let replaced = would.cert.exists();
+        let replaced = would.cert.exists() || would.key.exists();
         if console.is_structured() {
             let (name, cert) = (would.name.to_string(), would.cert);
             return console.object(&DryRun::of(WouldIssue { name, cert, replaced }));

@@ -10,7 +10,7 @@
 
 use muster_planted::{Rule, breaks};
 use muster_store::{
-    FIRST_GENERATION, FoundingId, Identity, OpenMode, ReplicaStore, StoreError, StoreOptions,
+    FIRST_GENERATION, FoundingId, Identity, OpenMode, Rejoin, ReplicaStore, StoreError, StoreOptions,
 };
 use std::path::Path;
 
@@ -50,13 +50,34 @@ fn look(config: &ServerConfig) -> Result<String, ServerError> {
         return Ok(format!("{shown} has diverged at log index {}: {REBUILT}", mark.log_index));
     }
     match try_open(config, OpenMode::Existing) {
-        Ok(_) => Ok(format!("{shown} is intact: it would be used as it is, and nothing moved or rebuilt")),
+        Ok(store) => {
+            let rejoin = *store.rejoin().borrow();
+            Ok(format!("{shown} {}", of_readable(store.founding(), rejoin)))
+        }
         Err(StoreError::NotFound { .. }) => Ok(format!(
             "{shown} holds no replica: it would be made, and the replica filled by the others, without a vote until it \
              has caught up"
         )),
         Err(StoreError::Damaged { damage, .. }) => Ok(format!("{shown} is damaged ({damage}): {REBUILT}")),
         Err(source) => Err(refusal(dir, Start::Rebuild, source)),
+    }
+}
+
+/// What a start with --rebuild does with a directory in which nothing is damaged.
+fn of_readable(founding: FoundingId, rejoin: Option<Rejoin>) -> &'static str {
+    match (founding, rejoin) {
+        (FoundingId::Awaited, _) => {
+            "was made for a new cluster that is not founded: nothing would be moved, and the replica would wait to be \
+             taken into a cluster that runs"
+        }
+        (_, Some(Rejoin::Unknown | Rejoin::From { .. })) => {
+            "is being rebuilt already: nothing would be moved, and that would go on, without a vote until the replica \
+             has caught up"
+        }
+        // Nothing is missing any more but the vote, which the others give back.
+        (_, Some(Rejoin::AwaitingVote) | None) => {
+            "is intact: it would be used as it is, and nothing moved or rebuilt"
+        }
     }
 }
 
@@ -169,4 +190,20 @@ fn refusal(dir: &Path, start: Start, source: StoreError) -> ServerError {
     let advice = source.advice().into_iter().chain(hint.map(ToOwned::to_owned));
     let advice = advice.map(|text| format!("; {text}")).collect();
     ServerError::Store { dir: dir.to_path_buf(), advice, source: Box::new(source) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dry_run_tells_a_rebuild_that_goes_on_from_an_intact_directory() {
+        for rejoin in [None, Some(Rejoin::AwaitingVote)] {
+            assert!(of_readable(FoundingId::Of(7), rejoin).starts_with("is intact"), "{rejoin:?}");
+        }
+        for rejoin in [Rejoin::Unknown, Rejoin::From { index: 9, voted: true }] {
+            assert!(of_readable(FoundingId::Unknown, Some(rejoin)).contains("that would go on"), "{rejoin:?}");
+        }
+        assert!(of_readable(FoundingId::Awaited, None).contains("wait to be taken into"));
+    }
 }

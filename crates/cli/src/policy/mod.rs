@@ -48,8 +48,8 @@ spareHostsPerRack that is named and not in the file is removed.
 
 The new version, a log index, goes to stdout. In force for every decision behind it. What the policy would mean on
 this fleet and for the jobs that wait goes to stderr as warnings, before it is set: types that no node has, more guaranteed
-than there is, tenants that can use nothing, tenants and tiers that it would starve. With -o json all of it goes to stdout. A
-warning keeps no policy from being set; with --dry-run nothing is.
+than there is, tenants that can use nothing, tenants and tiers that it would starve. With -o json or -o yaml all of it goes
+to stdout, once the policy is set. A warning keeps no policy from being set; with --dry-run nothing is.
 
 `muster whatif --from TIME --to TIME --policy FILE` replays what happened under the file before it is set, and warns of each
 tenant and tier whose jobs it would starve. A trace does as well: `muster sim queue --policy FILE`.")]

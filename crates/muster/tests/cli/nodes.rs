@@ -212,6 +212,9 @@ fn dry_runs_of_an_issue_and_of_a_rotation_write_nothing() {
     let answer: serde_json::Value = serde_json::from_str(&json.out).unwrap();
     assert_eq!((&answer["dryRun"], &answer["replaced"]), (&true.into(), &true.into()), "{answer}");
     assert_eq!(std::fs::read(out.join("tls.crt")).unwrap(), issued);
+    std::fs::remove_file(out.join("tls.crt")).unwrap();
+    let ran = issue(&["--force", "--dry-run"]);
+    assert!(ran.out.contains("would be replaced"), "the key is there still: {} {}", ran.out, ran.err);
 
     let rotate = |words: &[&str]| finish(command("", &[&["ca", "rotate", dir], words].concat()));
     let ran = rotate(&["prepare", "--dry-run"]);
