@@ -13,6 +13,7 @@ use futures::{SinkExt as _, StreamExt as _};
 use muster_client::Client;
 use muster_wire::agent::node_service_client::NodeServiceClient;
 use muster_wire::agent::session_request::Message as Request;
+use muster_wire::agent::session_response::Message as Response;
 use muster_wire::{agent, v1};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -171,6 +172,17 @@ impl Drop for StandingHost<'_> {
     }
 }
 
+/// That the workers of an order run.
+fn running(order: agent::StartOrder, sequence: u64) -> Request {
+    let states = order.workers.iter().map(|worker| agent::WorkerState {
+        job_id: order.job_id.clone(),
+        token: order.token,
+        subject: Some(agent::worker_state::Subject::Rank(worker.rank)),
+        ..Default::default()
+    });
+    Request::Report(agent::Report { sequence, workers: states.collect() })
+}
+
 impl Hosts {
     /// Who leads by now: it may change under load, and a real agent finds it as well.
     async fn leader(&self) -> Result<usize> {
@@ -232,9 +244,14 @@ impl Hosts {
                     let beat = agent::SessionRequest { message: Some(beat) };
                     to_leader.send(beat).await.context("a session takes nothing any more")?;
                 }
-                // Orders are not carried out: jobs stay as they were placed.
+                // Nothing is carried out, but what begins is said to run, for the jobs of a full fleet do.
                 answer = answers.message() => {
-                    answer.context("a session broke")?.context("a session ended")?;
+                    let answer = answer.context("a session broke")?.context("a session ended")?;
+                    if let Some(Response::Start(order)) = answer.message {
+                        sequence += 1;
+                        let report = agent::SessionRequest { message: Some(running(order, sequence)) };
+                        to_leader.send(report).await.context("a session takes nothing any more")?;
+                    }
                 }
             }
         }

@@ -202,7 +202,10 @@ mod tests {
             assert!(of_readable(FoundingId::Of(7), rejoin).starts_with("is intact"), "{rejoin:?}");
         }
         for rejoin in [Rejoin::Unknown, Rejoin::From { index: 9, voted: true }] {
-            assert!(of_readable(FoundingId::Unknown, Some(rejoin)).contains("that would go on"), "{rejoin:?}");
+            assert!(
+                of_readable(FoundingId::Unknown, Some(rejoin)).contains("that would go on"),
+                "{rejoin:?}"
+            );
         }
         assert!(of_readable(FoundingId::Awaited, None).contains("wait to be taken into"));
     }
