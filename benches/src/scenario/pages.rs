@@ -244,7 +244,7 @@ impl Hosts {
                     let beat = agent::SessionRequest { message: Some(beat) };
                     to_leader.send(beat).await.context("a session takes nothing any more")?;
                 }
-                // Nothing is carried out, but what begins is said to run, for the jobs of a full fleet do.
+                // Nothing is carried out, but the host reports that what begins runs, as the jobs of a full fleet do.
                 answer = answers.message() => {
                     let answer = answer.context("a session broke")?.context("a session ended")?;
                     if let Some(Response::Start(order)) = answer.message {

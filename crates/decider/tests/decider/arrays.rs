@@ -241,13 +241,16 @@ fn members_with_promised_capacity_leave_the_queue_to_the_next() {
     commit(&mut speculation, &mut state);
     advance(&mut speculation, 3_600_000);
     commit(&mut speculation, &mut state);
-    submit(&mut speculation, 2, vec![of_tier(PriorityTier::Production)]).unwrap();
+    let members = submit(&mut speculation, 2, vec![of_tier(PriorityTier::Production)]).unwrap();
     for _ in 0..50 {
         schedule(&mut speculation, &mut Budget::new(10_000_000));
         commit(&mut speculation, &mut state);
     }
-    let promised = state.promised().count();
-    assert!(promised > limits::ARRAY_WINDOW as usize, "{promised} members have capacity promised");
+    let promised = u32::try_from(state.promised().count()).unwrap();
+    let load = state.array_load(ArrayId(members[0].0));
+    assert!(promised > 0, "members have capacity promised");
+    assert_eq!(load.pending - load.in_line, promised, "they have left the queue");
+    assert!(load.in_line > limits::ARRAY_WINDOW / 2, "and others are there: {}", load.in_line);
 }
 
 /// Ids are known when the submission is acknowledged, and no later job gets one of them.

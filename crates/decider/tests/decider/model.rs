@@ -110,7 +110,7 @@ impl Model {
             _ if self.random.once_in(3) => self.forget(),
             _ => self.speculation.push_digest_if_due(),
         }
-        if self.random_of_operators.once_in(12)
+        if self.random_of_operators.once_in(16)
             && let Some(command) = self.order()
         {
             // It may have no place, or come at the wrong time.

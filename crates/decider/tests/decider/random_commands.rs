@@ -74,7 +74,8 @@ fn random_commands_keep_every_invariant() {
         }
     }
     // The generator must reach what it is there for.
-    assert!(placed > SEEDS * 10, "{placed} gangs were placed");
+    // Attempts of the jobs that still have a row at the end.
+    assert!(placed > SEEDS * 8, "{placed} gangs were placed");
     assert!(stale > SEEDS, "{stale} records came too late");
     for rare in RARE {
         assert!(made.contains(rare), "{rare} never came about: {made:?}");
