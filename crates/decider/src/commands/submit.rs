@@ -183,12 +183,15 @@ fn check_arrays(specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
     if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
 }
 
+/// What the limits of one job depend on: tenant, tier and creator.
+type LimitKey<'a> = (&'a Name, PriorityTier, &'a str);
+
 /// Jobs as they are taken: one that names no run time limit gets the one of its user, tenant and tier.
 #[must_use]
 pub fn with_default_limits<'a>(state: &State, specs: &'a [Submission]) -> Cow<'a, [Submission]> {
     let policy = &state.policy().policy;
     // Jobs of one tenant and tier stand next to each other: the tree of tenants is asked once for all of them.
-    let mut known: Option<((&Name, PriorityTier, &str), Option<u64>)> = None;
+    let mut known: Option<(LimitKey<'_>, Option<u64>)> = None;
     let default_of = |job: &'a Submission| {
         if job.run_time_limit_ms.is_some() {
             return None;

@@ -343,7 +343,7 @@ impl Book {
         // All that are stopped for that reason alone, together: the last of them left its side with no less than its part.
         for (ours, theirs, gang) in &evened_out {
             let is_there = |side: &Side<'_>, other: &Gang| side == theirs && other.kind == gang.kind;
-            let there = evened_out.iter().filter(|(_, side, other)| is_there(side, *other));
+            let there = evened_out.iter().filter(|(_, side, other)| is_there(side, other));
             let stopped = there.filter(|(.., other)| !self.resized.contains(&other.job));
             let stopped: u64 = stopped.map(|(.., other)| other.milli).sum();
             let given_up = if self.resized.contains(&gang.job) { gang.milli } else { stopped };

@@ -267,7 +267,7 @@ impl Choices {
             };
             let is_its_own = |other: &&JobId| state.spec(**other).is_some_and(|spec| spec.tenant == *tenant);
             let placed = state.jobs().iter().map(|(other, _)| other).filter(is_its_own);
-            let placed = placed.filter(|other| is_placed(*other)).count() as u64;
+            let placed = placed.filter(|other| is_placed(other)).count() as u64;
             let broken = (placed >= u64::from(most)).then(|| {
                 format!("{} is placed next to {placed} of {tenant}, which may have {most}", drive.label(job))
             });

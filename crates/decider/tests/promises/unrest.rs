@@ -394,7 +394,7 @@ impl Observer for Clearings {
 
 fn has_lost_a_host(state: &State, job: JobId) -> bool {
     let placement = state.job(job).and_then(|row| row.placement.as_ref());
-    placement.is_some_and(|placement| placement.ranks.iter().any(|rank| *rank == RankState::Lost))
+    placement.is_some_and(|placement| placement.ranks.contains(&RankState::Lost))
 }
 
 /// By a drain that is overdue, a booking, a window of the policy, or a hold that stops what runs.

@@ -96,14 +96,14 @@ impl DeniedCallLog for AuditFiles {
             found.append(&mut newer);
             newer = found;
         }
-        page.calls = newer.into_iter().map(calls).collect();
+        page.calls = newer.into_iter().map(|line| calls(*line)).collect();
         Ok(page)
     }
 }
 
 /// What a file has, piece by piece.
 enum FilePart {
-    Calls(DeniedLine),
+    Calls(Box<DeniedLine>),
     /// A line that is none of a replica.
     Unread,
     /// The older part of the file is not looked at.
@@ -138,7 +138,7 @@ fn newest_of(
         if is_cut || text.is_empty() {
             continue;
         }
-        each(serde_json::from_slice(text).map_or(FilePart::Unread, FilePart::Calls));
+        each(serde_json::from_slice(text).map_or(FilePart::Unread, |line| FilePart::Calls(Box::new(line))));
     }
 }
 
