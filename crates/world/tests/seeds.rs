@@ -17,7 +17,7 @@ const CHAOS_MS: u64 = 15_000;
 const SEEDS: u64 = 64;
 /// What no client brings about: there is no record format newer than the first, so that the request is refused.
 const NEVER_ACCEPTED: [&str; 1] = ["format_raised"];
-/// What clients change of jobs, by its field: all that a call can name. A size is what becomes of groups while a job runs.
+/// The fields of jobs that clients change: all that a call can name. The size of a job that runs is a change of its groups.
 const CHANGED_FIELDS: [&str; 14] = [
     "annotations",
     "deadline",

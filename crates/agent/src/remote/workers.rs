@@ -77,7 +77,7 @@ impl<S: Scheduler> Workers<S> {
         workers
     }
 
-    /// Whose they are.
+    /// The job that they work for.
     pub(crate) fn job(&self) -> JobId {
         self.share.record.placement.job
     }

@@ -37,7 +37,7 @@ pub struct Model {
     pub random: Random,
     /// For what operators ask of the fleet, of arrays and of quotas.
     random_of_operators: Random,
-    /// Requests of operators.
+    /// How many requests operators have sent; each has its number as its id.
     orders: u128,
     pub speculation: Speculation,
     /// Applies rounds as they commit.

@@ -25,7 +25,7 @@ use crate::world::{Act, HOUR, JobPlan, MINUTE, SECOND, World, hosts, name, tenan
 
 const HOSTS: usize = 4;
 const DEVICES: u16 = 8;
-/// Of each array.
+/// How many members each array has.
 const MEMBERS: u32 = 12;
 
 /// How long there is unrest, and by when everybody is to be done.

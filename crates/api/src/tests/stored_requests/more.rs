@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// All of them.
+/// Requests with the fields that the others leave out.
 pub(super) fn more() -> Vec<Stored> {
     let parts = [submissions(), controls(), reads(), streams(), of_nodes(), of_policy()];
     parts.into_iter().flatten().collect()
