@@ -180,11 +180,11 @@ async fn a_gang_in_an_image_finds_the_image_and_dies_with_its_shims() {
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let deaf = "trap \"\" TERM; exec 3> /seen/fifo; sleep 600 & sleep 600";
     let script = format!("env -i PATH=/bin setsid sh -c '{deaf}' & sleep 600");
-    leader.send(Response::Start(image.order(9, &[&script], &[(shared.as_path(), "/seen")])));
-    leader.running(9, 0).await;
+    leader.send(Response::Start(image.order(10, &[&script], &[(shared.as_path(), "/seen")])));
+    leader.running(10, 0).await;
     let mut fifo = within_patience("the worker", move || std::fs::File::open(fifo).unwrap()).await;
     agent.kill();
-    let text = std::fs::read_to_string(host.task(JOB, 9, 0).join("running")).unwrap();
+    let text = std::fs::read_to_string(host.task(JOB, 10, 0).join("running")).unwrap();
     let running: serde_json::Value = serde_json::from_str(text.split_once('\n').unwrap().1).unwrap();
     let shim = i32::try_from(running["shim_pid"].as_i64().unwrap()).unwrap();
     let worker = i32::try_from(running["worker_pid"].as_i64().unwrap()).unwrap();
@@ -195,7 +195,7 @@ async fn a_gang_in_an_image_finds_the_image_and_dies_with_its_shims() {
     assert_eq!(read.await, 0);
     let _agent = host.agent();
     leader.registered().await;
-    assert_eq!(leader.exit_of(9, 0).await, Kind::Vanished(v1::Vanished {}));
+    assert_eq!(leader.exit_of(10, 0).await, Kind::Vanished(v1::Vanished {}));
     assert!(!alive(worker));
 }
 
