@@ -2,7 +2,7 @@
 //!
 //! What decides where a job goes stays: names of jobs, tenants, nodes and types, what jobs ask for, labels and taints of nodes,
 //! and what jobs ask of those; but not which other jobs they go to by labels. The policy stays too, but for the addresses of its
-//! receivers of notifications and the names of users who have a weight or limits.
+//! receivers of notifications and the names of users who have a weight or limits. Of a user, the tenant stays.
 //!
 //! **Invariant:** commands, values of environments, directories, images, digests of files, labels and annotations of jobs,
 //! sentences, addresses, secrets of tokens and names of people are in no state and no record that was redacted. Each text has to
@@ -20,7 +20,7 @@ use muster_types::policy::{Policy, PolicyDraft};
 use muster_types::token::user_of;
 use muster_types::{
     AffinityTarget, Artifacts, BlobDigest, BookingSpec, ExitStatus, FieldChange, JobContract, JobMetadata,
-    JobSpec, NodeSpec, Requester, SIZES_VARIABLE, Schedule, ScheduleRun, ScheduleTemplate, TraceParent,
+    JobSpec, Name, NodeSpec, Requester, SIZES_VARIABLE, Schedule, ScheduleRun, ScheduleTemplate, TraceParent,
 };
 
 use crate::rows::{
@@ -123,11 +123,23 @@ impl Redaction {
         Ok(state)
     }
 
-    /// What a person did with a certificate and with a token stays what one person did: limits count it together.
+    /// What a person did with a certificate and with a token stays what one person did: limits count it together. The tenant of
+    /// a person stays too: a policy knows people by their names in their tenant, and holds them to limits by it in the tenants
+    /// above and below.
     fn user(&self, name: &mut String) {
         // One that a token spoke for and nobody knows is counted with all that nobody knows.
         let user = user_of(name);
-        *name = if user.is_empty() { String::new() } else { format!("user-{:016x}", self.number(user)) };
+        if user.is_empty() {
+            name.clear();
+            return;
+        }
+        let in_tenant = user.strip_prefix("tenant/").and_then(|rest| rest.split_once('/'));
+        *name = match in_tenant {
+            Some((tenant, own)) if Name::new(tenant).is_some() => {
+                format!("tenant/{tenant}/user-{:016x}", self.number(own))
+            }
+            _ => format!("user-{:016x}", self.number(user)),
+        };
     }
 
     /// Stands for a text: another number for another text.
@@ -208,10 +220,9 @@ impl Redaction {
     /// Who knows the address of a receiver can often write to it. Weights stay those of the users who have them.
     fn policy(&self, policy: &Policy) -> Result<Policy, RestoreError> {
         let mut draft = PolicyDraft::clone(policy);
-        for (name, tenant) in &mut draft.tenants {
-            let redacted = |user: String| {
-                // As the creator of jobs has it.
-                let mut user = if user.contains('/') { user } else { format!("tenant/{name}/{user}") };
+        for tenant in draft.tenants.values_mut() {
+            // By the name in a tenant, or as the creator of jobs has it: each stays what it is.
+            let redacted = |mut user: String| {
                 self.user(&mut user);
                 user
             };

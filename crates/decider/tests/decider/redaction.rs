@@ -1,9 +1,11 @@
 //! What is left of histories without what people wrote goes the way of the whole ones.
 
 use muster_journal::{Decision, Estimate, FORMAT_MAX, RequestKey, Round, canonical, decode_round};
-use muster_state::{Redaction, State};
+use muster_state::{GuardError, Redaction, State};
 use muster_types::health::{Condition, Finding, HealthAction, NodeHealth, Observation};
-use muster_types::policy::{NotificationBody, NotificationEvent, PolicyDraft, Receiver};
+use muster_types::policy::{
+    JobLimits, NotificationBody, NotificationEvent, PolicyDraft, Receiver, TenantPolicy,
+};
 use muster_types::{
     Artifacts, BlobDigest, BookingClearing, BookingShape, BookingSpec, BookingTimes, ClusterId, JobId,
     JobMetadata, Leadership, LogIndex, LogTime, Name, NodeDraft, NodeId, Parameters, RequestId, Requester,
@@ -282,4 +284,60 @@ fn users_stay_who_they_are_to_limits_and_bookings() {
     // It is compared with users, of which none has this sign.
     assert_eq!(booked_for("ada"), by("ada"));
     assert_ne!(booked_for("ada+token/0000000000000007"), by("ada"));
+}
+
+#[test]
+fn limits_of_users_hold_in_the_same_tenants_once_they_are_redacted() {
+    let one_worker = JobLimits { workers_max: Some(1), ..JobLimits::default() };
+    let users = [(CANARY.to_owned(), one_worker), (format!("tenant/speech/{CANARY}-bob"), one_worker)];
+    let lab = TenantPolicy { user_limits: users.into(), ..TenantPolicy::default() };
+    let vision = TenantPolicy { parent: Some(Name::literal("lab")), ..TenantPolicy::default() };
+    let tenants = [(Name::literal("lab"), lab), (Name::literal("vision"), vision)];
+    let draft = PolicyDraft { tenants: tenants.into(), ..PolicyDraft::default() };
+    let request = |n| RequestKey { id: RequestId(n), fingerprint: 77 };
+    let policy = Box::new(draft.check().unwrap());
+    let set = Decision::PolicySet { request: request(1), by: Requester::default(), policy };
+    let (cluster, parameters) = (ClusterId(1), Parameters::DEFAULT);
+    let created = Decision::ClusterCreated { cluster, generation: 1, parameters };
+    let refused = Some(GuardError::TenantLimit);
+    let submitters = [
+        // The tenant above knows a user of one below by the name that it has there.
+        ("vision", format!("tenant/vision/{CANARY}"), refused),
+        ("vision", format!("tenant/lab/{CANARY}"), refused),
+        ("lab", format!("tenant/lab/{CANARY}+token/0000000000000007"), refused),
+        ("vision", format!("tenant/speech/{CANARY}-bob"), refused),
+        ("lab", CANARY.to_owned(), refused),
+        ("vision", format!("tenant/vision/{CANARY}-eve"), None),
+        ("vision", format!("tenant/other/{CANARY}"), None),
+        ("lab", format!("tenant/vision/{CANARY}"), None),
+    ];
+    let mut log = vec![(Decision::LeaderStarted, None), (created, None), (set, None)];
+    for (n, (tenant, creator, rejection)) in submitters.into_iter().enumerate() {
+        let mut draft = job_draft("job", vec![group("main", 2, None)]);
+        draft.tenant = Name::literal(tenant);
+        let job = JobId::derive_in(1, LogIndex(log.len() as u64 + 1), 0);
+        let submitted = Decision::JobsSubmitted {
+            request: request(n as u128 + 2),
+            by: Requester::default(),
+            specs: vec![draft.check().unwrap().into()],
+            estimates: vec![Estimate::default()],
+        };
+        let metadata = JobMetadata { creator, ..JobMetadata::default() };
+        log.push((submitted, None));
+        log.push((Decision::JobMetadataSet { runs: vec![(job, 1, Arc::new(metadata))] }, rejection));
+    }
+    let redaction = Redaction::new(4);
+    let (mut whole, mut redacted) = (State::default(), State::default());
+    for (index, (decision, expected)) in log.iter().enumerate() {
+        let change = redaction.decision(decision).unwrap().unwrap();
+        assert!(!contains(&canonical(&change), CANARY), "{change:?}");
+        let index = LogIndex(index as u64 + 1);
+        let said = whole.apply(leadership(1, 1), index, LogTime(1_000), decision).rejection;
+        let found = redacted.apply(leadership(1, 1), index, LogTime(1_000), &change).rejection;
+        assert_eq!((said, found), (*expected, *expected), "{decision:?}");
+    }
+    // It is the same whether the state behind the records is redacted, or they are.
+    let behind = redaction.state(&whole).unwrap();
+    assert_eq!(redacted.policy(), behind.policy());
+    assert!(redacted.all_metadata().iter().eq(behind.all_metadata().iter()));
 }
