@@ -1,6 +1,7 @@
 //! What tenants were entitled to, what they asked for and what they got, moment by moment, as far as the log tells.
 //!
 //! Between two rounds nothing changes, so each sum is exact. A tenant counts with everyone below it, as its quota does.
+//! **Invariant:** what is borrowed, lent and waited for is compared for each tenant and type, whatever the sums are divided by.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -64,6 +65,34 @@ fn asked(spec: &JobSpec, jobs: u32) -> Option<(String, u64)> {
 /// A tenant and a type of accelerator.
 type Key = (Name, String);
 
+/// Which sums there are. Without tenants, those of the first level are added up, because each counts with everyone below it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Division {
+    /// One for each tenant.
+    pub(super) by_tenant: bool,
+    /// One for each type of accelerator.
+    pub(super) by_type: bool,
+}
+
+impl Default for Division {
+    fn default() -> Division {
+        Division { by_tenant: true, by_type: true }
+    }
+}
+
+/// What a sum is of; none stands for all tenants of the first level, and for all types.
+type SumKey = (Option<Name>, Option<String>);
+
+impl Division {
+    /// The sum that a tenant with a tenant above it, or without, counts in; none where the tenant above counts for it.
+    fn key(self, parent: Option<&Name>, tenant: &Name, kind: &str) -> Option<SumKey> {
+        if !self.by_tenant && parent.is_some() {
+            return None;
+        }
+        Some((self.by_tenant.then(|| tenant.clone()), self.by_type.then(|| kind.to_owned())))
+    }
+}
+
 /// Of one tenant and type, thousandths of accelerators at a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Balance {
@@ -102,6 +131,7 @@ impl FairnessSum {
 /// Adds up what is so from round to round.
 #[derive(Debug, Default)]
 pub(super) struct Fairness {
+    division: Division,
     window: Window,
     since: LogTime,
     jobs: BTreeMap<JobId, Claim>,
@@ -113,10 +143,15 @@ pub(super) struct Fairness {
     /// By the tenant above and the type, those who share there.
     groups: BTreeMap<(Option<Name>, String), BTreeMap<Name, Balance>>,
     is_stale: bool,
-    sums: BTreeMap<Key, FairnessSum>,
+    sums: BTreeMap<SumKey, FairnessSum>,
 }
 
 impl Fairness {
+    /// Nothing is counted yet.
+    pub(super) fn divided(division: Division) -> Fairness {
+        Fairness { division, ..Fairness::default() }
+    }
+
     /// Goes on from a state; nothing is counted between the last one and this.
     pub(super) fn begin(&mut self, state: &State, window: Window) {
         (self.window, self.since) = (window, state.log_time());
@@ -202,7 +237,9 @@ impl Fairness {
         if ms == 0 {
             return;
         }
-        for ((_, kind), members) in &self.groups {
+        // Where a sum is of several types or tenants, a moment counts once, however many of them are entitled then.
+        let mut entitled_now: BTreeSet<SumKey> = BTreeSet::new();
+        for ((parent, kind), members) in &self.groups {
             let unused = |balance: &Balance| balance.nominal.saturating_sub(balance.used);
             let borrowed = |balance: &Balance| balance.used.saturating_sub(balance.nominal);
             let all_unused: u128 = members.values().map(|balance| u128::from(unused(balance))).sum();
@@ -212,22 +249,28 @@ impl Fairness {
                 // Nobody can tell whose part is lent to whom: each lends in proportion to what it leaves unused.
                 let lent = (u128::from(unused(balance)) * all_lent).checked_div(all_unused).unwrap_or(0);
                 let entitled = balance.asked.min(unused(balance));
-                let sum = self.sums.entry((tenant.clone(), kind.clone())).or_default();
+                let Some(key) = self.division.key(parent.as_ref(), tenant, kind) else { continue };
+                if entitled > 0 {
+                    entitled_now.insert(key.clone());
+                }
+                let sum = self.sums.entry(key).or_default();
                 sum.nominal += u128::from(balance.nominal) * ms;
                 sum.received += u128::from(balance.used) * ms;
                 sum.asked += u128::from(balance.asked) * ms;
                 sum.borrowed += u128::from(borrowed(balance)) * ms;
                 sum.lent += lent * ms;
                 sum.entitled += u128::from(entitled) * ms;
-                sum.entitled_ms += if entitled > 0 { ms } else { 0 };
             }
+        }
+        for key in entitled_now {
+            self.sums.entry(key).or_default().entitled_ms += ms;
         }
     }
 
-    /// The sums by tenant and type, those that are not all zero.
-    pub(super) fn sums(&self) -> impl Iterator<Item = (&Name, &str, &FairnessSum)> {
+    /// The sums that are not all zero, each with its tenant and its type where they are divided by those.
+    pub(super) fn sums(&self) -> impl Iterator<Item = (Option<&Name>, Option<&str>, &FairnessSum)> {
         let all = self.sums.iter().filter(|(_, fair)| **fair != FairnessSum::default());
-        all.map(|((tenant, kind), fair)| (tenant, kind.as_str(), fair))
+        all.map(|((tenant, kind), fair)| (tenant.as_ref(), kind.as_deref(), fair))
     }
 }
 

@@ -94,9 +94,11 @@ unpriced; it does not count as free. The lines add up to the total, to the milli
 Examples:
   muster report fairness --archive /var/lib/muster/replica-1
   muster report fairness --archive /var/lib/muster/replica-1 --from 2026-11-01T00:00:00Z -o csv
+  muster report fairness --by tenant -o html > fairness.html
   muster report fairness --verify --from 4711          with placements that went before a request that fitted
 
-A tenant counts with those below it. `ops/guide/ledger.md` states what each column is.")]
+The lines are divided by tenant and type; --by takes one of them, or both. A tenant counts with those below it.
+`ops/guide/ledger.md` states what each column is.")]
     Fairness(FairnessArgs),
     /// How much of the accelerator time that jobs wanted became work that counts
     #[command(after_help = "\
