@@ -36,9 +36,10 @@ Examples:
   muster whatif --archive archive --from 4711 --to 98000      how well the replay meets the record, without a change
   muster whatif --from 1 --to 900 --fleet +8xh100@eu/c1       the log of the cluster, whether or not it is archived
 
-The submissions, controls of jobs, changes of the policy, and what happened to nodes in the range go to the scheduler of this
-program, from the state at --from: once as they were, and once with the change. The difference is between these two
-replays; how far the replay without a change is from the record is printed next to it as its error.
+The submissions, controls of jobs, changes of the policy, grants of quota, bookings, holds of regions and tenants, and what
+happened to nodes in the range go to the scheduler of this program, from the state at --from: once as they were, and once
+with the change. The difference is between these two replays; how far the replay without a change is from the record is
+printed next to it as its error.
 
 A policy file holds for the whole range, in place of the policies of the record. A quota is changed in each policy of the
 record, or in that file. Accelerators are added as hosts like those of the fleet. A node with - is not there in the range. The
@@ -275,6 +276,13 @@ fn caveats(reading: &Reading, unchanged: &Side, changed: Option<&Side>) -> Vec<S
             "of the replay without the change {} submitted jobs were refused and {} other inputs had no effect, of the last \
              replay {} and {}",
             unchanged.refused, unchanged.inputs_without_effect, last.refused, last.inputs_without_effect
+        ));
+    }
+    if unchanged.without_booking + last.without_booking > 0 {
+        caveats.push(format!(
+            "{} jobs of the replay without the change and {} of the last replay name a booking that is not there, and run \
+             without it",
+            unchanged.without_booking, last.without_booking
         ));
     }
     if !recording.not_replayed.is_empty() {

@@ -8,15 +8,15 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use muster_decider::{
-    Answer, Command, ControlOrder, JobPath, JobSelection, ModifyOrder, QuotaAnswerOrder, QuotaOrder,
-    ThrottleOrder,
+    Answer, BookingOrder, Command, ControlOrder, FleetHoldOrder, JobPath, JobSelection, ModifyOrder,
+    QuotaAnswerOrder, QuotaOrder, ThrottleOrder,
 };
 use muster_journal::hash;
 use muster_state::{NodeStatus, Phase, State};
 use muster_types::policy::{Policy, QuotaGrant};
 use muster_types::{
-    AffinityTarget, ArrayId, Control, Dependency, HolderId, JobId, LogTime, Name, NamedDependency,
-    NodeAdmission, NodeId, NodeSpec, Requester, Submission,
+    AffinityTarget, ArrayId, BookingSpec, BookingTimes, Control, Dependency, FleetHold, HoldTarget, HolderId,
+    JobId, LogTime, Name, NamedDependency, NodeAdmission, NodeId, NodeSpec, Requester, Submission,
 };
 
 use crate::driver::{Driver, Happened};
@@ -99,6 +99,12 @@ fn windows_of(policy: &Policy) -> impl Iterator<Item = u64> {
     policy.windows.iter().flat_map(|window| [window.from.0, window.until.0])
 }
 
+/// Times at which a window of a booking begins or ends.
+fn moments_of(times: &BookingTimes) -> impl Iterator<Item = u64> {
+    let windows = (0..times.windows).filter_map(move |number| times.window(number));
+    windows.flat_map(|window| [window.from.0, window.until.0])
+}
+
 impl<'a> Engine<'a> {
     fn begin(recording: &'a Recording, plan: &'a Plan) -> Engine<'a> {
         let (base, from) = (&recording.base, recording.range.from);
@@ -107,6 +113,8 @@ impl<'a> Engine<'a> {
         known.extend(base.arrays_not_before().map(|(at, _)| at.0));
         known.extend(base.deadlines().map(|(at, _)| at.0));
         known.extend(base.grants_in_force().map(|(_, row)| row.grant.until.0));
+        known.extend(base.bookings().flat_map(|(_, booking)| moments_of(&booking.spec.times)));
+        known.extend(base.fleet_holds().filter_map(|(_, row)| row.hold.until).map(|at| at.0));
         known.extend(base.closed_fallbacks().filter_map(|(_, job)| base.fallback_due(job)).map(|at| at.0));
         let mut engine = Engine {
             recording,
@@ -210,6 +218,7 @@ impl<'a> Engine<'a> {
                 self.apply(input)?;
             }
             self.settle();
+            self.empty_what_is_closed();
             self.wakes.be_patient(event == Some(next) || self.placements > placements);
         }
         Ok(())
@@ -256,6 +265,24 @@ impl<'a> Engine<'a> {
             } else if !self.driver.has_happened() {
                 break;
             }
+        }
+    }
+
+    /// Bookings are opened, and what has to go from booked nodes and from held parts of the fleet is stopped: of very much, a
+    /// look stops a part, and a leader looks again at once.
+    fn empty_what_is_closed(&mut self) {
+        /// Looks at one moment, at most.
+        const LOOKS_MAX: usize = 1_024;
+        for _ in 0..LOOKS_MAX {
+            let state = self.driver.state();
+            if state.booking_count() == 0 && state.fleet_holds().next().is_none() {
+                return;
+            }
+            self.driver.tick();
+            if !self.driver.has_happened() && !self.driver.wants_schedule() {
+                return;
+            }
+            self.settle();
         }
     }
 
@@ -354,6 +381,12 @@ impl<'a> Engine<'a> {
             Input::Registered { spec, .. } if self.plan.is_failed(&spec.name, self.now) => true,
             Input::Registered { spec, holder } => self.register(spec, *holder).is_ok(),
             Input::Lost(name) => self.plan.removed.contains(name) || self.lose(name),
+            Input::Booked(name, spec) => self.book(name, spec),
+            Input::BookingDeleted(name) => {
+                let (request, by, name) = (self.driver.next_request(), Requester::default(), name.clone());
+                self.driver.ask(&Command::DeleteBooking { request, by, acts_for: None, name }).is_ok()
+            }
+            Input::FleetHeld(target, hold) => self.hold(target, hold.as_deref()),
             of_node => self.about_node(of_node),
         };
         self.meter.side.inputs_without_effect += u64::from(!is_done);
@@ -391,8 +424,9 @@ impl<'a> Engine<'a> {
     fn submit(&mut self, first: JobId, count: u32, parts: &[Submission]) {
         self.meter.side.submitted += u64::from(count);
         let request = self.driver.next_request();
-        let jobs = self.with_ids(first, parts);
-        let answer = jobs.and_then(|jobs| {
+        let mut without_booking = 0;
+        let answer = self.with_ids(first, parts).and_then(|mut jobs| {
+            without_booking = self.leave_out_bookings(&mut jobs);
             let by = Requester::default();
             let command = Command::Submit { request, by, jobs: jobs.into(), path: JobPath::List };
             self.driver.ask(&command).ok()
@@ -401,6 +435,7 @@ impl<'a> Engine<'a> {
             self.meter.side.refused += u64::from(count);
             return;
         };
+        self.meter.side.without_booking += without_booking;
         if let Some(own) = jobs.first() {
             self.replayed.insert(first, (*own, count));
             self.recorded.insert(*own, (first, count));
@@ -463,6 +498,25 @@ impl<'a> Engine<'a> {
         parts.iter().map(translate).collect()
     }
 
+    /// Jobs that name a booking which the replay does not have go on without it: else what they ask for would be missing. How many
+    /// jobs these are.
+    fn leave_out_bookings(&self, parts: &mut [Submission]) -> u64 {
+        let mut left_out = 0;
+        for part in parts {
+            let Some(name) = &part.spec.booking else { continue };
+            if self.driver.state().booking(name).is_some() {
+                continue;
+            }
+            let mut draft = part.spec.clone().into_draft();
+            draft.booking = None;
+            if let Ok(spec) = draft.check() {
+                part.spec = spec;
+                left_out += u64::from(part.job_count());
+            }
+        }
+        left_out
+    }
+
     /// The id in the replay of a job of the record; none where the replay does not have it.
     fn here(&self, job: JobId) -> Option<JobId> {
         let base = &self.recording.base;
@@ -516,6 +570,23 @@ impl<'a> Engine<'a> {
         let reason = String::from("as it was");
         let order = QuotaAnswerOrder { request, by, acts_for: None, id, approved: false, reason };
         self.driver.ask(&Command::AnswerQuota(Box::new(order))).is_ok()
+    }
+
+    /// Books what was booked; whether it fits. Who may book was decided when the record was made.
+    fn book(&mut self, name: &Name, spec: &BookingSpec) -> bool {
+        self.wakes.add(moments_of(&spec.times).filter(|at| *at > self.now.0));
+        let (request, by) = (self.driver.next_request(), Requester::default());
+        let order = BookingOrder { request, by, acts_for: None, name: name.clone(), spec: spec.clone() };
+        self.driver.ask(&Command::CreateBooking(Box::new(order))).is_ok()
+    }
+
+    /// Holds what was held, or releases it; whether that is a change.
+    fn hold(&mut self, target: &HoldTarget, hold: Option<&FleetHold>) -> bool {
+        let until = hold.and_then(|hold| hold.until);
+        self.wakes.add(until.map(|at| at.0).filter(|at| *at > self.now.0));
+        let (request, by) = (self.driver.next_request(), Requester::default());
+        let order = FleetHoldOrder { request, by, target: target.clone(), hold: hold.cloned() };
+        self.driver.ask(&Command::SetFleetHold(Box::new(order))).is_ok()
     }
 
     fn register(&mut self, spec: &NodeSpec, holder: HolderId) -> Result<(), String> {

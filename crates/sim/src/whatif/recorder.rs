@@ -7,8 +7,8 @@ use muster_journal::{Decision, Outcome, StopCause, SubmittedPart};
 use muster_state::{Applied, Phase, QuotaGrantStatus, RequestAnswer, State};
 use muster_types::policy::{Policy, QuotaGrant};
 use muster_types::{
-    ArrayId, Control, FieldChange, ForeignLoad, HolderId, JobId, JobSpec, LogIndex, LogTime, Name, NodeId,
-    NodeSpec, RequestId, Requester, Submission,
+    ArrayId, BookingSpec, Control, FieldChange, FleetHold, ForeignLoad, HoldTarget, HolderId, JobId, LogIndex,
+    LogTime, Name, NodeId, NodeSpec, RequestId, Requester, Submission,
 };
 
 use crate::driver::{Happened, happened_by};
@@ -45,6 +45,12 @@ pub(super) enum Input {
     QuotaGranted(Box<QuotaGrant>),
     /// A grant was ended before its time.
     QuotaWithdrawn(Box<QuotaGrant>),
+    /// Nodes were set aside. Which they are, the scheduler chooses again; that a window begins or ends follows from the booking.
+    Booked(Name, Box<BookingSpec>),
+    /// A booking was given up.
+    BookingDeleted(Name),
+    /// A part of the fleet or a tenant was held, or released. That the time of a hold is over follows from the hold.
+    FleetHeld(HoldTarget, Option<Box<FleetHold>>),
 }
 
 /// Looks at the records of a log as they are applied: first those of the range, then those behind it, which say how long the
@@ -170,7 +176,7 @@ impl Recorder {
             let spec = state.spec(job)?;
             let contract = state.agreed(job).map(|contract| (**contract).clone()).unwrap_or_default();
             let metadata = state.carried(job).cloned();
-            Some(Submission { metadata, ..Submission::new(unbooked(spec), contract) })
+            Some(Submission { metadata, ..Submission::new((**spec).clone(), contract) })
         };
         for place in std::mem::take(&mut self.submitted) {
             if let Some((_, Input::Submitted { first, count, parts })) = self.recording.inputs.get_mut(place)
@@ -298,7 +304,7 @@ impl Recorder {
             }
             Decision::QuotaGranted { grant, .. } => Some(Input::QuotaGranted(grant.clone())),
             Decision::QuotaAnswered { id, .. } => answered_of(state, *id),
-            other => control_of(other),
+            other => control_of(other).or_else(|| kept_free_by(other)),
         };
         match input {
             Some(input) => self.push(now, input),
@@ -354,18 +360,8 @@ fn submission(part: &SubmittedPart) -> Submission {
     Submission {
         metadata: part.metadata.clone(),
         array: part.array.clone(),
-        ..Submission::new(unbooked(&part.spec), contract)
+        ..Submission::new((*part.spec).clone(), contract)
     }
-}
-
-/// A job without its booking: bookings are not repeated, so it would name one that is not there.
-fn unbooked(spec: &JobSpec) -> JobSpec {
-    if spec.booking.is_none() {
-        return spec.clone();
-    }
-    let mut draft = spec.clone().into_draft();
-    draft.booking = None;
-    draft.check().unwrap_or_else(|_| spec.clone())
 }
 
 /// The jobs that a request made: the first id, and how many.
@@ -414,6 +410,16 @@ fn control_of(decision: &Decision) -> Option<Input> {
     }
 }
 
+/// What people keep free of work, or open again; none for what is no such record.
+fn kept_free_by(decision: &Decision) -> Option<Input> {
+    match decision {
+        Decision::BookingCreated { name, spec, .. } => Some(Input::Booked(name.clone(), spec.clone())),
+        Decision::BookingDeleted { name, .. } => Some(Input::BookingDeleted(name.clone())),
+        Decision::FleetHoldSet { target, hold, .. } => Some(Input::FleetHeld(target.clone(), hold.clone())),
+        _ => None,
+    }
+}
+
 /// Whether a record that is not replayed is about what can be used: its absence changes what a replay comes to.
 fn is_input(decision: &Decision) -> bool {
     matches!(
@@ -423,8 +429,5 @@ fn is_input(decision: &Decision) -> bool {
             | Decision::NodeOverridesSet { .. }
             | Decision::HealthPolicySet { .. }
             | Decision::StragglerNoted { .. }
-            | Decision::BookingCreated { .. }
-            | Decision::BookingDeleted { .. }
-            | Decision::FleetHoldSet { .. }
     )
 }

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use muster_decider::{
-    Answer, BootstrapConfig, Command, Pass, QuotaOrder, Speculation, handle, schedule, tick,
+    Answer, BookingOrder, BootstrapConfig, Command, FleetHoldOrder, Pass, QuotaOrder, Speculation, handle,
+    schedule, tick,
 };
 use muster_journal::{Decision, RankUpdate};
 use muster_planner::Budget;
 use muster_types::policy::{Policy, PolicyDraft, PurchaseKind, Quota, QuotaGrant, TenantPolicy};
 use muster_types::{
-    AcceleratorRequest, Accelerators, CapacityFallback, CapacityRules, ClusterId, ExitStatus, HolderId,
+    AcceleratorRequest, Accelerators, BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes,
+    CapacityFallback, CapacityRules, ClusterId, ExitStatus, FleetHold, FleetPart, HoldTarget, HolderId,
     JobContract, JobDraft, JobId, Leadership, LogIndex, Name, NodeDraft, NodeId, Parameters, ReplicaId,
     RequestId, Requester, Submission, TaskGroup, WorkerRequest,
 };
@@ -23,7 +25,8 @@ mod month;
 /// When the range begins.
 const BEGIN: u64 = 1_700_000_000_000;
 
-/// A job of a test: when it is submitted, for whom, on how many accelerators of which type, and for how long. In seconds.
+/// A job of a test: when it is submitted, for whom, on how many accelerators of which type, for how long, and on the nodes of
+/// which booking. In seconds.
 #[derive(Clone, Copy, Debug)]
 struct Job {
     submit_s: u64,
@@ -31,10 +34,11 @@ struct Job {
     kind: &'static str,
     devices: u16,
     run_s: u64,
+    booking: Option<&'static str>,
 }
 
 fn job(submit_s: u64, tenant: &'static str, devices: u16, run_s: u64) -> Job {
-    Job { submit_s, tenant, kind: "h100", devices, run_s }
+    Job { submit_s, tenant, kind: "h100", devices, run_s, booking: None }
 }
 
 /// A host of eight accelerators.
@@ -165,6 +169,7 @@ impl World {
         let group = TaskGroup::new(Name::literal("main"), 1, vec!["train".to_owned()], request);
         let draft = JobDraft {
             expected_run_ms: Some(job.run_s * 1_000),
+            booking: job.booking.map(Name::literal),
             capacity,
             ..JobDraft::new(Name::literal("job"), Name::literal(job.tenant), vec![group])
         };
@@ -358,6 +363,142 @@ fn a_fallback_opens_in_a_replay_when_it_is_due() {
     let side = unchanged(&recorder.finish(&world.applied).unwrap());
     let waits: Vec<u64> = side.by_tenant.iter().map(|row| row.waits.p50_ms).collect();
     assert_eq!(waits, [1_000_000, 700_000]);
+}
+
+/// Two tenants that the policy lists, without quotas.
+fn listed_tenants() -> PolicyDraft {
+    let tenants = ["a", "b"].map(|name| (Name::literal(name), TenantPolicy::default()));
+    PolicyDraft { tenants: tenants.into(), ..plain() }
+}
+
+/// A world whose range begins, for as many seconds, with these hosts.
+fn begun(kinds: &[&'static str], seconds: u64) -> World {
+    let mut world = World::new(kinds, listed_tenants());
+    world.speculation.set_now(LogTime(BEGIN));
+    let range = Range { from: LogTime(BEGIN), to: LogTime(BEGIN + seconds * 1_000) };
+    world.recorder = Some(Recorder::begin(&world.applied, range));
+    world
+}
+
+/// Holds something, or releases it.
+fn hold(world: &mut World, target: HoldTarget, hold: Option<FleetHold>) {
+    let (request, by) = (world.request(), Requester::default());
+    world.ask(&Command::SetFleetHold(Box::new(FleetHoldOrder { request, by, target, hold })));
+}
+
+fn eu() -> HoldTarget {
+    HoldTarget::Part(FleetPart { region: Some(Name::literal("eu")), cluster: None })
+}
+
+#[test]
+fn a_booking_of_the_range_keeps_its_nodes_in_a_replay_too() {
+    let mut world = begun(&["h100"], 600);
+    let spec = BookingSpec {
+        tenant: Some(Name::literal("a")),
+        user: None,
+        jobs: Vec::new(),
+        is_shared: false,
+        shape: BookingShape::Chosen {
+            amount: BookingAmount::Hosts(1),
+            kind: Some(Name::literal("h100")),
+            region: None,
+            cluster: None,
+            labels: Default::default(),
+        },
+        times: BookingTimes::once(LogTime(BEGIN + 100_000), 300_000),
+        notice_ms: 0,
+        clearing: BookingClearing::Finish,
+        reason: String::new(),
+    };
+    let (request, by, name) = (world.request(), Requester::default(), Name::literal("week"));
+    let order = BookingOrder { request, by, acts_for: None, name, spec };
+    world.ask(&Command::CreateBooking(Box::new(order)));
+    let jobs = [
+        // It waits until the window is over, and the job of the owner does not.
+        job(120, "b", 8, 50),
+        Job { booking: Some("week"), ..job(150, "a", 8, 100) },
+        job(400, "c", 8, 10),
+    ];
+    let recording = world.live(&jobs, 600);
+    let record = &recording.record;
+    assert_eq!((record.submitted, record.started, record.finished), (3, 3, 3));
+    assert!(record.waits.p99_ms >= 280_000, "{record:?}");
+    assert!(recording.not_replayed.is_empty(), "{:?}", recording.not_replayed);
+    let side = unchanged(&recording);
+    let difference = Difference::between(record, &side);
+    assert!(difference.is_none(), "{difference:?}");
+    assert_eq!((side.refused, side.inputs_without_effect, side.without_booking), (0, 0, 0));
+    // A policy that does not list the owner leaves no booking, and its job runs without one.
+    let policy = Some(Box::new(plain().check().unwrap()));
+    let side = replay(&recording, &Change { policy, ..Change::default() });
+    assert_eq!((side.refused, side.inputs_without_effect, side.without_booking), (0, 1, 1));
+    assert_eq!(side.finished, 3);
+    assert!(side.waits.p99_ms < 280_000, "{side:?}");
+}
+
+#[test]
+fn a_booking_that_is_deleted_is_over_in_a_replay_too() {
+    let mut world = begun(&["h100"], 600);
+    let spec = BookingSpec {
+        tenant: None,
+        user: None,
+        jobs: Vec::new(),
+        is_shared: false,
+        shape: BookingShape::Nodes(vec![Name::literal("n0")]),
+        times: BookingTimes::once(LogTime(BEGIN), 500_000),
+        notice_ms: 0,
+        clearing: BookingClearing::Stop,
+        reason: "a new switch".to_owned(),
+    };
+    let (request, by, name) = (world.request(), Requester::default(), Name::literal("switch"));
+    let order = BookingOrder { request, by, acts_for: None, name: name.clone(), spec };
+    world.ask(&Command::CreateBooking(Box::new(order)));
+    world.submit(&job(0, "a", 8, 10_000));
+    world.speculation.set_now(LogTime(BEGIN + 200_000));
+    let (request, by) = (world.request(), Requester::default());
+    world.ask(&Command::DeleteBooking { request, by, acts_for: None, name });
+    let mut recorder = world.recorder.take().unwrap();
+    recorder.end_range(&world.applied);
+    let side = unchanged(&recorder.finish(&world.applied).unwrap());
+    assert_eq!((side.started, side.waits.p50_ms, side.inputs_without_effect), (1, 200_000, 0));
+}
+
+#[test]
+fn holds_of_the_fleet_and_of_tenants_last_as_long_in_a_replay() {
+    let mut world = begun(&["h100", "h100"], 1_000);
+    let audit = FleetHold { reason: "an audit".to_owned(), until: None, stops_work: false };
+    let until = Some(LogTime(BEGIN + 200_000));
+    hold(&mut world, eu(), Some(audit.clone()));
+    hold(&mut world, HoldTarget::Tenant(Name::literal("b")), Some(FleetHold { until, ..audit }));
+    world.submit(&job(0, "a", 8, 10_000));
+    world.submit(&job(0, "b", 8, 10_000));
+    world.speculation.set_now(LogTime(BEGIN + 100_000));
+    hold(&mut world, eu(), None);
+    let mut recorder = world.recorder.take().unwrap();
+    recorder.end_range(&world.applied);
+    let recording = recorder.finish(&world.applied).unwrap();
+    assert!(recording.not_replayed.is_empty(), "{:?}", recording.not_replayed);
+    let side = unchanged(&recording);
+    assert_eq!((side.refused, side.inputs_without_effect), (0, 0));
+    // The hold of the region was released, and that of the tenant ended by itself.
+    let waits: Vec<u64> = side.by_tenant.iter().map(|row| row.waits.p50_ms).collect();
+    assert_eq!(waits, [100_000, 200_000]);
+}
+
+#[test]
+fn a_hold_that_drains_stops_what_runs_in_a_replay() {
+    let mut world = begun(&["h100"], 100);
+    world.submit(&job(0, "a", 8, 10_000));
+    world.speculation.set_now(LogTime(BEGIN + 50_000));
+    let smoke = FleetHold { reason: "smoke".to_owned(), until: None, stops_work: true };
+    hold(&mut world, eu(), Some(smoke));
+    world.speculation.set_now(LogTime(BEGIN + 80_000));
+    hold(&mut world, eu(), None);
+    let mut recorder = world.recorder.take().unwrap();
+    recorder.end_range(&world.applied);
+    let side = unchanged(&recorder.finish(&world.applied).unwrap());
+    assert_eq!((side.started, side.running), (1, 1));
+    assert_eq!((side.types[0].capacity_seconds, side.types[0].held_seconds), (8 * 100, 8 * 70));
 }
 
 #[test]
