@@ -14,6 +14,7 @@ use muster_types::{
 
 use super::*;
 use crate::report::cost::{self, CostDimension, Prices};
+use crate::report::fairness::Division;
 use crate::report::{Dimension, rows};
 
 const CLUSTER: ClusterId = ClusterId(0xa1);
@@ -264,8 +265,10 @@ fn tenants_are_told_what_they_got_and_asked_for() {
     let mut fairness = Fairness::default();
     let watchers = Watchers { fairness: Some(&mut fairness), ..Watchers::default() };
     read_in(&archive, None, None, &Detail::default(), watchers).unwrap();
-    let sums: Vec<_> =
-        fairness.sums().map(|(tenant, kind, fair)| (tenant.to_string(), kind.to_owned(), *fair)).collect();
+    let sums = fairness
+        .sums()
+        .map(|(tenant, kind, fair)| (tenant.unwrap().to_string(), kind.unwrap().to_owned(), *fair));
+    let sums: Vec<_> = sums.collect();
     // A tenant that no policy names is below one that stands for all of them.
     assert_eq!(sums.iter().map(|(tenant, _, _)| tenant.as_str()).collect::<Vec<_>>(), ["lab", "unlisted"]);
     for (_, kind, fair) in &sums {
@@ -273,6 +276,12 @@ fn tenants_are_told_what_they_got_and_asked_for() {
         assert_eq!((fair.received, fair.borrowed, fair.asked), (640_000_000, 640_000_000, 80_000_000));
         assert_eq!((fair.nominal, fair.lent, fair.entitled), (0, 0, 0));
     }
+    // By type alone the first level is added up, which has the other tenant in it.
+    let mut fairness = Fairness::divided(Division { by_tenant: false, by_type: true });
+    let watchers = Watchers { fairness: Some(&mut fairness), ..Watchers::default() };
+    read_in(&archive, None, None, &Detail::default(), watchers).unwrap();
+    let received = fairness.sums().map(|(tenant, kind, fair)| (tenant.is_none(), kind, fair.received));
+    assert_eq!(received.collect::<Vec<_>>(), [(true, Some("h100"), 640_000_000)]);
 }
 
 #[test]
