@@ -1,6 +1,5 @@
 //! Passing writes on to the leader.
 
-use futures::{Stream, StreamExt};
 use muster_engine::Engine;
 use muster_state::State;
 use muster_traces::header::TRACE_PARENT;
@@ -14,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status};
 
 use crate::access::Class;
 pub(crate) use crate::caller::Caller;
@@ -596,13 +595,6 @@ pub(crate) fn of_leader(status: Status) -> Status {
 pub(crate) fn is_broken(status: &Status) -> bool {
     use std::error::Error as _;
     status.source().is_some()
-}
-
-/// The messages of a stream up to its end or failure: the other side sees an end either way.
-pub(crate) fn without_end<T: Send + 'static>(stream: Streaming<T>) -> impl Stream<Item = T> + Send + 'static {
-    stream
-        .take_while(|message| std::future::ready(message.is_ok()))
-        .filter_map(|message| std::future::ready(message.ok()))
 }
 
 pub(crate) fn not_leader(leader_endpoint: Option<String>) -> Refusal {
