@@ -273,7 +273,8 @@ mod tests {
             let pieces = [Ok(Frame::data(Bytes::from(prefix(0)))), Err(Status::cancelled("reset"))];
             let frames = http_body_util::StreamBody::new(futures::stream::iter(pieces));
             let mut codec = tonic_prost::ProstCodec::<(), ()>::default();
-            tonic::Streaming::new_request(codec.decoder(), Assembled::new(Body::new(frames), terms), None, None)
+            let body = Assembled::new(Body::new(frames), terms);
+            tonic::Streaming::new_request(codec.decoder(), body, None, None)
         };
         let mut stream = reset(false);
         assert!(stream.message().await.expect("the first is whole").is_some());

@@ -718,7 +718,9 @@ async fn a_stream_that_is_ended_here_ends_with_its_refusal() {
         };
         assert_eq!(ended, ends_with);
     }
-    let accepted = |outcome: &Option<_>| matches!(outcome, Some(submit_stream_response::Outcome::Accepted(_)));
+    let accepted = |outcome: &Option<submit_stream_response::Outcome>| {
+        matches!(outcome, Some(submit_stream_response::Outcome::Accepted(_)))
+    };
     assert_eq!(answers.keys().copied().collect::<Vec<_>>(), [1, 3], "what came whole is answered");
     assert!(answers.values().all(accepted), "{answers:?}");
 }
