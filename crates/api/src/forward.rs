@@ -803,6 +803,32 @@ mod tests {
         assert_eq!(made.map_err(|refusal| refusal.code), Err(RefusalCode::Overloaded));
     }
 
+    /// What a policy would mean is a walk over the jobs: none is made on a thread that serves. A change that was made is answered
+    /// without it where no turn is free.
+    #[tokio::test]
+    async fn warnings_of_a_policy_wait_for_their_turn_and_hold_up_no_change() {
+        use crate::policy_service::Policies;
+        use muster_wire::v1::SetPolicyRequest;
+        use muster_wire::v1::policy_service_server::PolicyService as _;
+        let router = Router::new(sample::leader().await, ApiConfig::DEFAULT, Security::Plaintext);
+        let policy = muster_wire::convert::policy_to_proto(&router.engine().view().policy().policy);
+        let set = SetPolicyRequest { policy: Some(policy), ..Default::default() };
+        let asked = SetPolicyRequest { validate_only: true, ..set.clone() };
+        let policies = Policies::new(router.clone());
+        let call = async move { policies.set_policy(Request::new(asked)).await };
+        assert!(waits_for_a_turn(&router, call).await.0);
+        let mut turns = Vec::new();
+        for _ in 0..COSTLY_MAX {
+            turns.push(router.costly(Account::of(&Principal::Plaintext)).await.expect("it is free"));
+        }
+        let request_id = "00000000-0000-4000-8000-000000000001".to_owned();
+        let mut request = Request::new(SetPolicyRequest { request_id, ..set });
+        request.set_timeout(Duration::from_secs(8));
+        let answer = Policies::new(router.clone()).set_policy(request).await.expect("it stands");
+        assert!(answer.get_ref().version > 0 && answer.get_ref().warnings.is_empty());
+        assert!(turns.len() == COSTLY_MAX && router.engine().view().policy().version.0 > 0);
+    }
+
     /// A page of a thousand rows takes long: none is made on a thread that serves.
     #[tokio::test]
     async fn pages_of_lists_wait_for_their_turn() {
