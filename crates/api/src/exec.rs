@@ -421,7 +421,8 @@ async fn pass_on(
     };
     let superseded = async move { router.superseded(leader).await };
     let answers = answers.map_err(move |status| for_caller(&broken_off, status));
-    Ok(answers.take_until(Box::pin(superseded)).boxed())
+    let cut = to_status(&broken("another replica leads by now; how the command ends is not known"));
+    Ok(onward_stream::until_superseded(answers, superseded, cut))
 }
 
 /// Carries input from a caller to the node, and output and the end from the command to the caller, until either of them ends.

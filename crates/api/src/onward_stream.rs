@@ -5,6 +5,7 @@
 //!
 //! **Invariant:** the leader sees the end of a stream only where its caller ended it.
 
+use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use http_body::{Frame, SizeHint};
 use std::pin::Pin;
@@ -69,6 +70,23 @@ pub(crate) fn request<T: Send + 'static>(
     onward.metadata_mut().remove("grpc-timeout");
     onward.extensions_mut().insert(broken.clone());
     (onward, broken)
+}
+
+/// What the leader answers, up to its end, or to this last word once another leads: answers that are cut off do not end with OK.
+pub(crate) fn until_superseded<T: Send + 'static>(
+    answers: impl Stream<Item = Result<T, Status>> + Send + 'static,
+    superseded: impl Future<Output = ()> + Send + 'static,
+    last_word: Status,
+) -> BoxStream<'static, Result<T, Status>> {
+    let state = Some((answers.boxed(), Box::pin(superseded), last_word));
+    let cut = futures::stream::unfold(state, |state| async move {
+        let (mut answers, mut superseded, last_word) = state?;
+        tokio::select! {
+            answer = answers.next() => answer.map(|answer| (answer, Some((answers, superseded, last_word)))),
+            () = &mut superseded => Some((Err(last_word), None)),
+        }
+    });
+    cut.boxed()
 }
 
 /// The body of a request that ends in an error where the stream that it is made of broke: so the stream to the leader is reset, and
@@ -191,6 +209,22 @@ mod tests {
         let both = tokio::time::timeout(Duration::from_secs(30), both).await;
         let (status, heard) = both.expect("both sides hear of it");
         (heard.expect("the leader is asked"), broken.rather_than(status))
+    }
+
+    #[tokio::test]
+    async fn answers_that_are_cut_off_end_with_the_reason() {
+        let (superseded, is_superseded) = tokio::sync::oneshot::channel::<()>();
+        let answers = futures::stream::iter([Ok(1)]).chain(futures::stream::pending());
+        let is_superseded = async move { drop(is_superseded.await) };
+        let mut cut = until_superseded(answers, is_superseded, late("another leads"));
+        assert_eq!(cut.next().await.expect("it goes on").expect("an answer"), 1);
+        superseded.send(()).expect("it is waited for");
+        let last = cut.next().await.expect("a last word").expect_err("it is cut off");
+        assert_eq!(last.message(), "another leads");
+        assert!(cut.next().await.is_none());
+        let whole = futures::stream::iter([Ok(1)]);
+        let whole = until_superseded(whole, std::future::pending(), late("nobody else leads"));
+        assert_eq!(whole.count().await, 1, "an end is an end");
     }
 
     #[tokio::test]

@@ -130,7 +130,8 @@ async fn pass_on(
     };
     let superseded = async move { router.superseded(leader).await };
     let answers = answers.map_err(move |status| for_caller(&broken_off, status));
-    Ok(answers.take_until(Box::pin(superseded)).boxed())
+    let cut = to_status(&broken("another replica leads by now; connect again"));
+    Ok(onward_stream::until_superseded(answers, superseded, cut))
 }
 
 #[cfg(test)]
