@@ -197,6 +197,7 @@ pub(crate) fn array(
         worker_count: spec.worker_count(),
         device_count: spec.device_count(),
         cancelled_by: row.cancelled_by.iter().map(ToString::to_string).collect(),
+        cancelled_by_left_out: row.cancellers_left_out,
     }
 }
 

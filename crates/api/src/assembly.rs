@@ -5,6 +5,7 @@
 //!
 //! **Invariant:** a message is read on only while its length is covered by the caller's share; a call that waits for
 //! the rest of a message ends in time.
+//! **Invariant:** a stream that its caller reset does not look as if it had ended.
 
 use http_body::{Frame, SizeHint};
 use muster_types::{Refusal, RefusalCode};
@@ -15,9 +16,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep};
-use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Bytes;
+use tonic::{Code, Status};
 
 use crate::original::{Original, PREFIX_BYTES};
 use crate::refusals::late;
@@ -165,6 +166,10 @@ impl http_body::Body for Assembled {
                 Ok(()) => return Poll::Ready(Some(Ok(frame))),
                 Err(status) => status,
             },
+            // The framework takes this code, that of a usual reset, for the end of a stream.
+            Poll::Ready(Some(Err(status))) if !body.terms.is_single && status.code() == Code::Cancelled => {
+                late("the caller reset its stream and has not ended it")
+            }
             Poll::Ready(other) => return Poll::Ready(other),
             Poll::Pending => {
                 let is_late =
@@ -258,6 +263,26 @@ mod tests {
         next(&mut half).await.expect("it is told").expect_err("the rest never came");
         assert!(next(&mut half).await.is_none());
         assert!(pool.enter(Account::of(&Principal::Plaintext), 1_000).is_some(), "its share is given back");
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_is_reset_has_not_ended() {
+        use tonic::codec::Codec as _;
+        let reset = |is_single| {
+            let terms = Terms { is_single, ..terms(&Pool::new(1_000, 1_000), None) };
+            let pieces = [Ok(Frame::data(Bytes::from(prefix(0)))), Err(Status::cancelled("reset"))];
+            let frames = http_body_util::StreamBody::new(futures::stream::iter(pieces));
+            let mut codec = tonic_prost::ProstCodec::<(), ()>::default();
+            let body = Assembled::new(Body::new(frames), terms);
+            tonic::Streaming::new_request(codec.decoder(), body, None, None)
+        };
+        let mut stream = reset(false);
+        assert!(stream.message().await.expect("the first is whole").is_some());
+        stream.message().await.expect_err("its end has not come");
+        // Nobody is told anything of a call with one message that was not waited for.
+        let mut single = reset(true);
+        assert!(single.message().await.expect("it is whole").is_some());
+        assert!(single.message().await.expect("nothing follows").is_none());
     }
 
     #[tokio::test]

@@ -32,8 +32,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::controls::requester;
-use crate::forward::{Caller, ONWARD_BYTES_MAX, Remote, Route, Router, is_broken, without_end};
+use crate::forward::{Caller, ONWARD_BYTES_MAX, Remote, Route, Router, is_broken};
 use crate::guard::ours;
+use crate::onward_stream::{self, BrokenOff};
 use crate::pieces::{piece_from_proto, piece_to_proto};
 use crate::read::invalid;
 use crate::refusals::{late, over, stopping};
@@ -383,9 +384,16 @@ pub(crate) fn broken(text: &str) -> Refusal {
     Refusal::new(RefusalCode::ExecUnavailable, text)
 }
 
-/// A status of a relay that the leader serves, for the caller. Where the connection to the leader broke, nobody knows whether it
-/// has begun.
-pub(crate) fn of_leader(status: Status) -> Status {
+/// A status of a relay that the leader serves, for the caller: where the caller's own stream broke, it is told of that.
+pub(crate) fn for_caller(broken_off: &BrokenOff, status: Status) -> Status {
+    match broken_off.explains(&status) {
+        Some(own) => self::broken_off(own),
+        None => of_leader(status),
+    }
+}
+
+/// The same of any other status. Where the connection to the leader broke, nobody knows whether it has begun.
+fn of_leader(status: Status) -> Status {
     if !is_broken(&status) {
         return status;
     }
@@ -401,18 +409,20 @@ async fn pass_on(
     requests: Streaming<v1::ExecWorkerRequest>,
 ) -> Result<ToCaller, Status> {
     let first = v1::ExecWorkerRequest { message: Some(exec_worker_request::Message::Start(start)) };
-    let all = futures::stream::once(std::future::ready(first)).chain(without_end(requests));
-    let mut onward = Router::onward(all, caller);
-    onward.metadata_mut().remove("grpc-timeout");
+    let (onward, broken_off) = onward_stream::request(Some(first), requests, caller);
     let mut to_leader = JobServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX);
     let answers = tokio::select! {
-        opened = to_leader.exec_worker(onward) => opened.map_err(of_leader)?.into_inner(),
+        opened = to_leader.exec_worker(onward) => {
+            opened.map_err(|status| for_caller(&broken_off, status))?.into_inner()
+        }
         () = router.superseded(leader) => {
             return Err(to_status(&broken("another replica leads by now; whether the command began is not known")));
         }
     };
     let superseded = async move { router.superseded(leader).await };
-    Ok(answers.map_err(of_leader).take_until(Box::pin(superseded)).boxed())
+    let answers = answers.map_err(move |status| for_caller(&broken_off, status));
+    let cut = to_status(&broken("another replica leads by now; how the command ends is not known"));
+    Ok(onward_stream::until_superseded(answers, superseded, cut))
 }
 
 /// Carries input from a caller to the node, and output and the end from the command to the caller, until either of them ends.
@@ -422,8 +432,10 @@ async fn serve_caller<K: Kind>(
     mut requests: Streaming<K::Request>,
     to_caller: mpsc::Sender<Result<K::Response, Status>>,
 ) {
-    let CallerSide { token, to_node, mut from_node } = side;
+    let CallerSide { token, to_node, from_node } = side;
     let mut to_node = Some(to_node);
+    // Behind the way to the node, and so dropped before it: the end of that way alone would say that the input is complete.
+    let mut from_node = from_node;
     let (mut inward, mut outward): (Option<ExecInput>, Option<Result<ExecOutput, Refusal>>) = (None, None);
     let mut moved = Instant::now();
     let status = loop {
@@ -479,7 +491,8 @@ async fn serve_caller<K: Kind>(
 fn broken_off(status: Status) -> Status {
     let status = ours(status);
     match Refused::from_status(&status).code {
-        Some(RefusalCode::RequestTimeout | RefusalCode::Overloaded) => {
+        // Without a code it is a connection that broke, or a message that nobody can read.
+        Some(RefusalCode::RequestTimeout | RefusalCode::Overloaded) | None => {
             let text = format!("what its caller sends broke off, so it is ended: {}", status.message());
             to_status(&broken(&text))
         }
@@ -555,11 +568,11 @@ pub(crate) async fn relay(
     caller.speaks_for(&first.node_name)?;
     match router.route(caller).await? {
         Route::Remote(Remote { channel, leader }) => {
-            let all = futures::stream::once(std::future::ready(first)).chain(without_end(requests));
-            let mut onward = Router::onward(all, caller);
-            onward.metadata_mut().remove("grpc-timeout");
+            let (onward, broken_off) = onward_stream::request(Some(first), requests, caller);
             let mut to_leader = NodeServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX);
-            let answers = to_leader.relay_exec(onward).await?.into_inner();
+            let answers = to_leader.relay_exec(onward).await;
+            let answers = answers.map_err(|status| broken_off.rather_than(status))?.into_inner();
+            let answers = answers.map_err(move |status| broken_off.rather_than(status));
             let router = router.clone();
             let superseded = async move { router.superseded(leader).await };
             Ok(Response::new(answers.take_until(Box::pin(superseded)).boxed()))
@@ -593,16 +606,7 @@ async fn serve_node(
     to_agent: &mpsc::Sender<Result<agent::RelayExecResponse, Status>>,
 ) -> Option<Status> {
     let NodeSide { mut from_caller, to_caller } = side;
-    let inputs = async {
-        while let Some(input) = from_caller.recv().await {
-            if to_agent.send(Ok(response_of(input))).await.is_err() {
-                return;
-            }
-        }
-        let end = exec_worker_request::Message::InputEnd(v1::ExecInputEnd {});
-        let request = Some(v1::ExecWorkerRequest { message: Some(end) });
-        let _ = to_agent.send(Ok(agent::RelayExecResponse { request, forward: None })).await;
-    };
+    let inputs = feed(&mut from_caller, &to_caller, to_agent);
     let outputs = async {
         loop {
             let output = match requests.message().await {
@@ -630,6 +634,23 @@ async fn serve_node(
             () = &mut outputs => return None,
             () = &mut inputs, if !fed => fed = true,
         }
+    }
+}
+
+/// Carries input to the agent, up to its end. Where the caller has gone, what came of its input is no end: a command that reads until
+/// there is no more must not take it for whole.
+async fn feed(
+    from_caller: &mut mpsc::Receiver<ExecInput>,
+    to_caller: &mpsc::Sender<Result<ExecOutput, Refusal>>,
+    to_agent: &mpsc::Sender<Result<agent::RelayExecResponse, Status>>,
+) {
+    while let Some(input) = from_caller.recv().await {
+        if to_agent.send(Ok(response_of(input))).await.is_err() {
+            return;
+        }
+    }
+    if !to_caller.is_closed() {
+        let _ = to_agent.send(Ok(response_of(ExecInput::End))).await;
     }
 }
 
@@ -791,6 +812,43 @@ mod tests {
             assert_eq!(code(of_one_message), Some(RefusalCode::ExecUnavailable), "{of_one_message}");
         }
         assert_eq!(code(RefusalCode::MessageTooLarge), Some(RefusalCode::MessageTooLarge), "it fails again");
+    }
+
+    #[test]
+    fn a_caller_is_told_why_its_own_stream_broke() {
+        let broken = BrokenOff::default();
+        let lost = || Status::from_error(Box::new(std::io::Error::other("stream error sent by user")));
+        let said = |broken: &BrokenOff, status| for_caller(broken, status).message().to_owned();
+        assert!(said(&broken, lost()).contains("the connection to the leader was lost"));
+        broken.break_off(late("a message was not whole"));
+        assert!(said(&broken, lost()).contains("a message was not whole"));
+        let refused = || to_status(&Refusal::new(RefusalCode::JobFinished, "it is over"));
+        assert_eq!(said(&broken, refused()), "it is over", "the leader's own words");
+    }
+
+    /// What the agent hears of a caller that sends one piece of input, and then no more.
+    async fn heard(has_gone: bool) -> Vec<ExecInput> {
+        let (to_node, mut from_caller) = mpsc::channel(PIECES_WAITING_MAX);
+        let (to_caller, from_node) = mpsc::channel(PIECES_WAITING_MAX);
+        let (to_agent, mut heard) = mpsc::channel(PIECES_WAITING_MAX);
+        to_node.send(ExecInput::Data(Bytes::from_static(b"half"))).await.expect("it is taken");
+        let kept = (!has_gone).then_some(from_node);
+        drop(to_node);
+        feed(&mut from_caller, &to_caller, &to_agent).await;
+        drop((kept, to_agent));
+        let mut all = Vec::new();
+        while let Some(message) = heard.recv().await {
+            let request = message.expect("it is input").request.expect("it is of a command");
+            all.push(input(request).expect("it is right"));
+        }
+        all
+    }
+
+    #[tokio::test]
+    async fn input_is_complete_only_where_its_caller_is_still_there() {
+        let half = ExecInput::Data(Bytes::from_static(b"half"));
+        assert_eq!(heard(false).await, [half.clone(), ExecInput::End]);
+        assert_eq!(heard(true).await, [half], "what has gone has not ended its input");
     }
 
     #[test]

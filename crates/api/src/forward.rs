@@ -1,6 +1,5 @@
 //! Passing writes on to the leader.
 
-use futures::{Stream, StreamExt};
 use muster_engine::Engine;
 use muster_state::State;
 use muster_traces::header::TRACE_PARENT;
@@ -14,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status};
 
 use crate::access::Class;
 pub(crate) use crate::caller::Caller;
@@ -598,13 +597,6 @@ pub(crate) fn is_broken(status: &Status) -> bool {
     status.source().is_some()
 }
 
-/// The messages of a stream up to its end or failure: the other side sees an end either way.
-pub(crate) fn without_end<T: Send + 'static>(stream: Streaming<T>) -> impl Stream<Item = T> + Send + 'static {
-    stream
-        .take_while(|message| std::future::ready(message.is_ok()))
-        .filter_map(|message| std::future::ready(message.ok()))
-}
-
 pub(crate) fn not_leader(leader_endpoint: Option<String>) -> Refusal {
     let refusal =
         Refusal::new(RefusalCode::NotLeader, "this replica does not lead; try the leader or wait for one");
@@ -809,6 +801,32 @@ mod tests {
         router.costly(account).await.expect("turns are given back");
         let made = router.in_turn(account, async move { Err::<(), _>(too_many_wait(account)) }).await;
         assert_eq!(made.map_err(|refusal| refusal.code), Err(RefusalCode::Overloaded));
+    }
+
+    /// What a policy would mean is a walk over the jobs: none is made on a thread that serves. A change that was made is answered
+    /// without it where no turn is free.
+    #[tokio::test]
+    async fn warnings_of_a_policy_wait_for_their_turn_and_hold_up_no_change() {
+        use crate::policy_service::Policies;
+        use muster_wire::v1::SetPolicyRequest;
+        use muster_wire::v1::policy_service_server::PolicyService as _;
+        let router = Router::new(sample::leader().await, ApiConfig::DEFAULT, Security::Plaintext);
+        let policy = muster_wire::convert::policy_to_proto(&router.engine().view().policy().policy);
+        let set = SetPolicyRequest { policy: Some(policy), ..Default::default() };
+        let asked = SetPolicyRequest { validate_only: true, ..set.clone() };
+        let policies = Policies::new(router.clone());
+        let call = async move { policies.set_policy(Request::new(asked)).await };
+        assert!(waits_for_a_turn(&router, call).await.0);
+        let mut turns = Vec::new();
+        for _ in 0..COSTLY_MAX {
+            turns.push(router.costly(Account::of(&Principal::Plaintext)).await.expect("it is free"));
+        }
+        let request_id = "00000000-0000-4000-8000-000000000001".to_owned();
+        let mut request = Request::new(SetPolicyRequest { request_id, ..set });
+        request.set_timeout(Duration::from_secs(8));
+        let answer = Policies::new(router.clone()).set_policy(request).await.expect("it stands");
+        assert!(answer.get_ref().version > 0 && answer.get_ref().warnings.is_empty());
+        assert!(turns.len() == COSTLY_MAX && router.engine().view().policy().version.0 > 0);
     }
 
     /// A page of a thousand rows takes long: none is made on a thread that serves.

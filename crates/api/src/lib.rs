@@ -57,6 +57,7 @@ mod measure;
 mod node_service;
 mod notifications;
 mod objectives;
+mod onward_stream;
 mod original;
 mod outputs;
 mod pages;

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use futures::stream::BoxStream;
-use futures::{Stream, StreamExt, TryStreamExt};
+use futures::{StreamExt, TryStreamExt};
 use muster_decider::PlannedImage;
 use muster_engine::{
     Inbound, LogChunk, NodeStage, Opening, Order, Outbound, ProbeOrder, ProbeReport, Session, WorkerReport,
@@ -30,8 +30,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::exec;
-use crate::forward::{Caller, ONWARD_BYTES_MAX, Remote, Route, Router, without_end};
+use crate::forward::{Caller, ONWARD_BYTES_MAX, Remote, Route, Router};
 use crate::guard::ours;
+use crate::onward_stream;
 use crate::original::Onward;
 use crate::read::invalid;
 use crate::refusals::{self, late, stopping};
@@ -131,11 +132,16 @@ impl NodeService for Nodes {
         let caller = self.router.caller(&request);
         let uploads = request.into_inner();
         match self.router.route(caller).await? {
-            Route::Local => take_upload(&self.router, caller, uploads).await?,
+            Route::Local => {
+                let router = self.router.clone();
+                // A stream that is reset ends this call, and the reader has to hear of it nevertheless.
+                let taken = tokio::spawn(async move { take_upload(&router, caller, uploads).await });
+                taken.await.map_err(|_| refusals::failed("the output could not be passed on"))??;
+            }
             Route::Remote(leader) => {
-                let mut onward = Router::onward(with_failure(uploads), caller);
-                onward.metadata_mut().remove("grpc-timeout");
-                onward_client(leader.channel).upload_logs(onward).await?;
+                let (onward, broken_off) = onward_stream::request(None, uploads, caller);
+                let sent = onward_client(leader.channel).upload_logs(onward).await;
+                sent.map_err(|status| broken_off.rather_than(status))?;
             }
         }
         Ok(Response::new(agent::UploadLogsResponse {}))
@@ -155,28 +161,6 @@ fn onward_client(channel: Onward) -> NodeServiceClient<Onward> {
     NodeServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX)
 }
 
-/// An upload on its way to the leader, which sees only an end where the stream here failed; so the
-/// failure becomes a last message.
-fn with_failure(
-    uploads: Streaming<agent::UploadLogsRequest>,
-) -> impl Stream<Item = agent::UploadLogsRequest> + Send + 'static {
-    futures::stream::unfold((Some(uploads), 0, String::new()), |(uploads, read_id, node_name)| async move {
-        let mut uploads = uploads?;
-        match uploads.message().await {
-            Ok(Some(upload)) => {
-                let (read_id, node_name) = (upload.read_id, upload.node_name.clone());
-                Some((upload, (Some(uploads), read_id, node_name)))
-            }
-            Ok(None) => None,
-            Err(_) => {
-                let error = BROKEN_OFF.to_owned();
-                let last = agent::UploadLogsRequest { read_id, node_name, error, ..Default::default() };
-                Some((last, (None, read_id, String::new())))
-            }
-        }
-    })
-}
-
 /// Connects the agent's stream with one to the leader, until another leads: an agent whose leader fell silent
 /// has its lease renewed as soon as there is a leader that can.
 async fn pass_on(
@@ -190,18 +174,19 @@ async fn pass_on(
     // can pass on, and no more.
     register.takes = features_to_proto(features_from_proto(&register.takes));
     let first = agent::SessionRequest { message: Some(session_request::Message::Register(register)) };
-    let all = futures::stream::once(std::future::ready(first)).chain(without_end(requests));
-    let mut onward = Router::onward(all, caller);
-    onward.metadata_mut().remove("grpc-timeout");
+    let (onward, broken_off) = onward_stream::request(Some(first), requests, caller);
     let mut to_leader = onward_client(channel);
     let responses = tokio::select! {
-        opened = to_leader.session(onward) => opened?.into_inner(),
+        opened = to_leader.session(onward) => {
+            opened.map_err(|status| broken_off.rather_than(status))?.into_inner()
+        }
         () = router.superseded(leader) => {
             let text = "another replica leads by now; open another session";
             return Err(to_status(&Refusal::new(RefusalCode::NotLeader, text)));
         }
     };
     let superseded = async move { router.superseded(leader).await };
+    let responses = responses.map_err(move |status| broken_off.rather_than(status));
     Ok(responses.take_until(Box::pin(superseded)).map_ok(passable).boxed())
 }
 

@@ -16,6 +16,8 @@ use tonic::codegen::http::HeaderValue;
 use tonic::codegen::{Bytes, Service, http};
 use tonic::transport::Channel;
 
+use crate::onward_stream::BrokenOff;
+
 /// Bytes before each message: whether it is compressed, and its length.
 pub(crate) const PREFIX_BYTES: usize = 5;
 
@@ -91,7 +93,8 @@ pub(crate) fn of_method(path: &str) -> Option<Whole> {
     CALL.try_with(whole).ok().flatten()
 }
 
-/// The way to the leader. A request that carries the message of its call sends that, and not what was read of it.
+/// The way to the leader. A request that carries the message of its call sends that, and not what was read of it; one that passes a
+/// stream on fails where that broke.
 #[derive(Clone, Debug)]
 pub(crate) struct Onward(pub(crate) Channel);
 
@@ -106,13 +109,17 @@ impl Service<http::Request<Body>> for Onward {
 
     fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
         let whole = request.extensions_mut().remove::<Whole>();
-        let request = match whole.filter(|whole| *whole.path == *request.uri().path()) {
+        let mut request = match whole.filter(|whole| *whole.path == *request.uri().path()) {
             Some(whole) => {
                 for (name, value) in whole.kept {
                     request.headers_mut().insert(name, value);
                 }
                 request.map(|_| Body::new(http_body_util::Full::new(whole.bytes)))
             }
+            None => request,
+        };
+        let request = match request.extensions_mut().remove::<BrokenOff>() {
+            Some(broken) => request.map(|inner| broken.cutting(inner)),
             None => request,
         };
         self.0.call(request)

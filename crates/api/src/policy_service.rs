@@ -1,22 +1,27 @@
 //! `muster.v1beta1.PolicyService`.
 
 use muster_decider::{Command, PolicyWarning, PolicyWarnings, check_policy, policy_warnings, updated_policy};
-use muster_engine::Engine;
+use muster_engine::Reading;
 use muster_types::policy::{Policy, PolicyUpdate};
-use muster_types::{Consistency, LogIndex, Refusal, RequestId, Requester, Violation};
+use muster_types::{Consistency, LogIndex, Refusal, RefusalCode, RequestId, Violation};
 use muster_wire::convert::{policy_from_proto, policy_to_proto, policy_update_from_proto, request_id_of};
 use muster_wire::time::log_time;
 use muster_wire::v1;
 use muster_wire::v1::policy_service_client::PolicyServiceClient;
 use muster_wire::v1::policy_service_server::PolicyService;
-use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
 use crate::controls::requester;
-use crate::forward::{ONWARD_BYTES_MAX, Router};
+use crate::forward::{Caller, ONWARD_BYTES_MAX, Router};
 use crate::original::Onward;
 use crate::read::{freshness, invalid, written};
+use crate::shares::Account;
+
+/// How long the answer to a change that was made waits for what is to be said of it: it stands, and was looked at before as a rule.
+const WARNINGS_WAIT_MAX: Duration = Duration::from_secs(2);
 
 pub(crate) struct Policies {
     router: Router,
@@ -58,11 +63,10 @@ impl PolicyService for Policies {
         // Passed on as it is, perhaps more than once: never copied but for the wire.
         let message = Arc::new(request.into_inner());
         let policy = policy_from_proto("policy", message.policy.clone());
-        let change = policy.map(|policy| Change::Whole(Box::new(policy)));
+        let change = policy.map(|policy| Change::Whole(Arc::new(policy)));
         let (id, validate_only) = (&message.request_id, message.validate_only);
         let order = Order::check(id, change, message.expected_version, validate_only)?;
-        let by = requester(&caller);
-        let local = || order.carry_out(self.router.engine(), &by);
+        let local = || order.carry_out(&self.router, caller);
         let onward = |channel| {
             let message = Arc::clone(&message);
             async move {
@@ -83,8 +87,7 @@ impl PolicyService for Policies {
         let change = update.map(|update| Change::Parts(Box::new(update)));
         let (id, validate_only) = (&message.request_id, message.validate_only);
         let order = Order::check(id, change, message.expected_version, validate_only)?;
-        let by = requester(&caller);
-        let local = || async { order.carry_out(self.router.engine(), &by).await.map(updated) };
+        let local = || async { order.carry_out(&self.router, caller).await.map(updated) };
         let onward = |channel| {
             let message = Arc::clone(&message);
             async move {
@@ -103,7 +106,7 @@ fn onward_client(channel: Onward) -> PolicyServiceClient<Onward> {
 /// What is to be in force.
 enum Change {
     /// This policy.
-    Whole(Box<Policy>),
+    Whole(Arc<Policy>),
     /// The one that is in force, with these parts.
     Parts(Box<PolicyUpdate>),
 }
@@ -130,7 +133,8 @@ impl Order {
         Ok(Order { id, change, expected_version: expected_version.map(LogIndex), validate_only })
     }
 
-    async fn carry_out(&self, engine: &Engine, by: &Requester) -> Result<v1::SetPolicyResponse, Refusal> {
+    async fn carry_out(&self, router: &Router, caller: Caller) -> Result<v1::SetPolicyResponse, Refusal> {
+        let (engine, account, by) = (router.engine(), caller.account(), requester(&caller));
         let Order { id: request, change, expected_version, validate_only } = self;
         let (request, expected_version) = (*request, *expected_version);
         if *validate_only {
@@ -138,33 +142,54 @@ impl Order {
             let policy = match change {
                 Change::Whole(policy) => {
                     check_policy(&view, policy, expected_version)?;
-                    Cow::Borrowed(&**policy)
+                    Arc::clone(policy)
                 }
-                Change::Parts(update) => Cow::Owned(updated_policy(&view, update, expected_version)?),
+                Change::Parts(update) => Arc::new(updated_policy(&view, update, expected_version)?),
             };
-            let warnings = policy_warnings(&view, &policy);
-            let freshness = Some(freshness(engine, &view));
-            return Ok(v1::SetPolicyResponse { freshness, ..answer(view.policy().version, warnings) });
+            let (version, freshness) = (view.policy().version, Some(freshness(engine, &view)));
+            let warnings = warnings(router, account, view, policy).await?;
+            return Ok(v1::SetPolicyResponse { freshness, ..answer(version, warnings) });
         }
         let command = match change {
             Change::Whole(policy) => {
-                Command::SetPolicy { request, by: by.clone(), policy: policy.clone(), expected_version }
+                let policy = Box::new(Policy::clone(policy));
+                Command::SetPolicy { request, by, policy, expected_version }
             }
             Change::Parts(update) => {
-                Command::UpdatePolicy { request, by: by.clone(), update: update.clone(), expected_version }
+                Command::UpdatePolicy { request, by, update: update.clone(), expected_version }
             }
         };
         // What the change does at once can be told only by the state before it.
         let before = engine.reading();
         let at = engine.execute(command).await?.at();
-        let in_force = Arc::clone(&engine.reading().policy().policy);
         let policy = match change {
-            Change::Whole(policy) => policy,
-            Change::Parts(_) => &*in_force,
+            Change::Whole(policy) => Arc::clone(policy),
+            Change::Parts(_) => Arc::clone(&engine.reading().policy().policy),
         };
-        let warnings = policy_warnings(&before, policy);
+        let left = caller.deadline.saturating_duration_since(Instant::now());
+        let warnings = warnings(router, account, before, policy);
+        let warnings = tokio::time::timeout(WARNINGS_WAIT_MAX.min(left / 2), warnings).await;
+        let warnings = warnings.ok().and_then(Result::ok).unwrap_or_else(|| {
+            tracing::warn!(%at, "a policy was set, and its answer is without warnings: working them out takes too long");
+            PolicyWarnings::default()
+        });
         Ok(v1::SetPolicyResponse { freshness: written(engine, at), ..answer(at, warnings) })
     }
+}
+
+/// What a policy would mean, worked out in its caller's turn and on a thread for such work: it walks over the jobs.
+async fn warnings(
+    router: &Router,
+    account: Account,
+    view: Reading,
+    policy: Arc<Policy>,
+) -> Result<PolicyWarnings, Refusal> {
+    let work = async move {
+        let made = muster_engine::in_background(move || policy_warnings(&view, &policy)).await;
+        let text = "what the policy would mean could not be worked out";
+        made.map_err(|_| Refusal::new(RefusalCode::Internal, text))
+    };
+    router.in_turn(account, work).await
 }
 
 /// The same answer, for an update.

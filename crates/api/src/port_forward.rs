@@ -11,8 +11,9 @@ use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::{forward_port_request, forward_port_response};
 use tonic::{Request, Status, Streaming};
 
-use crate::exec::{Execs, Kind, START_MAX, Worker, broken, of_leader};
-use crate::forward::{Caller, ONWARD_BYTES_MAX, Remote, Route, Router, without_end};
+use crate::exec::{Execs, Kind, START_MAX, Worker, broken, for_caller};
+use crate::forward::{Caller, ONWARD_BYTES_MAX, Remote, Route, Router};
+use crate::onward_stream;
 use crate::pieces::{piece_from_proto, piece_to_proto};
 use crate::read::invalid;
 use crate::refusals::late;
@@ -117,18 +118,20 @@ async fn pass_on(
     requests: Streaming<v1::ForwardPortRequest>,
 ) -> Result<ToCaller, Status> {
     let first = v1::ForwardPortRequest { message: Some(forward_port_request::Message::Start(start)) };
-    let all = futures::stream::once(std::future::ready(first)).chain(without_end(requests));
-    let mut onward = Router::onward(all, caller);
-    onward.metadata_mut().remove("grpc-timeout");
+    let (onward, broken_off) = onward_stream::request(Some(first), requests, caller);
     let mut to_leader = JobServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX);
     let answers = tokio::select! {
-        opened = to_leader.forward_port(onward) => opened.map_err(of_leader)?.into_inner(),
+        opened = to_leader.forward_port(onward) => {
+            opened.map_err(|status| for_caller(&broken_off, status))?.into_inner()
+        }
         () = router.superseded(leader) => {
             return Err(to_status(&broken("another replica leads by now; connect again")));
         }
     };
     let superseded = async move { router.superseded(leader).await };
-    Ok(answers.map_err(of_leader).take_until(Box::pin(superseded)).boxed())
+    let answers = answers.map_err(move |status| for_caller(&broken_off, status));
+    let cut = to_status(&broken("another replica leads by now; connect again"));
+    Ok(onward_stream::until_superseded(answers, superseded, cut))
 }
 
 #[cfg(test)]

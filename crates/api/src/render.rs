@@ -308,8 +308,10 @@ fn cancelled_with_array(view: &State, id: JobId, row: &JobRow) -> Option<(String
         return None;
     }
     let (array, _) = view.array_of(id)?;
-    let by: Vec<String> = view.array(array)?.cancelled_by.iter().map(Requester::to_string).collect();
-    let text = format!("{} cancelled members of {array} that were not created", by.join(" and "));
+    let row = view.array(array)?;
+    let by: Vec<String> = row.cancelled_by.iter().map(Requester::to_string).collect();
+    let others = if row.cancellers_left_out > 0 { " and others" } else { "" };
+    let text = format!("{}{others} cancelled members of {array} that were not created", by.join(" and "));
     (!by.is_empty()).then(|| ("CANCELLED".to_owned(), text))
 }
 

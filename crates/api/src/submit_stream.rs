@@ -6,6 +6,7 @@
 //!
 //! **Invariant:** a submission is answered at most once, and one that is not answered may be repeated
 //! under its request id.
+//! **Invariant:** a stream ends with OK only where its client ended it and everything in it was answered.
 
 use futures::stream::{BoxStream, FuturesUnordered};
 use futures::{Stream, StreamExt};
@@ -18,6 +19,7 @@ use std::time::Instant;
 use tonic::{Response, Status, Streaming};
 
 use crate::forward::Router;
+use crate::guard::ours;
 use crate::measure::count_streamed;
 use crate::recorded::StreamRecorder;
 
@@ -62,6 +64,8 @@ struct Submissions<S, F> {
     under_way: FuturesUnordered<F>,
     /// The client may send more.
     open: bool,
+    /// Why no more of it is read, where its client has not ended it.
+    failed: Option<Status>,
 }
 
 /// Answers to what comes in, each made by `submit` and counted; those that are denied are recorded as well. The task that sends them polls this: it needs no other.
@@ -96,7 +100,8 @@ where
         }
     };
     let under_way = FuturesUnordered::new();
-    let submissions = Submissions { router, metrics: counted, inbound, submit, under_way, open: true };
+    let submissions =
+        Submissions { router, metrics: counted, inbound, submit, under_way, open: true, failed: None };
     unfold(submissions).boxed()
 }
 
@@ -122,11 +127,12 @@ where
     S: Fn(v1::SubmitStreamRequest) -> F,
     F: Future<Output = v1::SubmitStreamResponse>,
 {
-    /// The next answer; none when the client has ended the stream and was answered everything.
+    /// The next answer; none when the client has ended the stream and was answered everything. A stream of which no more can be
+    /// read ends with the reason, once everything was answered that had come whole.
     async fn next(&mut self) -> Option<Result<v1::SubmitStreamResponse, Status>> {
         loop {
             if !self.open && self.under_way.is_empty() {
-                return None;
+                return self.failed.take().map(Err);
             }
             let takes_more = self.open && self.under_way.len() < UNDER_WAY_MAX;
             tokio::select! {
@@ -135,8 +141,10 @@ where
                 message = self.inbound.message(), if takes_more => match message {
                     Ok(Some(message)) => self.under_way.push((self.submit)(message)),
                     Ok(None) => self.open = false,
-                    // The connection broke: nobody is left to answer.
-                    Err(_) => return None,
+                    Err(status) => {
+                        self.open = false;
+                        self.failed = Some(ours(status));
+                    }
                 },
                 Some(answer) = self.under_way.next() => return Some(Ok(answer)),
                 () = self.router.engine().stopping() => {

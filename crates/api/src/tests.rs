@@ -693,6 +693,39 @@ async fn a_read_that_says_nothing_of_the_state_is_a_safe_one() {
 }
 
 #[tokio::test]
+async fn a_stream_that_is_ended_here_ends_with_its_refusal() {
+    let served = TestServer::start().await;
+    let _agent = served.agent().await;
+    let numbered = |sequence, submission| v1::SubmitStreamRequest { sequence, submission: Some(submission) };
+    let mut too_large = submission(TWO, "b");
+    if let Some(job) = &mut too_large.job {
+        job.name = "b".repeat(ApiConfig::DEFAULT.message_bytes_max + 1);
+    }
+    let mut answers = BTreeMap::new();
+    for (submissions, ends_with) in [
+        (vec![numbered(1, submission(ONE, "a")), numbered(2, too_large)], Some(RefusalCode::MessageTooLarge)),
+        (vec![numbered(3, submission(ONE, "a"))], None),
+    ] {
+        let mut jobs = served.jobs();
+        let opened = jobs.submit_stream(tokio_stream::iter(submissions));
+        let mut inbound = guarded("a stream", opened).await.expect("it opens").into_inner();
+        let ended = loop {
+            match guarded("an answer", inbound.message()).await {
+                Ok(Some(answer)) => _ = answers.insert(answer.sequence, answer.outcome),
+                Ok(None) => break None,
+                Err(status) => break Refused::from_status(&status).code,
+            }
+        };
+        assert_eq!(ended, ends_with);
+    }
+    let accepted = |outcome: &Option<submit_stream_response::Outcome>| {
+        matches!(outcome, Some(submit_stream_response::Outcome::Accepted(_)))
+    };
+    assert_eq!(answers.keys().copied().collect::<Vec<_>>(), [1, 3], "what came whole is answered");
+    assert!(answers.values().all(accepted), "{answers:?}");
+}
+
+#[tokio::test]
 async fn a_stream_answers_each_submission_as_a_call_would() {
     let served = TestServer::start().await;
     let _agent = served.agent().await;

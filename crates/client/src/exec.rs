@@ -1,13 +1,14 @@
 //! A command next to a worker, as its caller has it.
 //!
 //! **Invariant:** a command that may have begun is never sent again: only refusals that say that nothing was done are retried.
+//! **Invariant:** input that is cut short does not look as if it were complete.
 
 use muster_types::RefusalCode;
 use muster_wire::v1;
 use muster_wire::v1::exec_worker_request::Message;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Status, Streaming};
+use tonic::{CancellationHandle, Request, Status, Streaming};
 
 use crate::Client;
 use crate::calls::jobs;
@@ -19,12 +20,22 @@ const SUBJECT: Subject = Subject { operation: "run a command next to a worker", 
 /// Pieces of input on their way.
 const PIECES_WAITING_MAX: usize = 4;
 
-/// A command that runs next to a worker. Dropping it ends the command.
+/// A command that runs next to a worker. Dropping it ends the command, and is no end of its input.
 pub struct Exec {
     link: Link,
     to_command: Option<mpsc::Sender<v1::ExecWorkerRequest>>,
     answers: Streaming<v1::ExecWorkerResponse>,
     bytes: u64,
+    reset: Option<CancellationHandle>,
+}
+
+impl Drop for Exec {
+    fn drop(&mut self) {
+        // Before the way to the command goes, whose end says that there is no more input.
+        if let Some(reset) = self.reset.take() {
+            reset.cancel();
+        }
+    }
 }
 
 /// What can be said to a command while its output is read.
@@ -88,14 +99,16 @@ impl Client {
         let first = v1::ExecWorkerRequest { message: Some(Message::Start(start)) };
         // The queue is empty.
         let _ = to_command.send(first).await;
-        let answers =
-            jobs(link.channel.clone()).exec_worker(ReceiverStream::new(requests)).await?.into_inner();
-        Ok(Exec { link: link.clone(), to_command: Some(to_command), answers, bytes: 0 })
+        let mut request = Request::new(ReceiverStream::new(requests));
+        let reset = Some(request.cancellation_handle());
+        let answers = jobs(link.channel.clone()).exec_worker(request).await?.into_inner();
+        Ok(Exec { link: link.clone(), to_command: Some(to_command), answers, bytes: 0, reset })
     }
 }
 
 impl Exec {
-    /// What can be said to the command; none when it was taken before. When all of it is dropped, the command has no more input.
+    /// What can be said to the command; none when it was taken before. When all of it is dropped while this is there, the command
+    /// has no more input.
     pub fn take_input(&mut self) -> Option<ExecInput> {
         self.to_command.take().map(ExecInput)
     }

@@ -78,7 +78,16 @@ impl Pipe {
 
     /// Hands out answers until the stream is over.
     async fn receive(self, mut inbound: Streaming<v1::SubmitStreamResponse>) {
-        while let Ok(Some(message)) = inbound.message().await {
+        loop {
+            let message = match inbound.message().await {
+                Ok(Some(message)) => message,
+                Ok(None) => break,
+                // What it was refused for concerns one submission at most, and as a call that is told it again.
+                Err(status) => {
+                    tracing::debug!(%status, "a stream of submissions was ended");
+                    break;
+                }
+            };
             // A refusal may say no more than that nobody is known to lead.
             if matches!(message.outcome, Some(Outcome::Accepted(_))) {
                 self.link.heard_now();

@@ -11,6 +11,7 @@ use core::ops::{Bound, Range};
 use muster_journal::{Estimate, Outcome, RequestKey, SubmittedPart};
 use muster_types::cycle::cycle_of;
 use muster_types::job::ArrayMember;
+use muster_types::token::user_of;
 use muster_types::{
     ArrayId, ArraySpec, Control, Dependency, DependencyRule, JobContract, JobId, JobMetadata, JobSpec,
     LogTime, Name, Requester, limits,
@@ -566,6 +567,7 @@ impl State {
             hold: None,
             waits_since: None,
             cancelled_by: Vec::new(),
+            cancellers_left_out: 0,
             detail: None,
             next: 0,
             uncreated: size,
@@ -781,15 +783,23 @@ impl State {
         self.leave_array(array, how, members);
     }
 
-    /// A member that is not created has no row that could say who cancelled it: its array says who did so with any of them.
+    /// A member that is not created has no row that could say who cancelled it: its array says who did so with any of them. Where
+    /// they are too many, the last of them takes the place of the one before: who came last is always known, whatever others did.
     fn note_canceller(&mut self, array: ArrayId, by: &Requester) {
-        let kept = by.kept();
-        let is_new = |row: &ArrayRow| {
-            row.cancelled_by.len() < limits::ARRAY_CANCELLERS_MAX && !row.cancelled_by.contains(&kept)
-        };
-        if !by.is_unknown() && self.arrays.get(&array).is_some_and(is_new) {
-            self.change_array(array, |row| row.cancelled_by.push(kept));
+        // The tokens of one user are not several people.
+        let user = user_of(&by.name);
+        let is_new = |row: &ArrayRow| row.cancelled_by.iter().all(|known| known.name != user);
+        if by.is_unknown() || !self.arrays.get(&array).is_some_and(is_new) {
+            return;
         }
+        let kept = Requester::named(user.into(), by.is_operator);
+        self.change_array(array, |row| {
+            if row.cancelled_by.len() >= limits::ARRAY_CANCELLERS_MAX {
+                row.cancelled_by.truncate(limits::ARRAY_CANCELLERS_MAX - 1);
+                row.cancellers_left_out = row.cancellers_left_out.saturating_add(1);
+            }
+            row.cancelled_by.push(kept);
+        });
     }
 
     /// One member that is not created is cancelled.
@@ -899,6 +909,9 @@ impl State {
             let counted = known.into_iter().map(u64::from).sum::<u64>();
             if row.cancelled_by.len() > limits::ARRAY_CANCELLERS_MAX {
                 return Err(format!("{id} was cancelled by too many"));
+            }
+            if row.cancellers_left_out > 0 && row.cancelled_by.len() < limits::ARRAY_CANCELLERS_MAX {
+                return Err(format!("{id} leaves out some who cancelled it and has places for them"));
             }
             if counted > u64::from(row.size()) || row.next > row.size() {
                 return Err(format!("{id} counts {counted} members of {}", row.size()));

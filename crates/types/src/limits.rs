@@ -20,7 +20,7 @@ pub const ARRAY_WINDOW: u32 = 256;
 /// Members of an array that may wait as jobs at a time, unless somebody holds them: those of the window, and those that are in
 /// back-off, wait for members of other arrays, or have capacity promised.
 pub const ARRAY_CREATED_MAX: u32 = 1_024;
-/// Requesters that are kept of those who cancelled members of an array that were not created.
+/// Those who are kept of all who cancelled members of an array that were not created: the first of them, and the last.
 pub const ARRAY_CANCELLERS_MAX: usize = 8;
 /// Members of an array whose ends are in one row.
 pub const ARRAY_ENDS_PER_ROW: u32 = 1_024;

@@ -153,6 +153,8 @@ async fn a_command_runs_where_its_worker_does() {
     drop(exec);
     assert_stands_still(&beats).await;
 
+    assert_cut_input_has_no_end(&client, &id, cluster.scratch.path()).await;
+
     // One that nobody reads waits; it takes nothing from others, and ends with its reader.
     let unread = client.exec_worker(start(&id, &["yes"])).await.expect("the worker runs");
     assert_eq!(ran(&client, &id, &["echo", "still here"]).await.0, "still here\n");
@@ -164,6 +166,26 @@ async fn a_command_runs_where_its_worker_does() {
         cluster.operated(&["log", "tail", "-n", "1000", "--decision", "exec_opened", "-o", "json"]).await;
     assert!(log.contains("exec_opened") && log.contains("echo by hand"), "it is in the log: {log}");
     cluster.assert_digests_agree().await;
+}
+
+/// Who goes has not ended the input of the command: what reads all of it does not go on.
+async fn assert_cut_input_has_no_end(client: &Client, id: &str, scratch: &Path) {
+    let [half, whole, beats] = ["half", "whole", "reads"].map(|name| scratch.join(name));
+    let text = format!(
+        "exec 3<&0; (cat <&3 > {}; : > {}) & while :; do date +%N > {}; sleep 0.05; done",
+        half.display(),
+        whole.display(),
+        beats.display()
+    );
+    let mut exec = client.exec_worker(start(id, &["sh", "-c", &text])).await.expect("the worker runs");
+    let input = exec.take_input().expect("it was not taken");
+    assert!(input.send(b"half of it".to_vec()).await);
+    let is_read = || std::fs::read(&half).is_ok_and(|read| !read.is_empty());
+    eventually("it is read", || async { (is_read() && beats.exists()).then_some(()) }).await;
+    drop(exec);
+    drop(input);
+    assert_stands_still(&beats).await;
+    assert!(!whole.exists(), "the end of its input has not come");
 }
 
 /// Waits until a file that is written all the time is not written any more.

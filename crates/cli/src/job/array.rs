@@ -100,6 +100,9 @@ struct Array {
     /// Who cancelled members that were not created.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     cancelled_by: Vec<String>,
+    /// How often the last place among these went to another.
+    #[serde(skip_serializing_if = "is_zero")]
+    cancelled_by_left_out: u32,
     #[serde(skip_serializing_if = "String::is_empty")]
     reason: String,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -162,6 +165,7 @@ impl From<v1::Array> for Array {
             states: array.states.into_iter().map(state).collect(),
             held: array.hold.is_some(),
             cancelled_by: array.cancelled_by,
+            cancelled_by_left_out: array.cancelled_by_left_out,
             reason: array.reason,
             message: array.message,
             create_time: moment(array.create_time),
@@ -258,11 +262,19 @@ pub fn print(console: &Console, message: v1::Array, freshness: Option<v1::Freshn
     }
 }
 
+fn is_zero(value: &u32) -> bool {
+    *value == 0
+}
+
 fn describe(console: &Console, array: &Array, tier: &str) -> Result<(), Failure> {
     let why = match (array.reason.as_str(), array.message.as_str()) {
         ("", _) => String::new(),
         (code, text) => format!("{code}: {text}"),
     };
+    let mut cancelled_by = array.cancelled_by.join(", ");
+    if array.cancelled_by_left_out > 0 {
+        cancelled_by.push_str(" and others");
+    }
     let pairs = [
         ("id", array.id.clone()),
         ("name", array.name.clone()),
@@ -272,7 +284,7 @@ fn describe(console: &Console, array: &Array, tier: &str) -> Result<(), Failure>
         ("members", format!("{} ({})", array.size, array.members)),
         ("first job", array.first_job_id.clone()),
         ("next", why),
-        ("cancelled by", array.cancelled_by.join(", ")),
+        ("cancelled by", cancelled_by),
         ("submitted", array.create_time.clone().unwrap_or_default()),
         ("finished", array.end_time.clone().unwrap_or_default()),
     ];

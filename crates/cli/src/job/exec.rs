@@ -10,7 +10,7 @@ use muster_wire::v1::exec_end::End;
 use muster_wire::v1::exec_worker_response::Message;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use std::collections::HashMap;
-use std::io::Read;
+use std::io::{self, ErrorKind, Read};
 use std::sync::Arc;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, mpsc};
@@ -150,13 +150,16 @@ async fn converse(
 ) -> Result<Exit, Failure> {
     let (terminal, is_attached) = (start.terminal, start.attach);
     let left = Arc::new(Notify::new());
-    let mut exec = client.exec_worker(start).await?;
-    let input = exec.take_input();
+    let mut opened = client.exec_worker(start).await?;
+    let input = opened.take_input();
+    // Behind the input, and so dropped before it: what is left has not come to the end of its input.
+    let mut exec = opened;
+    let (failed, mut failures) = mpsc::channel(1);
     // Put back when this function ends, before an error is printed.
     let _raw = if terminal.is_some() { Some(RawTerminal::enter()?) } else { None };
     if let Some(input) = input.clone() {
         let leave = is_attached.then(|| Arc::clone(&left));
-        tokio::spawn(feed(input, reads, leave));
+        tokio::spawn(feed(input, reads, leave, failed));
     }
     let mut resized = signal(SignalKind::window_change())?;
     let mut is_interrupted = false;
@@ -170,6 +173,7 @@ async fn converse(
                 continue;
             }
             () = left.notified(), if is_attached => return Ok(Exit::Ok),
+            Some(error) = failures.recv() => return Err(not_read(&error)),
             pressed = tokio::signal::ctrl_c() => {
                 if pressed.is_err() || std::mem::replace(&mut is_interrupted, true) {
                     return Ok(Exit::Interrupted);
@@ -230,11 +234,29 @@ impl Drop for RawTerminal {
     }
 }
 
-/// Sends what this command reads, or only that there is nothing.
-async fn feed(input: ExecInput, reads: bool, leave: Option<Arc<Notify>>) {
+fn not_read(error: &io::Error) -> Failure {
+    Failure::new(Exit::Failed, format!("read standard input: {error}"))
+        .with_next("what was run has not got all of its input, and is ended")
+}
+
+/// Sends what this command reads, or only that there is nothing. Where it cannot be read on, that is no end of it.
+async fn feed(
+    input: ExecInput,
+    reads: bool,
+    leave: Option<Arc<Notify>>,
+    failed: mpsc::Sender<io::Error>,
+) {
     if reads {
         let (mut pieces, mut keys) = (read_stdin(), LeaveKeys::default());
         while let Some(piece) = pieces.recv().await {
+            let piece = match piece {
+                Ok(piece) => piece,
+                Err(error) => {
+                    // Who hears it ends the command.
+                    let _ = failed.send(error).await;
+                    return;
+                }
+            };
             if let Some(leave) = leave.as_ref().filter(|_| keys.are_in(&piece)) {
                 leave.notify_one();
                 return;
@@ -268,18 +290,27 @@ impl LeaveKeys {
 }
 
 /// Standard input, from a thread that nobody waits for: a terminal that nobody types on must not keep this program.
-fn read_stdin() -> mpsc::Receiver<Vec<u8>> {
+fn read_stdin() -> mpsc::Receiver<io::Result<Vec<u8>>> {
     let (sender, pieces) = mpsc::channel(1);
-    std::thread::spawn(move || {
-        let mut bytes = vec![0; PIECE_BYTES];
-        let mut stdin = std::io::stdin().lock();
-        while let Ok(read) = stdin.read(&mut bytes) {
-            if read == 0 || sender.blocking_send(bytes[..read].to_vec()).is_err() {
-                return;
-            }
-        }
-    });
+    std::thread::spawn(move || read_pieces(io::stdin().lock(), &sender));
     pieces
+}
+
+/// Reads up to the end, to an error, which comes last, or until nobody takes it.
+fn read_pieces(mut from: impl Read, sender: &mpsc::Sender<io::Result<Vec<u8>>>) {
+    let mut bytes = vec![0; PIECE_BYTES];
+    loop {
+        let piece = match from.read(&mut bytes) {
+            Ok(0) => return,
+            Ok(read) => Ok(bytes[..read].to_vec()),
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) => Err(error),
+        };
+        let is_last = piece.is_err();
+        if sender.blocking_send(piece).is_err() || is_last {
+            return;
+        }
+    }
 }
 
 fn exit_of(end: v1::ExecEnd) -> Exit {
@@ -317,6 +348,36 @@ mod tests {
         };
         assert!(pressed(&[b"ls\n\x10\x11"]) && pressed(&[b"\x10", b"\x11"]) && pressed(&[b"\x10\x10\x11"]));
         assert!(!pressed(&[b"\x10x\x11"]) && !pressed(&[b"\x11\x10"]));
+    }
+
+    /// Gives a piece, is interrupted, and then fails.
+    struct Breaks(u32);
+
+    impl Read for Breaks {
+        fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+            self.0 += 1;
+            match self.0 {
+                1 => {
+                    bytes[..4].copy_from_slice(b"half");
+                    Ok(4)
+                }
+                2 => Err(ErrorKind::Interrupted.into()),
+                _ => Err(io::Error::other("the disk is gone")),
+            }
+        }
+    }
+
+    #[test]
+    fn input_that_cannot_be_read_on_has_not_ended() {
+        let (sender, mut pieces) = mpsc::channel(8);
+        read_pieces(Breaks(0), &sender);
+        read_pieces(io::empty(), &sender);
+        drop(sender);
+        let first = pieces.blocking_recv().expect("a piece").expect("it is read");
+        assert_eq!(first, b"half");
+        let failed = pieces.blocking_recv().expect("it is told").expect_err("it failed");
+        assert!(failed.to_string().contains("the disk is gone"), "{failed}");
+        assert!(pieces.blocking_recv().is_none(), "an end is told by nothing that follows");
     }
 
     #[test]

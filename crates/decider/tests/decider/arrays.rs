@@ -367,7 +367,8 @@ fn a_member_that_is_named_with_its_array_is_counted_once() {
     }
 }
 
-/// Members that are not created have no rows: their array keeps who cancelled them, each requester once and no more than a few.
+/// Members that are not created have no rows: their array keeps who cancelled them, each user once and no more than a few. Nobody's
+/// tokens fill the places, and the last is among them whatever others did.
 #[test]
 fn an_array_keeps_who_cancelled_members_that_were_not_created() {
     let (mut speculation, mut state) = founded();
@@ -389,6 +390,10 @@ fn an_array_keeps_who_cancelled_members_that_were_not_created() {
     cancel(&mut speculation, 3, "", vec![], vec![members[4_002]]);
     cancel(&mut speculation, 4, "bob", vec![], vec![members[4_003]]);
     cancel(&mut speculation, 5, "ada", vec![], vec![members[4_004]]);
+    for n in 0..10_u32 {
+        let (member, token) = (members[4_200 + n as usize], format!("ada+token/{n:016x}"));
+        cancel(&mut speculation, 40 + u128::from(n), &token, vec![], vec![member]);
+    }
     assert_eq!(names(&speculation), ["ada", "bob"]);
     // One that is a job says it itself.
     cancel(&mut speculation, 6, "cyd", vec![], vec![members[0]]);
@@ -397,9 +402,12 @@ fn an_array_keeps_who_cancelled_members_that_were_not_created() {
         let member = members[4_100 + n as usize];
         cancel(&mut speculation, 10 + u128::from(n), &format!("u{n}"), vec![], vec![member]);
     }
+    let left_out = |speculation: &Speculation| speculation.state().array(id).unwrap().cancellers_left_out;
     assert_eq!(names(&speculation).len(), limits::ARRAY_CANCELLERS_MAX);
-    cancel(&mut speculation, 30, "eve", vec![id], vec![]);
-    assert_eq!(names(&speculation).last().map(String::as_str), Some("u5"));
+    assert_eq!(left_out(&speculation), 4);
+    cancel(&mut speculation, 30, "eve+token/0000000000000007", vec![id], vec![]);
+    assert_eq!(names(&speculation), ["ada", "bob", "u0", "u1", "u2", "u3", "u4", "eve"]);
+    assert_eq!(left_out(&speculation), 5);
     commit(&mut speculation, &mut state);
     crate::support::check(&state);
 }

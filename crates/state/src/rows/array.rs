@@ -43,9 +43,12 @@ pub struct ArrayRow {
     pub hold: Option<HoldRow>,
     /// Since when its members wait, where its tenant held it or a throttle of it was changed; none leaves that to the submission.
     pub waits_since: Option<LogTime>,
-    /// Who asked to cancel members that were not created, each once, the first [`limits::ARRAY_CANCELLERS_MAX`] of them; empty when
-    /// nobody did, or nobody knows who.
+    /// Who asked to cancel members that were not created, each user once and without the token that spoke for it, at most
+    /// [`limits::ARRAY_CANCELLERS_MAX`]: the last place is that of the last who was not among the first. Empty when nobody did, or
+    /// nobody knows who.
     pub cancelled_by: Vec<Requester>,
+    /// How often one gave up the last place among these to another.
+    pub cancellers_left_out: u32,
     /// Why members that were not created failed; none when they did not.
     pub detail: Option<Arc<str>>,
     /// The lowest ordinal of a member that may still have to be created.
@@ -137,6 +140,7 @@ impl Derived<ArrayId, ArrayRow> for ArrayFacts {
             hold,
             waits_since,
             cancelled_by,
+            cancellers_left_out,
             detail,
             next,
             uncreated,
@@ -146,7 +150,7 @@ impl Derived<ArrayId, ArrayRow> for ArrayFacts {
             finished_at,
             changed_at,
         } = row;
-        let asked = (released, hold, waits_since, cancelled_by, detail);
+        let asked = (released, hold, waits_since, cancelled_by, cancellers_left_out, detail);
         let counts = (next, uncreated, succeeded, failed, cancelled);
         hash(&(id, self.hash, estimate, submitted_at, asked, counts, finished_at, changed_at))
     }

@@ -18,6 +18,8 @@ mod isolation;
 mod queues;
 mod starved;
 
+use starved::Waiting;
+
 /// Most warnings of one policy.
 pub const POLICY_WARNINGS_MAX: usize = 64;
 
@@ -173,8 +175,8 @@ pub fn policy_warnings(state: &State, policy: &Policy) -> PolicyWarnings {
     look.reclaim();
     look.reserved();
     queues::spends(&mut look);
-    look.waiting();
-    starved::look_at(&mut look);
+    let waiting = look.waiting();
+    starved::look_at(&mut look, waiting);
     look.unlisted();
     change::look_at(&mut look);
     let mut found = look.found;
@@ -513,15 +515,18 @@ impl<'a> Look<'a> {
         }
     }
 
-    /// Jobs that wait now.
-    fn waiting(&mut self) {
+    /// Jobs that wait now, in one walk: what follows from rights and quotas for them, and what else is to be known of them.
+    fn waiting(&mut self) -> Waiting<'a> {
+        let state = self.state;
+        let mut waiting = Waiting::default();
         let unused = QuotaUsage::new(self.policy);
         let mut without_right: BTreeMap<(&Name, &'static str), (u64, &Name)> = BTreeMap::new();
         let mut above: BTreeMap<&Name, (u64, &Name)> = BTreeMap::new();
         let has_quotas = self.policy.tenants.values().any(|tenant| !tenant.quotas.is_empty());
         let mut known: BTreeMap<(&Name, GangClass), bool> = BTreeMap::new();
-        for (id, row) in self.state.jobs().iter().take(JOBS_LOOKED_AT_MAX) {
-            let Some(spec) = self.state.spec(*id).filter(|_| row.phase == Phase::Pending) else { continue };
+        for (id, row) in state.jobs().iter().take(JOBS_LOOKED_AT_MAX) {
+            let Some(spec) = state.spec(*id).filter(|_| row.phase == Phase::Pending) else { continue };
+            waiting.add(self, *id, spec);
             let missing =
                 MissingRight::of(self.policy.rights(&spec.tenant), spec).map(|missing| match missing {
                     MissingRight::Tier { .. } => "tierMax",
@@ -552,6 +557,7 @@ impl<'a> Look<'a> {
             );
             self.warn(PolicyWarningCode::GangAboveQuota, self.field_of(tenant), text);
         }
+        waiting
     }
 
     /// Where a policy says something of a tenant.

@@ -4,11 +4,11 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
 use alloc::string::String;
-use muster_state::{JobAboveLimit, Phase};
+use muster_state::JobAboveLimit;
 use muster_types::policy::{OnLimit, Policy, TenantLimits, TenantPolicy};
 use muster_types::{JobId, JobSpec, Name, PriorityTier};
 
-use super::{JOBS_LOOKED_AT_MAX, Look, PolicyWarningCode};
+use super::{Look, PolicyWarningCode};
 
 /// A limit of a tenant that stops its work where it is zero.
 struct Limit {
@@ -72,24 +72,19 @@ const LIMITS: [Limit; 13] = [
 
 /// Jobs that wait now, and those of them that ask for more than a limit lets any job have.
 #[derive(Default)]
-struct Waiting<'a> {
+pub(super) struct Waiting<'a> {
     jobs: BTreeMap<(&'a Name, PriorityTier), u64>,
     /// By tenant, tier and limit: how many, and the first of them.
     above: BTreeMap<(&'a Name, PriorityTier, &'static str), (u64, &'a Name)>,
 }
 
 impl<'a> Waiting<'a> {
-    fn of(look: &Look<'a>) -> Waiting<'a> {
-        let (state, policy) = (look.state, look.policy);
-        let mut waiting = Waiting::default();
-        for (id, row) in state.jobs().iter().take(JOBS_LOOKED_AT_MAX) {
-            let Some(spec) = state.spec(*id).filter(|_| row.phase == Phase::Pending) else { continue };
-            *waiting.jobs.entry((&spec.tenant, spec.tier)).or_default() += 1;
-            if let Some(limit) = limit_above(look, policy, *id, spec) {
-                waiting.above.entry((&spec.tenant, spec.tier, limit)).or_insert((0, &spec.name)).0 += 1;
-            }
+    /// One more that waits.
+    pub(super) fn add(&mut self, look: &Look<'a>, id: JobId, spec: &'a JobSpec) {
+        *self.jobs.entry((&spec.tenant, spec.tier)).or_default() += 1;
+        if let Some(limit) = limit_above(look, look.policy, id, spec) {
+            self.above.entry((&spec.tenant, spec.tier, limit)).or_insert((0, &spec.name)).0 += 1;
         }
-        waiting
     }
 
     /// How many there are, of one tier or of all, by the tenant that states something which holds for them: the nearest above
@@ -132,8 +127,7 @@ fn limit_above(look: &Look<'_>, policy: &Policy, id: JobId, spec: &JobSpec) -> O
 }
 
 /// Adds what is to be said of tenants and tiers that would starve.
-pub(super) fn look_at(look: &mut Look<'_>) {
-    let waiting = Waiting::of(look);
+pub(super) fn look_at<'a>(look: &mut Look<'a>, waiting: Waiting<'a>) {
     zero_limits(look, &waiting);
     tiers_without_submissions(look, &waiting);
     no_weight(look, &waiting);
