@@ -74,7 +74,9 @@ impl State {
                 self.check_modified(*request, by, *job, changes)
             }
             Decision::ArraysSubmitted { request, parts, .. } => self.check_arrays_submitted(*request, parts),
-            Decision::ArrayMembersCreated { array, count } => self.check_created(*array, *count),
+            Decision::ArrayMembersCreated { array, first, count } => {
+                self.check_created(*array, *first, *count)
+            }
             Decision::ArrayReleased { array } => self.check_array_released(*array),
             Decision::ArrayMembersFailed { array, detail } => self.check_members_failed(*array, detail),
             Decision::ArraysControlled { request, by, control, arrays, jobs } => {
