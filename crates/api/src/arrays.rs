@@ -45,9 +45,9 @@ pub(crate) fn waits_for(view: &State, id: ArrayId, row: &ArrayRow) -> Option<(&'
     let most = view.parameters().jobs_held_max;
     let before = load.pending - load.held;
     let is_full = view.rows_held() >= most && load.in_line < limits::ARRAY_WINDOW;
-    let mut others = row.template.spec.dependencies.iter().filter(|on| on.is_of_members());
-    // Those whose turn it is wait for nothing else once so many are in the queue that wait for capacity alone.
-    let other = others.next().filter(|_| load.in_line <= limits::ARRAY_WINDOW / 2);
+    let other = row.template.spec.dependencies.iter().find(|on| on.is_of_members());
+    // With more in the queue it is for these that the next ones wait.
+    let other = other.filter(|_| load.in_line <= limits::ARRAY_WINDOW / 2);
     let text = match (is_full, other) {
         (true, _) => format!(
             "the cluster holds {most} jobs and arrays, which is as many as it may; more members are created when history has been dropped"

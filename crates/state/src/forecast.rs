@@ -31,7 +31,7 @@ impl Forecast {
         let mut forecast = Forecast::new(state);
         for node in nodes {
             let Some(row) = state.node(node) else { continue };
-            let promised = state.promised_beside_leavers(node, row);
+            let promised = state.promised_beyond_leavers(node, row);
             if promised != row.promised {
                 forecast.0.change_node(node, false, |row| row.promised = promised);
             }

@@ -403,8 +403,8 @@ impl Promised {
         self.memory_bytes = self.memory_bytes.saturating_sub(memory_bytes);
         self.scratch_bytes = self.scratch_bytes.saturating_sub(request.scratch_bytes);
         if let Some(DeviceAmount::Share(milli)) = request.accelerators.as_ref().map(|a| a.amount) {
-            let of_device = |share: &&mut DeviceShare| devices.contains(DeviceSet(1 << share.device));
-            if let Some(share) = self.shares.iter_mut().find(of_device) {
+            let shares = self.shares.iter_mut();
+            for share in shares.filter(|share| devices.contains(DeviceSet(1 << share.device))) {
                 share.milli = share.milli.saturating_sub(milli);
             }
             self.shares.retain(|share| share.milli > 0);

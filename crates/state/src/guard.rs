@@ -432,7 +432,7 @@ impl State {
     /// What is promised of a node beyond what gangs will leave there that are being stopped. Until they have, their CPUs, their memory
     /// and their parts of devices are not free. Were all that is promised taken from what is free, it would be missing twice, and
     /// more gangs would have to stop than are needed.
-    pub(crate) fn promised_beside_leavers(&self, node: NodeId, row: &NodeRow) -> Promised {
+    pub(crate) fn promised_beyond_leavers(&self, node: NodeId, row: &NodeRow) -> Promised {
         let mut promised = row.promised.clone();
         if promised.is_empty() {
             return promised;
@@ -497,7 +497,7 @@ impl State {
         // Less what others were promised before, and what is not to be used.
         for (node, free) in &mut left {
             let row = self.nodes.get(node).ok_or(GuardError::NodeUnknown)?;
-            let promised = self.promised_beside_leavers(*node, row);
+            let promised = self.promised_beyond_leavers(*node, row);
             *free = free.without_promised(&promised).without(&row.restricted);
         }
         self.check_promises(promises, &stopped, &mut left)?;
