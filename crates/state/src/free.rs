@@ -396,7 +396,7 @@ impl Promised {
     }
 
     /// Leaves out what a worker of the host holds that is being stopped, as far as that much is promised: of what can be counted.
-    /// A whole device is free or is not, whoever holds it.
+    /// A whole device is free or is not, whichever job holds it.
     pub(crate) fn leave_out(&mut self, request: &WorkerRequest, devices: DeviceSet, host: &Free) {
         let (cpu_milli, memory_bytes) = host.taken_by(request);
         self.cpu_milli = self.cpu_milli.saturating_sub(cpu_milli);
