@@ -686,8 +686,8 @@ impl Speculation {
         self.starts = starts;
     }
 
-    /// Whether there are jobs or arrays whose time had come by the last tick and that it did not look at, because it had done
-    /// as much as one tick may: the next tick goes on with them, and should follow soon. A tick that only looks at
+    /// Whether there are jobs or arrays whose time had come by the last tick, or members that may be ready before their turn, and that
+    /// it did not look at, because it had done as much as one tick may: the next tick goes on with them, and should follow soon. A tick that only looks at
     /// jobs which wait for others writes no record, so that its records do not show this.
     #[must_use]
     pub fn has_more_due(&self) -> bool {
