@@ -94,10 +94,10 @@ pub struct AgentConfig {
     /// What is run on this host after each worker.
     #[serde(default)]
     pub epilog: HostCommandConfig,
-    /// What is run on this host before the first rank of each gang.
+    /// What is run on this host before the first rank of each gang. The other ranks do not wait for it.
     #[serde(default)]
     pub job_prolog: HostCommandConfig,
-    /// What is run on this host after the first rank of each gang.
+    /// What is run on this host after the first rank of each gang, whether or not the other ranks have ended.
     #[serde(default)]
     pub job_epilog: HostCommandConfig,
     /// The agent's certificate, its key, and the cluster's authorities; without them it speaks plaintext.

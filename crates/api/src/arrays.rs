@@ -44,11 +44,19 @@ pub(crate) fn waits_for(view: &State, id: ArrayId, row: &ArrayRow) -> Option<(&'
     }
     let most = view.parameters().jobs_held_max;
     let before = load.pending - load.held;
-    let text = match view.rows_held() >= most && load.in_line < limits::ARRAY_WINDOW {
-        true => format!(
+    let is_full = view.rows_held() >= most && load.in_line < limits::ARRAY_WINDOW;
+    let other = row.template.spec.dependencies.iter().find(|on| on.is_of_members());
+    // With more in the queue it is for these that the next ones wait.
+    let other = other.filter(|_| load.in_line <= limits::ARRAY_WINDOW / 2);
+    let text = match (is_full, other) {
+        (true, _) => format!(
             "the cluster holds {most} jobs and arrays, which is as many as it may; more members are created when history has been dropped"
         ),
-        false => format!(
+        (false, Some(on)) => format!(
+            "each member of {id} waits for the same member of {}; those are created first for which that is over",
+            ArrayId(on.job.0)
+        ),
+        (false, None) => format!(
             "{before} of the members of {id} wait in the queue; the next are created when some have started"
         ),
     };

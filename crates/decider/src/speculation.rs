@@ -10,13 +10,14 @@ use muster_planner::Valuation;
 use muster_policy::Refresh;
 use muster_state::{Applied, CheckedDecision, Phase, RequestAnswer, State};
 use muster_types::{
-    AdmissionMode, ArrayId, ClusterId, Control, JobId, Leadership, LogIndex, LogTime, Name, NodeId,
-    Parameters, PriorityTier, QueueKey, Refusal, Requester,
+    AdmissionMode, ArrayId, ClusterId, Control, Dependency, JobId, Leadership, LogIndex, LogTime, Name,
+    NodeId, Parameters, PriorityTier, QueueKey, Refusal, Requester,
 };
 
 use crate::future::KeptReservations;
 use crate::memory::booking_looks::BookingLooks;
 use crate::memory::pass::UnfinishedPass;
+use crate::memory::ready_members::ReadyMembers;
 use crate::memory::requests::Requests;
 use crate::memory::rotation::PassMemory;
 use crate::memory::searches::{Searches, have_lapsed};
@@ -122,6 +123,8 @@ pub struct Speculation {
     unsettled_arrays: BTreeSet<ArrayId>,
     /// Arrays that may have too few members waiting.
     unfilled: BTreeSet<ArrayId>,
+    /// Members of arrays that are ready before their turn.
+    ready_members: ReadyMembers,
     /// Whether arrays have too few members waiting because the state holds as many jobs as it may.
     lacks_room: bool,
     /// Where renewing the turns of waiting jobs goes on; none when they are what the policy makes them.
@@ -188,6 +191,7 @@ impl Speculation {
             unsettled: BTreeSet::new(),
             unsettled_arrays: BTreeSet::new(),
             unfilled: BTreeSet::new(),
+            ready_members: ReadyMembers::default(),
             lacks_room: false,
             stale_turns: None,
             refresh: Refresh::of(&state, now.max(state.log_time())),
@@ -384,9 +388,16 @@ impl Speculation {
                     let new = self.state.arrays().range(ArrayId(first.0)..).map(|(id, _)| *id);
                     let new: Vec<ArrayId> = new.collect();
                     self.unsettled_arrays.extend(&new);
+                    for array in &new {
+                        self.look_for_ready_members(*array);
+                    }
                     self.unfilled.extend(new);
                 }
             }
+            Decision::ArrayMembersCreated { array, .. } | Decision::ArrayMembersFailed { array, .. } => {
+                self.forget_if_created(*array);
+            }
+            Decision::JobCancelRequested { jobs, .. } => self.forget_arrays_of(jobs),
             Decision::ArrayReleased { array } | Decision::ArrayThrottleSet { array, .. } => {
                 self.unfilled.insert(*array);
             }
@@ -394,6 +405,8 @@ impl Speculation {
                 if *control == Control::Release {
                     self.unfilled.extend(arrays);
                 }
+                arrays.iter().for_each(|array| self.forget_if_created(*array));
+                self.forget_arrays_of(jobs);
                 self.unfilled.extend(jobs.iter().filter_map(|job| of_job(&self.state, *job)));
             }
             // A member that is held once it waits again counts for no bound any more.
@@ -414,6 +427,49 @@ impl Speculation {
             Decision::JobModified { job, .. } => self.unfilled.extend(of_job(&self.state, *job)),
             Decision::HistoryPruned { .. } if self.lacks_room => self.leave_all_unfilled(),
             _ => {}
+        }
+    }
+
+    /// Members of an array may be ready before their turn: it waits for others member by member.
+    pub(crate) fn look_for_ready_members(&mut self, array: ArrayId) {
+        let row = self.state.array(array).filter(|row| row.uncreated > 0);
+        if row.is_some_and(|row| row.template.spec.dependencies.iter().any(Dependency::is_of_members)) {
+            self.ready_members.look_from(array, 0);
+            self.unfilled.insert(array);
+        }
+    }
+
+    /// Members of others are over that a member of an array may have waited for.
+    pub(crate) fn note_if_ready(&mut self, array: ArrayId, ordinal: u32) {
+        if self.state.is_ready_member(array, ordinal) {
+            self.ready_members.note(array, ordinal);
+            self.unfilled.insert(array);
+        }
+    }
+
+    /// Looks for members that are ready before their turn, as many as one tick may look at.
+    pub(crate) fn find_ready_members(&mut self, looks: u32) {
+        let found = self.ready_members.look(&self.state, looks);
+        self.unfilled.extend(found);
+    }
+
+    /// The first members of an array that are known to be ready, up to a number.
+    pub(crate) fn take_ready_members(&mut self, array: ArrayId, most: u32) -> Vec<u32> {
+        self.ready_members.take(&self.state, array, most)
+    }
+
+    fn forget_if_created(&mut self, array: ArrayId) {
+        if self.state.array(array).is_none_or(|row| row.uncreated == 0) {
+            self.ready_members.forget(array);
+        }
+    }
+
+    /// These jobs may have been the last members of their arrays that were left to be created.
+    fn forget_arrays_of(&mut self, jobs: &[JobId]) {
+        for job in jobs {
+            if let Some((array, _)) = self.state.array_of(*job) {
+                self.forget_if_created(array);
+            }
         }
     }
 
@@ -630,12 +686,12 @@ impl Speculation {
         self.starts = starts;
     }
 
-    /// Whether there are jobs or arrays whose time had come by the last tick and that it did not look at, because it had done
-    /// as much as one tick may: the next tick goes on with them, and should follow soon. A tick that only looks at
+    /// Whether there are jobs or arrays whose time had come by the last tick, or members that may be ready before their turn, and that
+    /// it did not look at, because it had done as much as one tick may: the next tick goes on with them, and should follow soon. A tick that only looks at
     /// jobs which wait for others writes no record, so that its records do not show this.
     #[must_use]
     pub fn has_more_due(&self) -> bool {
-        self.starts.is_cut
+        self.starts.is_cut || self.ready_members.is_cut()
     }
 
     /// Searches for gangs to preempt.

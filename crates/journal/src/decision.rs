@@ -631,11 +631,14 @@ pub enum Decision {
         /// In the order of the request.
         parts: Vec<SubmittedPart>,
     },
-    /// Decision: the next members of an array are jobs from now on, because they are near their turn.
+    /// Decision: members of an array are jobs from now on, because they are near their turn, or because the members of other arrays are
+    /// over that they waited for.
     ArrayMembersCreated {
         /// Which array.
         array: ArrayId,
-        /// How many, from 1 to `limits::ARRAY_CREATED_MAX`; the first of those that are not created, in order.
+        /// The ordinal of the first of them, where others before it are not created; none for the first of those that are not created.
+        first: Option<u32>,
+        /// How many, from 1 to `limits::ARRAY_CREATED_MAX`. With `first` they are side by side.
         count: u32,
     },
     /// Decision: what an array waited for, capacity apart, has come about; its members may be created from now on.

@@ -452,10 +452,13 @@ impl State {
         Ok(())
     }
 
-    pub(crate) fn check_created(&self, array: ArrayId, count: u32) -> Check {
+    pub(crate) fn check_created(&self, array: ArrayId, first: Option<u32>, count: u32) -> Check {
         let row = self.arrays.get(&array).ok_or(GuardError::JobUnknown)?;
         require(row.is_open(), GuardError::JobPhase)?;
-        require(count > 0 && count <= self.array_room_at_most(array), GuardError::Limit)
+        require(count > 0 && count <= self.array_room_at_most(array), GuardError::Limit)?;
+        let Some(first) = first else { return Ok(()) };
+        let end = first.checked_add(count).ok_or(GuardError::Limit)?;
+        require((first..end).all(|ordinal| self.is_uncreated(array, ordinal)), GuardError::JobPhase)
     }
 
     pub(crate) fn check_array_released(&self, array: ArrayId) -> Check {
@@ -664,19 +667,24 @@ impl State {
         }
     }
 
-    pub(crate) fn fold_created(&mut self, array: ArrayId, count: u32) -> Vec<Effect> {
+    pub(crate) fn fold_created(&mut self, array: ArrayId, first: Option<u32>, count: u32) -> Vec<Effect> {
         let mut effects = Vec::with_capacity(count as usize + 1);
         let mut next = self.arrays.get(&array).expect("the guard has seen the array").next;
+        let mut behind = first.unwrap_or(next);
         let mut created = 0;
         while created < count {
-            let (ordinal, job) = (next, array.member(next));
-            next += 1;
+            let (ordinal, job) = (behind, array.member(behind));
+            behind += 1;
             if self.jobs.contains(&job) || self.member_end(array, ordinal).is_some() {
                 continue;
             }
             self.create_member(WaitingMember { array, ordinal });
             effects.push(Effect::JobChanged(job));
             created += 1;
+        }
+        // Those that were created before their turn are stepped over once they are next, each once.
+        if first.is_none_or(|first| first == next) {
+            next = behind;
         }
         self.change_array(array, |row| {
             row.next = next;

@@ -51,7 +51,9 @@ impl State {
             }
             Decision::JobModified { .. } => self.fold_modified(decision),
             Decision::ArraysSubmitted { request, parts, .. } => self.fold_arrays_submitted(*request, parts),
-            Decision::ArrayMembersCreated { array, count } => self.fold_created(*array, *count),
+            Decision::ArrayMembersCreated { array, first, count } => {
+                self.fold_created(*array, *first, *count)
+            }
             Decision::ArrayReleased { array } => self.fold_array_released(*array),
             Decision::ArrayMembersFailed { array, detail } => self.fold_members_failed(*array, detail),
             Decision::ArraysControlled { request, by, control, arrays, jobs } => {

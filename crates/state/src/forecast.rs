@@ -1,9 +1,10 @@
 //! The state as it might become: what planning tries out before anything is decided.
 
+use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 use core::ops::Deref;
 use muster_journal::WorkerSlot;
-use muster_types::{JobId, JobMetadata, JobSpec};
+use muster_types::{JobId, JobMetadata, JobSpec, NodeId};
 
 use crate::rows::PromiseRow;
 use crate::state::State;
@@ -18,6 +19,24 @@ impl Forecast {
     #[must_use]
     pub fn new(state: &State) -> Forecast {
         Forecast(state.clone())
+    }
+
+    /// The state as it is, in which nothing of what is free is kept for promises that are met by what gangs will leave which are
+    /// being stopped. What these hold is not free in it. No promise is to be dropped in it.
+    #[must_use]
+    pub fn with_leavers(state: &State) -> Forecast {
+        let placements = state.stopping().filter_map(|job| state.job(job)?.placement.as_deref());
+        let nodes: BTreeSet<NodeId> =
+            placements.flat_map(|placement| placement.slots.iter().map(|slot| slot.node)).collect();
+        let mut forecast = Forecast::new(state);
+        for node in nodes {
+            let Some(row) = state.node(node) else { continue };
+            let promised = state.promised_beyond_leavers(node, row);
+            if promised != row.promised {
+                forecast.0.change_node(node, false, |row| row.promised = promised);
+            }
+        }
+        forecast
     }
 
     /// The copy, to be changed.

@@ -394,6 +394,22 @@ impl Promised {
             }
         }
     }
+
+    /// Leaves out what a worker of the host holds that is being stopped, as far as that much is promised: of what can be counted.
+    /// A whole device is free or is not, whichever job holds it.
+    pub(crate) fn leave_out(&mut self, request: &WorkerRequest, devices: DeviceSet, host: &Free) {
+        let (cpu_milli, memory_bytes) = host.taken_by(request);
+        self.cpu_milli = self.cpu_milli.saturating_sub(cpu_milli);
+        self.memory_bytes = self.memory_bytes.saturating_sub(memory_bytes);
+        self.scratch_bytes = self.scratch_bytes.saturating_sub(request.scratch_bytes);
+        if let Some(DeviceAmount::Share(milli)) = request.accelerators.as_ref().map(|a| a.amount) {
+            let shares = self.shares.iter_mut();
+            for share in shares.filter(|share| devices.contains(DeviceSet(1 << share.device))) {
+                share.milli = share.milli.saturating_sub(milli);
+            }
+            self.shares.retain(|share| share.milli > 0);
+        }
+    }
 }
 
 /// Hosts with equal keys, of one type, are alike to every worker. Ordered fullest first.
@@ -449,6 +465,7 @@ impl FreeKey {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use muster_types::AcceleratorRequest;
 
     fn host() -> Free {
         Free {
@@ -501,5 +518,42 @@ mod tests {
         assert_eq!(free.without_promised(&promised).workers(&asks), 0, "a part of it is promised");
         free.give(&asks, DeviceSet::EMPTY);
         assert_eq!(free, host());
+    }
+
+    #[test]
+    fn what_a_worker_leaves_that_is_being_stopped_is_not_kept_of_what_is_free() {
+        let request = |milli: u16| WorkerRequest {
+            accelerators: Some(AcceleratorRequest {
+                choices: Vec::new(),
+                amount: DeviceAmount::Share(milli),
+            }),
+            scratch_bytes: 10,
+            ..worker(false)
+        };
+        let share = |milli: u16| alloc::vec![DeviceShare { device: 3, milli }];
+        let promised = Promised {
+            devices: DeviceSet(1),
+            shares: share(700),
+            cpu_milli: 3_000,
+            memory_bytes: 2,
+            scratch_bytes: 15,
+        };
+        let mut left = promised.clone();
+        left.leave_out(&request(500), DeviceSet(1 << 3), &host());
+        let expected = Promised {
+            devices: DeviceSet(1),
+            shares: share(200),
+            cpu_milli: 2_000,
+            memory_bytes: 1,
+            scratch_bytes: 5,
+        };
+        assert_eq!(left, expected);
+        left.leave_out(&request(500), DeviceSet(1 << 3), &host());
+        left.leave_out(&request(500), DeviceSet(1 << 4), &host());
+        let expected = Promised { devices: DeviceSet(1), ..Promised::default() };
+        assert_eq!(left, expected, "no more than is promised, and no whole device");
+        let mut left = promised;
+        left.leave_out(&worker(true), DeviceSet::EMPTY, &host());
+        assert_eq!((left.cpu_milli, left.memory_bytes), (0, 0), "it has the host to itself");
     }
 }

@@ -15,7 +15,7 @@ use muster_types::{
 };
 
 use crate::fit;
-use crate::free::Free;
+use crate::free::{Free, Promised};
 use crate::guard_error::{GuardError, require};
 use crate::node_reasons::check_reason;
 use crate::rows::{JobRow, NodeRow, NodeStatus, Phase, Placement, RankState};
@@ -74,7 +74,9 @@ impl State {
                 self.check_modified(*request, by, *job, changes)
             }
             Decision::ArraysSubmitted { request, parts, .. } => self.check_arrays_submitted(*request, parts),
-            Decision::ArrayMembersCreated { array, count } => self.check_created(*array, *count),
+            Decision::ArrayMembersCreated { array, first, count } => {
+                self.check_created(*array, *first, *count)
+            }
             Decision::ArrayReleased { array } => self.check_array_released(*array),
             Decision::ArrayMembersFailed { array, detail } => self.check_members_failed(*array, detail),
             Decision::ArraysControlled { request, by, control, arrays, jobs } => {
@@ -427,6 +429,30 @@ impl State {
         Ok(())
     }
 
+    /// What is promised of a node beyond what gangs will leave there that are being stopped. Until they have, their CPUs, their memory
+    /// and their parts of devices are not free. Were all that is promised taken from what is free, it would be missing twice, and
+    /// more gangs would have to stop than are needed.
+    pub(crate) fn promised_beyond_leavers(&self, node: NodeId, row: &NodeRow) -> Promised {
+        let mut promised = row.promised.clone();
+        if promised.is_empty() {
+            return promised;
+        }
+        for job in self.gangs_on(node) {
+            let Some((of_job, spec)) = self.jobs.get(&job).zip(self.specs.get(&job)) else { continue };
+            let Some(placement) = of_job.placement.as_deref() else { continue };
+            if !matches!(of_job.phase, Phase::Stopping(_)) {
+                continue;
+            }
+            let ranks = placement.slots.iter().zip(&placement.ranks).enumerate();
+            for (rank, (slot, _)) in ranks.filter(|(_, (slot, of))| slot.node == node && !of.is_over()) {
+                if let Some(group) = spec.group_of_slot(rank as u32, placement.slots.len()) {
+                    promised.leave_out(&group.request, slot.devices, &row.free);
+                }
+            }
+        }
+        promised
+    }
+
     /// Stops concern running gangs; what is promised fits into what they will leave, in addition to what others
     /// were promised before; no quota is exceeded once all is done.
     fn check_rearranged(&self, stops: &[Stop], promises: &[CapacityHold]) -> Check {
@@ -462,10 +488,17 @@ impl State {
             require(so && (spec.preemptible || is_taken), GuardError::JobPhase)?;
             self.give_all(stop.job, spec, placement, &mut left)?;
         }
+        // Where nobody stops by this record, those may that were stopped before.
+        for slot in promises.iter().flat_map(|promise| &promise.workers) {
+            if let Some(row) = self.nodes.get(&slot.node) {
+                left.entry(slot.node).or_insert_with(|| row.free.clone());
+            }
+        }
         // Less what others were promised before, and what is not to be used.
         for (node, free) in &mut left {
             let row = self.nodes.get(node).ok_or(GuardError::NodeUnknown)?;
-            *free = free.without_promised(&row.promised).without(&row.restricted);
+            let promised = self.promised_beyond_leavers(*node, row);
+            *free = free.without_promised(&promised).without(&row.restricted);
         }
         self.check_promises(promises, &stopped, &mut left)?;
         self.check_grounds(stops)?;

@@ -40,6 +40,7 @@ mod notifications;
 mod overrides;
 mod policy;
 mod queue;
+mod ready_members;
 mod recovery;
 mod redact;
 mod restrict;

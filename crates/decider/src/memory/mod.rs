@@ -3,6 +3,7 @@
 pub(crate) mod booking_looks;
 pub(crate) mod counted_waiters;
 pub(crate) mod pass;
+pub(crate) mod ready_members;
 pub(crate) mod requests;
 pub(crate) mod rotation;
 pub(crate) mod searches;

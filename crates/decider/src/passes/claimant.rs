@@ -16,8 +16,9 @@ pub(super) struct Spent;
 
 /// The gang that asks for capacity, with what its search looks at.
 pub(super) struct Claimant<'a> {
+    /// What is planned in: what is recorded, or a forecast of it.
     pub(super) state: &'a State,
-    /// Which gangs are within nominal.
+    /// Which gangs are within nominal, and what is recorded.
     pub(super) cover: &'a NominalCover<'a>,
     pub(super) job: JobId,
     pub(super) spec: &'a JobSpec,

@@ -183,7 +183,11 @@ fn stop_others(
         return PreemptOutcome::NobodyToAsk;
     }
     let look = &look;
-    let claimant = Claimant { state, cover: &cover, job, spec, row, holds: &holds, future, look, now };
+    // What is promised already is met by those who are stopping, so that nobody else has to stop for it.
+    budget.take(state.stopping().count() as u64);
+    let leavers = is_stopping.then(|| Forecast::with_leavers(state));
+    let known = leavers.as_deref().unwrap_or(state);
+    let claimant = Claimant { state: known, cover: &cover, job, spec, row, holds: &holds, future, look, now };
     if let Some(decision) = end_overrunners(&claimant, budget) {
         budget.take(cover.take_counted());
         let place = match &decision {
@@ -250,6 +254,7 @@ fn stop_others(
 /// the gang starts then.
 fn end_overrunners(claimant: &Claimant<'_>, budget: &mut Budget) -> Option<Decision> {
     let Claimant { state, cover, spec, now, .. } = *claimant;
+    let recorded = cover.state();
     let minimum_run_ms = state.policy().policy.preemption.minimum_run_ms;
     let mut forecast = Forecast::new(state);
     let mut stops = Vec::new();
@@ -277,7 +282,7 @@ fn end_overrunners(claimant: &Claimant<'_>, budget: &mut Budget) -> Option<Decis
     });
     let promises = alloc::vec![CapacityHold { job: claimant.job, workers: plan.workers }];
     let decision = Decision::Rearranged { stops, promises };
-    state.check(&decision).is_ok().then_some(decision)
+    recorded.check(&decision).is_ok().then_some(decision)
 }
 
 pub(super) fn stop(state: &State, job: JobId, cause: RearrangeCause) -> Stop {
@@ -404,7 +409,8 @@ impl Claimant<'_> {
         let (stopped, plan) = self.spare(way.to_vec(), plan, budget);
         let proposal = self.settle(&stopped, &plan, means, budget)?;
         // Who may be stopped depends on who else is: the guard has the last word.
-        let sound = self.state.check(&proposal.decision(self.state)).is_ok();
+        let recorded = self.cover.state();
+        let sound = recorded.check(&proposal.decision(recorded)).is_ok();
         if sound { Ok(proposal) } else { Err(Fault::Way) }
     }
 

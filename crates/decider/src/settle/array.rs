@@ -21,6 +21,14 @@ use crate::speculation::Speculation;
 /// Members that are made jobs without a pause: a record of a few bytes makes many rows, at every replica.
 const CREATED_AT_ONCE: u32 = 16 * limits::ARRAY_WINDOW;
 
+/// Members that wait for members of another array and are made jobs in order, at a time. As many again may be jobs whose turn comes
+/// earlier because what they wait for is over.
+const WAITING_BY_MEMBER_MAX: u32 = limits::ARRAY_CREATED_MAX / 2;
+
+/// Members that are looked at for the next ones in order which are ready, and as many of them as are made jobs at once.
+const IN_ORDER_LOOKED_AT_MAX: u32 = 4_096;
+const IN_ORDER_MAX: usize = limits::ARRAY_WINDOW as usize;
+
 /// Pushes whatever the present state of an array calls for, and leaves it to be filled where it may have more members.
 pub(super) fn settle_array(speculation: &mut Speculation, array: ArrayId) {
     if let Some(decision) = next_step(speculation.state(), array, speculation.now()) {
@@ -79,8 +87,10 @@ pub(crate) fn leave_dependents(speculation: &mut Speculation, array: ArrayId) {
     let state = speculation.state();
     let jobs: Vec<JobId> = state.dependents_of(members.clone()).collect();
     let arrays: Vec<ArrayId> = state.array_dependents_of(members).collect();
+    let by_member: Vec<ArrayId> = state.member_dependents_of(array).collect();
     speculation.leave_unsettled(jobs);
     speculation.leave_arrays_unsettled(arrays);
+    by_member.into_iter().for_each(|array| speculation.look_for_ready_members(array));
 }
 
 /// Jobs are over, or members of arrays that were not created: those who wait for them, and for their arrays that are over with
@@ -90,10 +100,16 @@ pub(crate) fn leave_dependents_of_jobs(speculation: &mut Speculation, jobs: &[Jo
     let arrays = jobs.iter().filter_map(|job| state.array_of(*job)).map(|(array, _)| array);
     let over = arrays.filter(|array| state.end_of_array(*array) != JobEnd::Unfinished);
     let waited_for: BTreeSet<JobId> = over.map(|array| JobId(array.0)).chain(jobs.iter().copied()).collect();
+    // Of arrays that wait member by member those members that are not created are no dependents of these jobs.
+    let members = jobs.iter().filter_map(|job| state.array_of(*job));
+    let by_member: Vec<(ArrayId, u32)> = members
+        .flat_map(|(array, ordinal)| state.member_dependents_of(array).map(move |other| (other, ordinal)))
+        .collect();
     let jobs: Vec<JobId> = waited_for.iter().flat_map(|job| state.dependents(*job)).collect();
     let arrays: Vec<ArrayId> = waited_for.iter().flat_map(|job| state.array_dependents(*job)).collect();
     speculation.leave_unsettled(jobs);
     speculation.leave_arrays_unsettled(arrays);
+    by_member.into_iter().for_each(|(array, ordinal)| speculation.note_if_ready(array, ordinal));
 }
 
 /// Makes jobs of the next members of arrays that have few waiting, while the round is not full; whether no array is left that
@@ -112,9 +128,9 @@ pub(crate) fn fill_arrays(speculation: &mut Speculation) -> bool {
         let free = tenant.map_or(0, |tenant| rows_left(state, tenant, u64::from(wanted)));
         let may = wanted.min(u32::try_from(free).unwrap_or(u32::MAX));
         let count = may.min(left);
-        left -= count;
-        let next = state.array(array).map_or(0, |row| row.next);
-        let members = array.member(next)..state.members(array).end;
+        let row = state.array(array);
+        let waits_by_member =
+            row.is_some_and(|row| row.template.spec.dependencies.iter().any(Dependency::is_of_members));
         if may < wanted {
             speculation.leave_without_room();
         }
@@ -124,16 +140,60 @@ pub(crate) fn fill_arrays(speculation: &mut Speculation) -> bool {
         if count == 0 {
             continue;
         }
-        speculation.push(Decision::ArrayMembersCreated { array, count });
-        let state = speculation.state();
-        let by_member = |on: &Dependency| on.is_of_members();
-        if state.array(array).is_some_and(|row| row.template.spec.dependencies.iter().any(by_member)) {
-            let waits = |job: &JobId| state.job(*job).is_some_and(|row| !row.released);
-            let last = JobId(members.end.0.saturating_sub(1));
-            let jobs: Vec<JobId> =
-                state.jobs_with_specs(members.start..=last).map(|(id, ..)| id).filter(waits).collect();
-            speculation.leave_unsettled(jobs);
+        if waits_by_member {
+            left -= create_by_member(speculation, array, count);
+        } else {
+            speculation.push(Decision::ArrayMembersCreated { array, first: None, count });
+            left -= count;
         }
     }
     !speculation.has_unfilled()
+}
+
+/// Makes jobs of members of an array that waits for others member by member: first of those whose counterparts are over, whatever is
+/// before them, then of the next ones. How many.
+fn create_by_member(speculation: &mut Speculation, array: ArrayId, count: u32) -> u32 {
+    let ready = speculation.take_ready_members(array, count);
+    let mut created = 0;
+    for side_by_side in ready.chunk_by(|a, b| *a + 1 == *b) {
+        let (Some(first), Some(last)) = (side_by_side.first(), side_by_side.last()) else { continue };
+        let count = last - first + 1;
+        speculation.push(Decision::ArrayMembersCreated { array, first: Some(*first), count });
+        leave_members(speculation, array, *first, last + 1);
+        created += count;
+    }
+    let state = speculation.state();
+    let first = state.array(array).map_or(0, |row| row.next);
+    let in_order = next_in_order(state, array).min(count - created);
+    if in_order > 0 {
+        speculation.push(Decision::ArrayMembersCreated { array, first: None, count: in_order });
+        let end = speculation.state().array(array).map_or(first, |row| row.next);
+        leave_members(speculation, array, first, end);
+    }
+    created + in_order
+}
+
+/// How many of the next members of such an array may be made jobs, whether or not their counterparts are over. Some may wait as jobs,
+/// so that most are there when their counterparts end. Where a throttle bounds how many there are, none may that would only wait: the
+/// throttle is for those that can run.
+fn next_in_order(state: &State, array: ArrayId) -> u32 {
+    let Some(row) = state.array(array).filter(|row| row.is_open()) else { return 0 };
+    if row.template.array.throttle.is_none() {
+        let load = state.array_load(array);
+        let waiting = load.pending.saturating_sub(load.held).saturating_sub(load.in_line);
+        return row.uncreated.min(WAITING_BY_MEMBER_MAX.saturating_sub(waiting));
+    }
+    let looked_at = row.next..row.size().min(row.next.saturating_add(IN_ORDER_LOOKED_AT_MAX));
+    let left = looked_at.filter(|ordinal| state.is_uncreated(array, *ordinal));
+    let ready = left.take_while(|ordinal| state.is_ready_member(array, *ordinal)).take(IN_ORDER_MAX);
+    u32::try_from(ready.count()).unwrap_or(u32::MAX)
+}
+
+/// Members that were made jobs and wait for others are settled: some of the others may have ended otherwise than they ask.
+fn leave_members(speculation: &mut Speculation, array: ArrayId, first: u32, end: u32) {
+    let state = speculation.state();
+    let members = array.member(first)..array.member(end);
+    let created = state.jobs_with_specs(members).filter(|(_, row, _)| !row.released);
+    let created: Vec<JobId> = created.map(|(job, ..)| job).collect();
+    speculation.leave_unsettled(created);
 }

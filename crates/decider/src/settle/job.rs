@@ -1,6 +1,6 @@
 //! What follows from what has become of a gang's workers.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -94,6 +94,8 @@ pub fn settle_all(speculation: &mut Speculation) {
     let state = speculation.state();
     let arrays: Vec<ArrayId> = state.arrays_waiting_for_others().collect();
     let held: Vec<JobId> = state.active().chain(state.promised()).chain(state.waiting_for_others()).collect();
+    let by_member: BTreeSet<ArrayId> = state.arrays_waiting_by_member().collect();
+    by_member.into_iter().for_each(|array| speculation.look_for_ready_members(array));
     speculation.leave_arrays_unsettled(arrays);
     settle_many(speculation, held);
 }

@@ -31,6 +31,9 @@ const RELEASES_PER_TICK: usize = 1_000;
 /// Jobs and arrays whose time has come that are looked at in one tick.
 const STARTS_LOOKED_AT_PER_TICK: usize = 50_000;
 
+/// Members of arrays that are looked at in one tick for those that are ready before their turn.
+const MEMBERS_LOOKED_AT_PER_TICK: u32 = 8_192;
+
 /// One of the things that time brings about.
 #[derive(Clone, Copy, Debug)]
 pub struct TickStep {
@@ -127,6 +130,7 @@ fn release(speculation: &mut Speculation) {
         due_arrays.extend(Some(place.1).filter(|array| array::has_next_step(speculation, *array)));
     }
     speculation.set_starts(Starts { jobs, arrays, is_cut });
+    speculation.find_ready_members(MEMBERS_LOOKED_AT_PER_TICK);
     for job in due {
         settle(speculation, job);
     }

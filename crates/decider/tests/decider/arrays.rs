@@ -11,8 +11,8 @@ use muster_planner::Budget;
 use muster_state::{MemberEnd, State};
 use muster_types::policy::{PolicyDraft, TenantLimits, TenantPolicy};
 use muster_types::{
-    ArrayId, ArraySpec, Control, ExitStatus, JobId, JobSpec, NodeId, Parameters, PriorityTier, Refusal,
-    RefusalCode, Requester, Submission, limits,
+    ArrayId, ArraySpec, Control, Dependency, DependencyRule, DependencyScope, ExitStatus, JobId, JobSpec,
+    NodeId, Parameters, PriorityTier, Refusal, RefusalCode, Requester, Submission, limits,
 };
 
 use crate::random::Random;
@@ -223,7 +223,8 @@ fn members_in_back_off_leave_the_queue_to_the_next() {
     assert!(jobs <= limits::ARRAY_CREATED_MAX as usize + 320, "{jobs} members of which all fail are jobs");
 }
 
-/// Nor do members that wait for those who are preempted for them.
+/// Nor do members that wait for those who are preempted for them. As many are stopped as members are promised something, whatever
+/// those hold until they have stopped: the hosts have no CPU to spare.
 #[test]
 fn members_with_promised_capacity_leave_the_queue_to_the_next() {
     let (mut speculation, mut state) = founded();
@@ -248,9 +249,81 @@ fn members_with_promised_capacity_leave_the_queue_to_the_next() {
     }
     let promised = u32::try_from(state.promised().count()).unwrap();
     let load = state.array_load(ArrayId(members[0].0));
-    assert!(promised > 0, "members have capacity promised");
+    assert!(promised > limits::ARRAY_WINDOW, "{promised} members have capacity promised");
     assert_eq!(load.pending - load.in_line, promised, "they have left the queue");
-    assert!(load.in_line > limits::ARRAY_WINDOW / 2, "and others are there: {}", load.in_line);
+    assert_eq!(state.stopping().count(), promised as usize, "nobody stops for nothing");
+    end_all(&mut speculation, |_| ExitStatus::Code(0));
+    settle_down(&mut speculation, &mut state);
+    assert!(members.iter().all(|job| state.job(*job).is_some_and(|row| row.placement.is_some())));
+}
+
+/// Two arrays of which each member waits for the same one of a third that runs as a whole; of one two members may be there at a time.
+fn arrays_by_member() -> (Speculation, State, [Vec<JobId>; 3]) {
+    let (mut speculation, mut state) = founded();
+    for node in 0..32 {
+        register(&mut speculation, &format!("n{node}"), 64);
+    }
+    let made = submit(&mut speculation, 1, vec![array(job("make", 1, Some(accelerators("h100", 1))), "2000")]);
+    let made = made.unwrap();
+    settle_down(&mut speculation, &mut state);
+    assert_eq!(state.active_count(), 2_000);
+    let mut draft = job_draft("use", vec![group("main", 1, Some(accelerators("h100", 1)))]);
+    let (rule, scope) = (DependencyRule::Succeeded, DependencyScope::Member);
+    draft.dependencies = vec![Dependency { job: made[0], rule, scope }];
+    let spec = draft.check().unwrap();
+    let all = submit(&mut speculation, 2, vec![array(spec.clone(), "2000")]).unwrap();
+    let few = submit(&mut speculation, 3, vec![array(spec, "2000%2")]).unwrap();
+    settle_down(&mut speculation, &mut state);
+    (speculation, state, [made, all, few])
+}
+
+fn is_placed(state: &State, job: JobId) -> bool {
+    state.job(job).is_some_and(|row| row.placement.is_some())
+}
+
+/// However many wait before it, and where the array has a throttle: it is for those that can run.
+#[test]
+fn a_member_whose_counterpart_is_over_does_not_wait_for_those_before_it() {
+    let (mut speculation, mut state, [made, all, few]) = arrays_by_member();
+    assert!(state.job(all[1_500]).is_none() && state.job(few[0]).is_none(), "their turn is far away");
+    let done = RankUpdate::Exited(ExitStatus::Code(0));
+    tell(&mut speculation, &[made[1_900], made[1_700], made[1_500]], &done);
+    settle_down(&mut speculation, &mut state);
+    assert_eq!([1_500, 1_700, 1_900].map(|n| is_placed(&state, all[n])), [true; 3]);
+    assert_eq!([1_500, 1_700, 1_900].map(|n| is_placed(&state, few[n])), [true, true, false]);
+    assert!(state.array_load(ArrayId(all[0].0)).pending <= limits::ARRAY_CREATED_MAX / 2, "others wait");
+    tell(&mut speculation, &[few[1_500]], &done);
+    settle_down(&mut speculation, &mut state);
+    assert!(is_placed(&state, few[1_900]), "it is the next one that can run");
+    assert!(state.job(few[0]).is_none());
+    tell(&mut speculation, &[made[0], few[1_700]], &done);
+    settle_down(&mut speculation, &mut state);
+    assert!(is_placed(&state, all[0]) && is_placed(&state, few[0]));
+    crate::support::check(&state);
+}
+
+/// What was over before this leadership, while nobody could create members, is found by its ticks.
+#[test]
+fn a_new_leader_finds_members_whose_counterparts_are_over() {
+    let (mut speculation, mut state, [made, all, _]) = arrays_by_member();
+    let id = ArrayId(all[0].0);
+    control(&mut speculation, 4, Control::Hold, (vec![id], vec![])).unwrap();
+    tell(&mut speculation, &made[1_000..1_600], &RankUpdate::Exited(ExitStatus::Code(0)));
+    settle_down(&mut speculation, &mut state);
+    assert!(state.job(all[1_000]).is_none(), "it is held");
+    speculation = Speculation::begin(state.clone(), leadership(2, 2), speculation.now(), BOOTSTRAP);
+    settle_all(&mut speculation);
+    commit(&mut speculation, &mut state);
+    control(&mut speculation, 5, Control::Release, (vec![id], vec![])).unwrap();
+    settle_down(&mut speculation, &mut state);
+    for _ in 0..20 {
+        advance(&mut speculation, 100);
+        settle_down(&mut speculation, &mut state);
+    }
+    let placed = all[1_000..1_600].iter().filter(|job| is_placed(&state, **job)).count();
+    assert_eq!(placed, 600);
+    assert!(state.job(all[999]).is_none() && state.job(all[1_600]).is_none(), "their turn is far away");
+    crate::support::check(&state);
 }
 
 /// Ids are known when the submission is acknowledged, and no later job gets one of them.

@@ -174,7 +174,7 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
         ),
         (E::BurstNotCurrent, arrays(99, vec![part(sized(2), Some(JobId(u64::MAX)))])),
         (E::BurstNotCurrent, arrays(99, vec![part(sized(2), Some(finished))])),
-        (E::JobUnknown, Decision::ArrayMembersCreated { array: unknown_array, count: 1 }),
+        (E::JobUnknown, Decision::ArrayMembersCreated { array: unknown_array, first: None, count: 1 }),
         (E::JobUnknown, Decision::ArrayReleased { array: unknown_array }),
         (E::JobUnknown, Decision::ArrayMembersFailed { array: unknown_array, detail: String::new() }),
         (E::JobUnknown, throttled(99, unknown_array, None)),

@@ -500,7 +500,8 @@ fn of_arrays(random: &mut Random, state: &State, job: JobId, request: RequestKey
         }
         1 => {
             let array = random.pick(&waiting).unwrap_or(array);
-            Decision::ArrayMembersCreated { array, count: random.below(9) as u32 }
+            let first = random.once_in(2).then(|| random.below(12) as u32);
+            Decision::ArrayMembersCreated { array, first, count: random.below(9) as u32 }
         }
         2 => Decision::ArrayReleased { array: random.pick(&kept).unwrap_or(array) },
         3 => {

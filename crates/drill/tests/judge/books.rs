@@ -262,7 +262,7 @@ fn devices_are_counted_for_jobs_behind_a_recovery_as_for_those_before_it() {
 fn members_of_an_array_are_not_created_while_anybody_holds_it() {
     let mut log = Log::of_hosts(1);
     let array = log.submit_array(10);
-    let created = || Decision::ArrayMembersCreated { array, count: 1 };
+    let created = || Decision::ArrayMembersCreated { array, first: None, count: 1 };
     log.is_sound(created());
     log.control(Control::Hold, array, false);
     log.control(Control::Hold, array, true);

@@ -256,7 +256,7 @@ struct Term<'a, G: Environment> {
     released: LogTime,
     /// When to look at schedules again.
     schedules_at: LogTime,
-    /// Schedules whose moments met a broken invariant, and until when each is left out: no more than there are schedules.
+    /// Schedules that met a broken invariant, and until when each is left out: no more than there are schedules.
     schedules_left_out: BTreeMap<ScheduleKey, LogTime>,
     /// When every lease of the generation before has run out; none while there is nothing to recover.
     recover_at: Option<Instant>,
@@ -455,16 +455,26 @@ impl<G: Environment> Term<'_, G> {
                 Ok(None) => {}
                 Ok(Some((command, next))) => {
                     self.schedules_at = next.map_or(self.schedules_at, |next| next.min(self.schedules_at));
+                    let before = self.speculation.last_index();
                     self.carry_out(command, oneshot::channel().0);
+                    if self.speculation.last_index() == before {
+                        // It was undone. The same would be found at once again, in the place of others.
+                        self.leave_schedule_out(key, now);
+                    }
                 }
                 Err(why) => {
                     self.outer.faults.note_schedule(&key, &why);
-                    let until = now.plus_ms(SCHEDULE_LEFT_OUT_MS);
-                    self.schedules_at = self.schedules_at.min(until);
-                    self.schedules_left_out.insert(key, until);
+                    self.leave_schedule_out(key, now);
                 }
             }
         }
+    }
+
+    /// A schedule for which nothing could be done is looked at again after a while.
+    fn leave_schedule_out(&mut self, key: ScheduleKey, now: LogTime) {
+        let until = now.plus_ms(SCHEDULE_LEFT_OUT_MS);
+        self.schedules_at = self.schedules_at.min(until);
+        self.schedules_left_out.insert(key, until);
     }
 
     /// A moment that has come before its schedule is changed is one of the schedule as it was: what is set waits for later ones.

@@ -377,6 +377,30 @@ async fn a_schedule_whose_moments_cannot_be_found_stops_neither_the_leader_nor_a
     assert!(engine.is_leader() && engine.failed().borrow().is_none());
 }
 
+/// As many as one round looks after, whose commands are undone each time: they would be found again and again, without a pause and
+/// before all others.
+#[tokio::test]
+async fn schedules_whose_commands_are_undone_leave_the_round_to_others() {
+    const POISONED: usize = 64;
+    let engine = engine_with(EngineConfig { contain_faults: true, ..config(64) }).await;
+    until(&engine, "the cluster is founded", |view| view.cluster().is_some()).await;
+    let _session = open(&engine, opening("h1", 1)).await;
+    for number in 0..POISONED {
+        let order = schedule_order(number as u128 + 1, &format!("b-poison-{number:02}"));
+        let answer = guarded("it", engine.execute(order)).await;
+        assert!(answer.is_ok(), "{answer:?}");
+    }
+    let answer = guarded("the last", engine.execute(schedule_order(1_000, "nightly"))).await;
+    assert!(answer.is_ok(), "{answer:?}");
+    let other = ScheduleKey { tenant: name("lab"), name: name("nightly") };
+    until(&engine, "its moment is found", |view| {
+        view.schedule(&other).is_some_and(|row| matches!(row.next, NextRun::At(_)))
+    })
+    .await;
+    assert_eq!(engine.local_facts().decision_faults, POISONED as u64, "each is tried once");
+    assert!(engine.is_leader() && engine.failed().borrow().is_none());
+}
+
 /// Where arrays fill the state, it has far fewer jobs than rows when it begins to forget.
 #[test]
 fn jobs_that_are_forgotten_early_are_told_of_also_where_arrays_fill_the_state() {

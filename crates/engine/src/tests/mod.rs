@@ -211,8 +211,17 @@ pub(crate) async fn measured(sessions: &mut [Session], rate: impl Fn((u32, u32))
 
 /// A command that meets a broken invariant, for the tests below.
 pub(crate) fn poison_command(command: &Command) {
-    let Command::Submit { jobs, .. } = command else { return };
-    assert!(jobs.iter().all(|job| job.spec.name.as_str() != "poison"), "an invariant that no job may break");
+    match command {
+        Command::Submit { jobs, .. } => {
+            let is_sound = jobs.iter().all(|job| job.spec.name.as_str() != "poison");
+            assert!(is_sound, "an invariant that no job may break");
+        }
+        Command::PlanSchedule { schedule, .. } => {
+            let is_sound = !schedule.name.as_str().starts_with("b-poison");
+            assert!(is_sound, "an invariant that no moment may break");
+        }
+        _ => {}
+    }
 }
 
 /// A schedule whose moments meet a broken invariant, for the tests below.

@@ -527,7 +527,8 @@ fn arrays() -> impl Strategy<Value = Decision> {
             by,
             parts
         }),
-        (id(), any::<u32>()).prop_map(|(array, count)| Decision::ArrayMembersCreated { array, count }),
+        (id(), option::of(any::<u32>()), any::<u32>())
+            .prop_map(|(array, first, count)| Decision::ArrayMembersCreated { array, first, count }),
         id().prop_map(|array| Decision::ArrayReleased { array }),
         (id(), ".{0,40}").prop_map(|(array, detail)| Decision::ArrayMembersFailed { array, detail }),
         (request(), asked(), control, vec(id(), 0..4), jobs).prop_map(

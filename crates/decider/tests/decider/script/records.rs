@@ -29,8 +29,9 @@ impl World {
                 };
                 parts.iter().map(part).collect()
             }
-            Decision::ArrayMembersCreated { array, count } => {
-                format!(" {} x{count}", self.array_label(*array))
+            Decision::ArrayMembersCreated { array, first, count } => {
+                let from = first.map(|ordinal| format!(" from {ordinal}")).unwrap_or_default();
+                format!(" {} x{count}{from}", self.array_label(*array))
             }
             Decision::ArrayReleased { array } => format!(" {}", self.array_label(*array)),
             Decision::ArrayMembersFailed { array, detail } => {
