@@ -1,6 +1,7 @@
 //! Quota as time goes by: what will be left of it for a tenant when what runs ends and what is reserved
 //! begins, and what reservations keep of it.
 
+use alloc::collections::btree_map::Entry;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -64,8 +65,8 @@ impl KeptQuota {
 
     /// Counts another reservation, once.
     fn count(&mut self, job: JobId, taken: &Arc<QuotaTaken>) {
-        if !self.counted.contains_key(&job) {
-            self.counted.insert(job, Arc::clone(taken));
+        if let Entry::Vacant(place) = self.counted.entry(job) {
+            place.insert(Arc::clone(taken));
             self.change(&taken.tenant, &taken.region, &taken.charge, QuotaUsage::add);
         }
     }

@@ -339,6 +339,7 @@ fn end(speculation: &mut Speculation, job: JobId) {
     let (node, incarnation) = (slot.node, slot.incarnation);
     for update in [RankUpdate::Running, RankUpdate::Exited(ExitStatus::Code(0))] {
         let updates = vec![(0, update)];
-        handle(speculation, &Command::Report { node, incarnation, job, token, updates }).expect("it is taken");
+        let command = Command::Report { node, incarnation, job, token, updates };
+        handle(speculation, &command).expect("it is taken");
     }
 }
