@@ -325,7 +325,8 @@ fn legend() -> Markup {
 
 fn rows(by: RowKind, shown: &Timeline) -> Markup {
     if shown.rows.is_empty() {
-        return html! { p { "Nothing was placed in this range that matches." } };
+        let up_to = if shown.cut_ms.is_some() { " up to then" } else { "" };
+        return html! { p { "Nothing was placed in this range" (up_to) " that matches." } };
     }
     let (what, heading) = match by {
         RowKind::Node => (text::count(shown.rows.len() as u64, "node", "nodes"), "Node"),
