@@ -45,9 +45,10 @@ const RANGE_MAX_MS: u64 = 31 * 24 * HOUR_MS;
 /// Records that are read for one page, and parts of placements that are kept.
 const RECORDS_MAX: usize = 100_000;
 const HELD_MAX: usize = 50_000;
-/// How long a page waits for records, and how long a turn lasts behind it. Tests have slow machines, and are not about how long it
-/// takes.
+/// How long a page waits for records. Tests have slow machines, and are not about how long it takes.
 const READ_MAX: Duration = Duration::from_millis(if cfg!(test) { 5_000 } else { 100 });
+/// How long one turn lasts behind it: the next page of the same account waits for that as well.
+const READ_ON_MAX: Duration = Duration::from_millis(if cfg!(test) { 5_000 } else { 25 });
 /// Rows of a page and bars of all of them.
 const ROWS_SHOWN: usize = 200;
 const BARS_SHOWN_MAX: usize = 5_000;
@@ -208,7 +209,7 @@ impl Web {
                 // Somebody else reads on in it, or it was let go of.
                 let Some(fold) = web.folds.take(begin, to) else { return Ok::<bool, Refusal>(false) };
                 let (told, _waits) = oneshot::channel();
-                let reach = SpanRead { from, to, deadline: Instant::now() + READ_MAX, reader: told };
+                let reach = SpanRead { from, to, deadline: Instant::now() + READ_ON_MAX, reader: told };
                 let (fold, read_to) = web.read_range(fold, &reach).await?;
                 web.folds.put(fold);
                 Ok(read_to.has_more)

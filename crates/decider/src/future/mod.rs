@@ -113,7 +113,7 @@ pub struct KeptReservations {
     without_start: BTreeSet<JobId>,
     /// Whether some of those who have the right to a start were not tried since.
     has_left_out: bool,
-    /// What passes make again for as long as no start is looked for that is known: reservations that are not kept beyond a pass.
+    /// Reservations that were made for one pass alone. The next ones make them again until starts are looked for that are known.
     passing: Vec<Reservation>,
     last_look: LastLook,
     lent: Lent,
@@ -167,7 +167,8 @@ pub(crate) struct Future {
     pace: Pace,
     /// Of the pass before, not looked at yet.
     remembered: Vec<Reservation>,
-    /// Of passes before as well: they are made again if there is reason to, where no start is looked for that is known.
+    /// Made for one of the passes before alone: they are made again if their gangs are owed one, unless starts are looked for that are
+    /// known.
     passing: Vec<Reservation>,
     reservations: Vec<Reservation>,
     /// That of the gang whose turn it is: nothing is kept from itself.
@@ -188,14 +189,14 @@ pub(crate) struct Future {
     holds: Option<Holds>,
     /// Made when first asked for, and kept in step with what is placed.
     outlooks: BTreeMap<ClusterKey, CapacityTimeline>,
-    /// The same of the nodes that are reserved alone, in clusters of which there is no other.
+    /// What these were made of.
+    runs: BTreeMap<ClusterKey, Arc<Vec<RunEnd>>>,
+    /// Timelines of the nodes that are reserved alone, in clusters of which there is no other, kept in step as well.
     reserved_nodes: BTreeMap<ClusterKey, ReservedNodes>,
-    /// The nodes of all reservations that were taken up.
+    /// The nodes of all reservations of the pass before, and of those that were taken up again in this one.
     taken_up: BTreeMap<ClusterKey, BTreeSet<NodeId>>,
     /// Whether starts are looked for that are known.
     looks: Looks,
-    /// What these were made of.
-    runs: BTreeMap<ClusterKey, Arc<Vec<RunEnd>>>,
     /// Everything that holds devices by the time it is expected to end, for quota; made when first asked for.
     ends: Option<Arc<Vec<(LogTime, JobId)>>>,
     /// The state without what is stopping, and where in the log it was made.
