@@ -3,7 +3,8 @@
 //! To look for a start is to look at everything that runs. A gang that waits with a reservation keeps its nodes whatever is found, unless
 //! its start on others is earlier by minutes. So in a cluster where a look takes long, not every pass makes one: the next one comes
 //! after a time that grows with what the last one took. In between a reservation has the time at which its own nodes are expected to be
-//! free, which costs a look at these alone.
+//! free, which costs a look at these alone. Where it has a large part of the fleet, that is not looked at in each pass either: it is gone
+//! on with what was known, and with what passes have placed there since.
 
 use alloc::sync::Arc;
 use muster_state::State;
@@ -11,7 +12,7 @@ use muster_types::LogTime;
 use muster_types::policy::Policy;
 
 /// Looks that take no more visits than this are made in every pass.
-const VISITS_IN_EVERY_PASS: u64 = 2_000;
+pub(super) const VISITS_IN_EVERY_PASS: u64 = 2_000;
 /// Visits of the last look for each millisecond up to the next one: about a tenth of a processor.
 const VISITS_PER_MS: u64 = 100;
 /// The longest time between two looks.

@@ -115,6 +115,8 @@ pub struct KeptReservations {
     has_left_out: bool,
     /// Reservations that were made for one pass alone. The next ones make them again until starts are looked for that are known.
     passing: Vec<Reservation>,
+    /// Timelines of many nodes that are reserved, to be gone on with until then as well.
+    reserved_nodes: BTreeMap<ClusterKey, ReservedNodes>,
     last_look: LastLook,
     lent: Lent,
     /// Whether a pass has left it: nothing is known of reservations before.
@@ -251,9 +253,11 @@ impl Future {
             return Future { looks, ..Future::resume(now, kept) };
         }
         let (passing, has_left_out) = (core::mem::take(&mut kept.passing), kept.has_left_out);
+        let reserved_nodes = core::mem::take(&mut kept.reserved_nodes);
         // Nobody is tried again who was tried in vain.
         let without_start = core::mem::take(&mut kept.without_start);
-        Future { looks, passing, has_left_out, without_start, ..Future::resume(now, kept) }
+        let resumed = Future::resume(now, kept);
+        Future { looks, passing, reserved_nodes, has_left_out, without_start, ..resumed }
     }
 
     /// With what was kept at the end of the pass before.
@@ -284,6 +288,8 @@ impl Future {
         let expected = passing.iter().map(|passing| (passing.job, passing.start.clone())).collect();
         passing.append(&mut self.passing);
         passing.truncate(PASSING_MAX);
+        let to_be_kept = |(place, nodes): (ClusterKey, ReservedNodes)| Some((place, nodes.to_be_kept()?));
+        let reserved_nodes = self.reserved_nodes.into_iter().filter_map(to_be_kept).collect();
         let last_look = self.looks.end(self.now);
         let (lent, images, licence_keepers, is_of_a_pass) = (self.lent, Arc::default(), Arc::default(), true);
         KeptReservations {
@@ -291,6 +297,7 @@ impl Future {
             without_start,
             has_left_out,
             passing,
+            reserved_nodes,
             last_look,
             lent,
             is_of_a_pass,

@@ -11,6 +11,7 @@ use muster_policy::expected_end;
 use muster_state::{Phase, State};
 use muster_types::{JobId, LogTime, NodeId};
 
+use super::looks::VISITS_IN_EVERY_PASS;
 use super::{ClusterKey, Future, Pace};
 use crate::rules::affinity::STOPPED_LATE_MS;
 
@@ -27,11 +28,17 @@ pub(crate) struct RunEnd {
 /// The nodes of a cluster that are reserved, and their timeline.
 #[derive(Clone, Debug)]
 pub(super) struct ReservedNodes {
-    nodes: BTreeSet<NodeId>,
+    nodes: Arc<BTreeSet<NodeId>>,
     timeline: CapacityTimeline,
 }
 
 impl ReservedNodes {
+    /// The same with nothing reserved, for passes up to the next look; none where it is made again as soon.
+    pub(super) fn to_be_kept(&self) -> Option<ReservedNodes> {
+        let (nodes, timeline) = (Arc::clone(&self.nodes), self.timeline.without_reserved());
+        (timeline.visits() > VISITS_IN_EVERY_PASS).then_some(ReservedNodes { nodes, timeline })
+    }
+
     fn have(&self, start: &Start) -> bool {
         start.nodes.iter().all(|(node, _)| self.nodes.contains(node))
     }
@@ -67,6 +74,7 @@ impl Future {
             self.outlook(state, place, budget);
         } else if !self.reserved_nodes.get(place).is_some_and(|reserved| reserved.have(start)) {
             let reserved = self.new_reserved(state, place, start, budget);
+            self.looks.count(reserved.timeline.visits());
             self.reserved_nodes.insert(place.clone(), reserved);
         }
         self.timeline_mut(place).expect("it was just made")
@@ -96,7 +104,7 @@ impl Future {
         let mut timeline = CapacityTimeline::of_nodes(state, (&place.0, &place.1), &nodes, ends);
         budget.take((nodes.len() as u64).saturating_add(workers).max(timeline.visits()));
         self.reserve_in(place, &mut timeline, budget);
-        ReservedNodes { nodes, timeline }
+        ReservedNodes { nodes: Arc::new(nodes), timeline }
     }
 
     fn reserve_in(&self, place: &ClusterKey, timeline: &mut CapacityTimeline, budget: &mut Budget) {

@@ -80,8 +80,10 @@ impl Future {
         // Nodes that do not suit the gang any more, by labels or taints that an operator has set since, are as good
         // as gone.
         let policy = &state.policy().policy;
-        let suits =
-            |node: &NodeId| state.node(*node).is_some_and(|row| fit::allows(&row.spec, spec, policy));
+        let suits = |node: &NodeId| {
+            let row = state.node(*node).filter(|row| row.is_placeable());
+            row.is_some_and(|row| fit::allows(&row.spec, spec, policy))
+        };
         if !start.nodes.iter().all(|(node, _)| suits(node)) {
             return false;
         }

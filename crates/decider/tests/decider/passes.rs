@@ -246,8 +246,8 @@ fn of_tier(tier: PriorityTier, workers: u32, devices: u16) -> JobSpec {
     draft.check().unwrap()
 }
 
-/// A full fleet, and a gang of a high tier that waits for two hosts of it.
-fn one_waits_for_two_hosts(hosts: usize) -> (Speculation, JobId) {
+/// A full fleet, and a gang of a high tier that waits for some hosts of it.
+fn one_waits_for_hosts(hosts: usize, wanted: u32) -> (Speculation, JobId) {
     let (mut speculation, _) = founded();
     for n in 0..hosts {
         let spec = node_spec(&format!("n{n:03}"), "eu", "c1", Some(accelerators("h100", 8)));
@@ -259,7 +259,7 @@ fn one_waits_for_two_hosts(hosts: usize) -> (Speculation, JobId) {
     submit(&mut speculation, &mut n, vec![of_tier(PriorityTier::Production, 1, 1); hosts * PER_HOST]);
     run_pass(&mut speculation);
     assert_eq!(speculation.state().active_count(), hosts * PER_HOST);
-    let jobs = Submission::plain([of_tier(PriorityTier::Production, 2, 8)]);
+    let jobs = Submission::plain([of_tier(PriorityTier::Production, wanted, 8)]);
     match handle(&mut speculation, &Command::submit(request(10_000), jobs)) {
         Ok(Answer::Submitted { jobs, .. }) => (speculation, jobs[0]),
         other => panic!("{other:?}"),
@@ -277,7 +277,7 @@ fn later(speculation: &mut Speculation, ms: u64) {
 #[test]
 fn a_reservation_costs_a_pass_what_is_reserved_and_not_what_runs() {
     let spent = |hosts: usize| {
-        let (mut speculation, _) = one_waits_for_two_hosts(hosts);
+        let (mut speculation, _) = one_waits_for_hosts(hosts, 2);
         run_pass(&mut speculation);
         // By now nothing else is to be found out about it.
         later(&mut speculation, 60_000);
@@ -296,11 +296,27 @@ fn a_reservation_costs_a_pass_what_is_reserved_and_not_what_runs() {
     assert!(many.1 <= few.1 + few.1 / 2, "{few:?} and {many:?}: it does not grow with the fleet");
 }
 
+/// A large part of the fleet is looked at once up to the next look.
+#[test]
+fn a_reservation_of_many_hosts_costs_few_passes_what_runs_there() {
+    const WANTED: u32 = 256;
+    let (mut speculation, _) = one_waits_for_hosts(2 * WANTED as usize, WANTED);
+    run_pass(&mut speculation);
+    let mut pass = || {
+        later(&mut speculation, 1);
+        run_pass(&mut speculation)
+    };
+    let (first, next, last) = (pass(), pass(), pass());
+    println!("visits of passes behind a look, where {WANTED} hosts are reserved: {first}, {next}, {last}");
+    assert!(first >= u64::from(WANTED) * (1 + PER_HOST as u64), "{first} visits");
+    assert!(2 * next <= first && 2 * last <= first, "{first}, {next} and {last} visits");
+}
+
 /// What is kept for it is kept from others in those passes as well, and it starts when it can.
 #[test]
 fn a_reservation_holds_in_passes_that_look_for_no_start() {
     const HOSTS: usize = 256;
-    let (mut speculation, waits) = one_waits_for_two_hosts(HOSTS);
+    let (mut speculation, waits) = one_waits_for_hosts(HOSTS, 2);
     run_pass(&mut speculation);
     later(&mut speculation, 1);
     // One device of each host comes free, and there are others who would take all of them.
