@@ -196,6 +196,8 @@ pub struct Timeline {
     pub next: String,
     /// Up to when the log was read, where that is before the end of the range.
     pub cut_ms: Option<u64>,
+    /// Whether the rest is being read.
+    pub is_being_read: bool,
     /// From when on something is known, where that is after the beginning of the range.
     pub known_from_ms: Option<u64>,
 }
@@ -222,8 +224,13 @@ pub fn timeline(frame: &Frame, query: &TimelineQuery, shown: &Timeline) -> Strin
                 b { "What was before " (moment(known)) " is not kept here. " }
             }
             @if let Some(cut) = shown.cut_ms {
-                b { "The range has more than one page reads: it is shown up to " (moment(cut)) ". " }
-                "Ask for a shorter one, or go on later."
+                @if shown.is_being_read {
+                    b { "The range is being read: it is shown up to " (moment(cut)) ". " }
+                    "Load the page again for the rest."
+                } @else {
+                    b { "The range has more than one page reads: it is shown up to " (moment(cut)) ". " }
+                    "Ask for a shorter one, or go on later."
+                }
             }
         }
         (patterns())
@@ -318,7 +325,8 @@ fn legend() -> Markup {
 
 fn rows(by: RowKind, shown: &Timeline) -> Markup {
     if shown.rows.is_empty() {
-        return html! { p { "Nothing was placed in this range that matches." } };
+        let up_to = if shown.cut_ms.is_some() { " up to then" } else { "" };
+        return html! { p { "Nothing was placed in this range" (up_to) " that matches." } };
     }
     let (what, heading) = match by {
         RowKind::Node => (text::count(shown.rows.len() as u64, "node", "nodes"), "Node"),
@@ -467,6 +475,11 @@ mod tests {
         let cut = Timeline { cut_ms: Some(1_200_000), known_from_ms: Some(1_100_000), ..shown(Vec::new()) };
         let page = timeline(&Frame::default(), &TimelineQuery::default(), &cut);
         assert!(page.contains("is not kept here") && page.contains("it is shown up to"), "{page}");
+        assert!(page.contains("more than one page reads") && !page.contains("is being read"), "{page}");
+        let late = Timeline { is_being_read: true, ..cut.clone() };
+        let page = timeline(&Frame::default(), &TimelineQuery::default(), &late);
+        assert!(page.contains("is being read") && page.contains("it is shown up to"), "{page}");
+        assert!(!page.contains("more than one page reads"), "{page}");
         let none = Timeline { rows: Vec::new(), next: "h1".to_owned(), ..cut };
         let query = TimelineQuery { tenant: "\"><b>".to_owned(), ..TimelineQuery::default() };
         let page = timeline(&Frame::default(), &query, &none);

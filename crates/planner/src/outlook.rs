@@ -13,7 +13,7 @@
 mod held;
 mod question;
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::WorkerSlot;
@@ -229,6 +229,8 @@ pub struct CapacityTimeline {
     rack_hosts: Arc<BTreeMap<(u16, u32), u32>>,
     /// Places of the nodes by id.
     by_id: Arc<Vec<(NodeId, u32)>>,
+    /// Whether it has only some of the cluster's nodes.
+    is_part: bool,
 }
 
 impl CapacityTimeline {
@@ -241,21 +243,7 @@ impl CapacityTimeline {
         cluster: &Name,
         releases: impl IntoIterator<Item = (LogTime, JobId)>,
     ) -> CapacityTimeline {
-        let mut outlook = CapacityTimeline {
-            now: state.log_time(),
-            nodes: Arc::default(),
-            kinds: Vec::new(),
-            rack_count: 0,
-            block_count: 0,
-            idle: Arc::default(),
-            releases: Arc::default(),
-            release_count: 0,
-            held: Arc::default(),
-            reserved: Vec::new(),
-            has_taints: false,
-            rack_hosts: Arc::default(),
-            by_id: Arc::default(),
-        };
+        let mut outlook = CapacityTimeline::without_nodes(state.log_time());
         let mut racks: BTreeMap<(Name, Name), u32> = BTreeMap::new();
         let mut blocks: BTreeMap<Name, u32> = BTreeMap::new();
         // In the order of the nodes' places in the timeline.
@@ -288,6 +276,52 @@ impl CapacityTimeline {
         Arc::make_mut(&mut outlook.by_id).sort_unstable();
         outlook.add_releases(state, &rows, releases);
         outlook
+    }
+
+    /// The future of these nodes of a cluster alone, for what is reserved there: gangs that are on none of them make no difference to
+    /// it, and need not be among the releases. [`CapacityTimeline::earliest`] and [`CapacityTimeline::others_like`] are asked of the
+    /// future of a whole cluster.
+    #[must_use]
+    pub fn of_nodes(
+        state: &State,
+        (region, cluster): (&Name, &Name),
+        nodes: &BTreeSet<NodeId>,
+        releases: impl IntoIterator<Item = (LogTime, JobId)>,
+    ) -> CapacityTimeline {
+        let mut outlook = CapacityTimeline::without_nodes(state.log_time());
+        outlook.is_part = true;
+        let mut rows: Vec<&NodeRow> = Vec::with_capacity(nodes.len());
+        for id in nodes {
+            let Some(row) = state.node(*id).filter(|row| row.is_placeable()) else { continue };
+            if row.spec.region != *region || row.spec.cluster != *cluster {
+                continue;
+            }
+            // Ascending, as it is looked up.
+            Arc::make_mut(&mut outlook.by_id).push((*id, rows.len() as u32));
+            rows.push(row);
+            outlook.add_node(*id, row, None, 0, 0);
+        }
+        outlook.add_releases(state, &rows, releases);
+        outlook
+    }
+
+    fn without_nodes(now: LogTime) -> CapacityTimeline {
+        CapacityTimeline {
+            now,
+            nodes: Arc::default(),
+            kinds: Vec::new(),
+            rack_count: 0,
+            block_count: 0,
+            idle: Arc::default(),
+            releases: Arc::default(),
+            release_count: 0,
+            held: Arc::default(),
+            reserved: Vec::new(),
+            has_taints: false,
+            rack_hosts: Arc::default(),
+            by_id: Arc::default(),
+            is_part: false,
+        }
     }
 
     fn add_node(&mut self, id: NodeId, row: &NodeRow, kind: Option<u16>, rack: u32, block: u32) {
@@ -331,7 +365,12 @@ impl CapacityTimeline {
             let count = workers.len();
             let group = spec.group_of(rank as u32, count).or(spec.group_of(0, count));
             let Some((group, _)) = group else { return false };
-            let Some(place) = self.place(slot.node) else { return false };
+            let Some(place) = self.place(slot.node) else {
+                if self.is_part {
+                    continue;
+                }
+                return false;
+            };
             let request = &group.request;
             if request.accelerators.as_ref().is_some_and(|a| matches!(a.amount, DeviceAmount::Share(_))) {
                 return false;

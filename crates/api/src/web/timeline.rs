@@ -2,6 +2,8 @@
 //!
 //! **Invariant:** records, bars and rows of a page are bounded; where a bound is reached the page says up to when it is.
 //! **Invariant:** each record of a range is read once for all who ask for it one after the other.
+//! **Invariant:** a page waits for records no longer than for an estimate. It has those that were read by then, says up to when that
+//! is, and the rest is read behind it for those who ask next.
 //! **Invariant:** records are read in their reader's turn, which ends with the reading: a reader that leaves frees no turn by it,
 //! and what was read until then is kept.
 //! **Invariant:** of a job only that is shown which every user of the cluster may see: no text of people about how it failed.
@@ -16,7 +18,7 @@ use muster_types::{JobId, LogIndex, LogTime, Name, NodeId, PastPoint, Refusal, R
 use muster_wire::status::{Refused, to_status};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -43,6 +45,10 @@ const RANGE_MAX_MS: u64 = 31 * 24 * HOUR_MS;
 /// Records that are read for one page, and parts of placements that are kept.
 const RECORDS_MAX: usize = 100_000;
 const HELD_MAX: usize = 50_000;
+/// How long a page waits for records. Tests have slow machines, and are not about how long it takes.
+const READ_MAX: Duration = Duration::from_millis(if cfg!(test) { 5_000 } else { 100 });
+/// How long one turn lasts behind it: the next page of the same account waits for that as well.
+const READ_ON_MAX: Duration = Duration::from_millis(if cfg!(test) { 5_000 } else { 25 });
 /// Rows of a page and bars of all of them.
 const ROWS_SHOWN: usize = 200;
 const BARS_SHOWN_MAX: usize = 5_000;
@@ -65,9 +71,20 @@ struct Found {
     /// The state at the beginning, for what is not kept any more.
     first: Option<Arc<Fresh>>,
     known_from: Option<LogTime>,
-    cut: Option<LogTime>,
+    read_to: ReadTo,
+    /// Where the range begins.
+    begin: Beginning,
     /// The turn at the past where no state has it: of what was read one account holds as little as of states of the past.
     _turn: Option<QueuePermit>,
+}
+
+/// How far the records of a range were read.
+#[derive(Clone, Copy, Debug, Default)]
+struct ReadTo {
+    /// Up to when, where that is before the end of the range.
+    cut: Option<LogTime>,
+    /// Whether that is for want of time, and there is more to be read.
+    has_more: bool,
 }
 
 /// Where a range begins.
@@ -102,11 +119,17 @@ pub(super) async fn page(
 ) -> Result<Response, Problem> {
     let (query, range) = asked(&request, present(web.engine()).log_time())?;
     let found = web.placements(reader, &range).await?;
+    let (begin, span, has_more) = (found.begin, (range.from, range.to), found.read_to.has_more);
     let make = move |scene: &Scene| {
         let shown = shown(&scene.state, &query, &range, &found);
         Ok(muster_page::timeline(&scene.frame(), &query, &shown))
     };
-    web.answer(reader, TIMELINE_BYTES, make).await
+    let answer = web.answer(reader, TIMELINE_BYTES, make).await;
+    // In no turn of the page: an account has one at a time.
+    if has_more {
+        tokio::spawn(web.read_on(reader.account(), begin, span));
+    }
+    answer
 }
 
 fn asked(request: &Request, log_time: LogTime) -> Result<(TimelineQuery, Range), Problem> {
@@ -159,19 +182,42 @@ impl Web {
     /// Placements of a range: those that there were at its beginning, and what the records behind it change. What was read of them
     /// before is not read again.
     async fn placements(&self, reader: Reader, range: &Range) -> Result<Found, Problem> {
-        // Time is left to make the page.
-        let deadline = Instant::now() + self.timeouts.page * 7 / 8;
         let SpanStart { first, next, turn } = self.beginning(reader, range).await?;
         let begun_at = first.as_ref().map(|state| state.log_time());
         let begin = Beginning { generation: present(self.engine()).generation(), next };
         let (told, _waits) = oneshot::channel();
-        let reach = SpanRead { from: range.from, to: range.to, deadline, reader: told };
         let account = reader.account();
-        let work = self.clone().read_placements(account, (begin, first.clone()), reach);
+        let (web, state, (from, to)) = (self.clone(), first.clone(), (range.from, range.to));
+        let work = async move {
+            // From when its turn has come.
+            let reach = SpanRead { from, to, deadline: Instant::now() + READ_MAX, reader: told };
+            web.read_placements(account, (begin, state), reach).await
+        };
         let read = self.router.in_turn(account, work).await;
-        let (held, cut) = read.map_err(|refusal| self.no_past(to_status(&refusal)))?;
+        let (held, read_to) = read.map_err(|refusal| self.no_past(to_status(&refusal)))?;
         let known_from = begun_at.filter(|begun_at| *begun_at > range.from);
-        Ok(Found { held, first, known_from, cut, _turn: turn })
+        Ok(Found { held, first, known_from, read_to, begin, _turn: turn })
+    }
+
+    /// Reads on behind a page in what is kept of its range, in turns of the account that asked for it, for about as long as a page may
+    /// take.
+    async fn read_on(self, account: Account, begin: Beginning, (from, to): (LogTime, LogTime)) {
+        let until = Instant::now() + self.timeouts.page;
+        while Instant::now() < until {
+            let web = self.clone();
+            let work = async move {
+                // Somebody else reads on in it, or it was let go of.
+                let Some(fold) = web.folds.take(begin, to) else { return Ok::<bool, Refusal>(false) };
+                let (told, _waits) = oneshot::channel();
+                let reach = SpanRead { from, to, deadline: Instant::now() + READ_ON_MAX, reader: told };
+                let (fold, read_to) = web.read_range(fold, &reach).await?;
+                web.folds.put(fold);
+                Ok(read_to.has_more)
+            };
+            if !matches!(self.router.in_turn(account, work).await, Ok(true)) {
+                return;
+            }
+        }
     }
 
     /// The state at the beginning of a range and the record behind it.
@@ -200,19 +246,19 @@ impl Web {
         }
     }
 
-    /// The placements from a beginning on, and up to when that is where the range has more than is read for a page.
+    /// The placements from a beginning on, and how far they were read.
     async fn read_placements(
         self,
         account: Account,
         (begin, first): (Beginning, Option<Arc<Fresh>>),
         reach: SpanRead,
-    ) -> Result<(Vec<Held>, Option<LogTime>), Refusal> {
+    ) -> Result<(Vec<Held>, ReadTo), Refusal> {
         let read_on = match self.folds.take(begin, reach.to) {
             // Where its place cannot be read any more all is read from the beginning.
             Some(known) => self.read_range(known, &reach).await.ok(),
             None => None,
         };
-        let (fold, cut) = match read_on {
+        let (fold, read_to) = match read_on {
             Some(read) => read,
             None => {
                 let state = first.as_ref().map(|first| &**first.state());
@@ -220,19 +266,19 @@ impl Web {
                 self.read_range(fold, &reach).await?
             }
         };
-        let held = fold.held(cut.unwrap_or(reach.to));
+        let held = fold.held(read_to.cut.unwrap_or(reach.to));
         self.folds.put(fold);
-        Ok((held, cut))
+        Ok((held, read_to))
     }
 
-    /// Reads on to the end of the range; up to when, where it has more than is read for a page.
-    async fn read_range(&self, fold: Fold, reach: &SpanRead) -> Result<(Fold, Option<LogTime>), Refusal> {
+    /// Reads on to the end of the range, or as far as there is time; how far that is.
+    async fn read_range(&self, fold: Fold, reach: &SpanRead) -> Result<(Fold, ReadTo), Refusal> {
         let (next, position) = fold.next();
         let mut follower = self.engine().read_log(next)?;
         if let Some(position) = position {
             follower.go_back(position.clone());
         }
-        let mut reader = RangeReader { fold, to: reach.to, is_cut: false };
+        let mut reader = RangeReader::new(fold, reach.to, reach.deadline);
         // Of what held devices at the beginning not all may be here, and what is placed behind the last one is left out.
         while !reader.fold.is_full() {
             let (read, visited) = follower.visit(reader).await?;
@@ -241,16 +287,17 @@ impl Web {
                 break;
             }
             if reach.is_over() {
-                reader.is_cut = true;
+                reader.is_late = true;
                 break;
             }
             // Records that are at hand are not waited for: others on this thread get their turn.
             tokio::task::yield_now().await;
         }
-        let RangeReader { mut fold, is_cut, .. } = reader;
+        let RangeReader { mut fold, is_cut, is_late, .. } = reader;
         fold.set_position(follower.position());
-        let cut = (is_cut || fold.is_full()).then(|| fold.reached().unwrap_or(reach.from));
-        Ok((fold, cut))
+        let is_whole = is_cut || fold.is_full();
+        let cut = (is_whole || is_late).then(|| fold.reached().unwrap_or(reach.from));
+        Ok((fold, ReadTo { cut, has_more: is_late && !is_whole }))
     }
 }
 
@@ -291,10 +338,13 @@ fn shown(view: &Applied, query: &TimelineQuery, range: &Range, found: &Found) ->
             continue;
         }
         let (node, node_is_kept) = nodes.entry(held.node).or_insert_with(|| names.node(held.node));
-        let job_id = held.job.to_string();
+        let job_id;
         let id = match query.by {
             RowKind::Node => node.as_str(),
-            RowKind::Job => job_id.as_str(),
+            RowKind::Job => {
+                job_id = held.job.to_string();
+                job_id.as_str()
+            }
         };
         if !node.starts_with(&query.node) || (!query.page.is_empty() && id <= query.page.as_str()) {
             continue;
@@ -325,7 +375,7 @@ fn shown(view: &Applied, query: &TimelineQuery, range: &Range, found: &Found) ->
             row,
             query.by,
             Bar {
-                job_id,
+                job_id: held.job.to_string(),
                 name,
                 tenant,
                 start_ms: held.start.0,
@@ -343,7 +393,8 @@ fn shown(view: &Applied, query: &TimelineQuery, range: &Range, found: &Found) ->
         has_later: range.to < range.now,
         rows,
         next,
-        cut_ms: found.cut.map(|cut| cut.0),
+        cut_ms: found.read_to.cut.map(|cut| cut.0),
+        is_being_read: found.read_to.has_more,
         known_from_ms: found.known_from.map(|known| known.0),
     }
 }
@@ -400,7 +451,6 @@ mod tests {
     use muster_transport::{PeerName, Principal, Role, Security, ShortName};
     use muster_types::ClusterId;
     use std::collections::BTreeSet;
-    use std::time::Duration;
 
     fn bars(count: u64) -> Vec<Bar> {
         let bar = |number: u64| Bar {
@@ -440,7 +490,9 @@ mod tests {
         };
         // Neither by name nor by time.
         let held: Vec<Held> = (0..COUNT).map(|number| held(number * 601 % COUNT)).collect();
-        let found = Found { held, first: None, known_from: None, cut: None, _turn: None };
+        let begin = Beginning { generation: 1, next: LogIndex(1) };
+        let read_to = ReadTo::default();
+        let found = Found { held, first: None, known_from: None, read_to, begin, _turn: None };
         let end = LogTime(2 * COUNT);
         let range = Range { from: LogTime(0), to: end, now: end, tenant: None, job: None };
         let state = Applied::default();
@@ -499,14 +551,41 @@ mod tests {
         };
         let (told, waits) = oneshot::channel();
         drop(waits);
-        let (_, cut) = read(told).await.expect("it is kept");
-        assert!(cut.is_some(), "the rest is not read");
+        let (_, read_to) = read(told).await.expect("it is kept");
+        assert!(read_to.cut.is_some() && read_to.has_more, "the rest is not read");
         let known = web.folds.take(begin, to).expect("what was read is kept");
         assert!(known.reached().is_some());
         web.folds.put(known);
         let (told, _waits) = oneshot::channel();
-        let (_, cut) = read(told).await.expect("it is kept");
-        assert_eq!(cut, None, "it is read to its end");
+        let (_, read_to) = read(told).await.expect("it is kept");
+        assert_eq!((read_to.cut, read_to.has_more), (None, false), "it is read to its end");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_a_page_had_no_time_for_is_read_behind_it() {
+        let (web, _archive) = with_log().await;
+        let begin = Beginning { generation: web.engine().view().generation(), next: LogIndex(1) };
+        let account = Account::of(&Principal::Plaintext);
+        let (from, to) = (LogTime(1), LogTime(u64::MAX));
+        let read = |deadline: Instant| {
+            let (told, waits) = oneshot::channel();
+            let reach = SpanRead { from, to, deadline, reader: told };
+            let read = web.clone().read_placements(account, (begin, None), reach);
+            async move {
+                let read = read.await.expect("it is kept");
+                drop(waits);
+                read
+            }
+        };
+        let (_, hurried) = read(Instant::now()).await;
+        assert!(hurried.cut.is_some() && hurried.has_more, "it has no time");
+        web.clone().read_on(account, begin, (from, to)).await;
+        let (held, late) = read(Instant::now() + LIMIT).await;
+        assert_eq!((late.cut, late.has_more), (None, false));
+        let known = web.folds.take(begin, to).expect("it is kept");
+        drop(known);
+        let (whole, _) = read(Instant::now() + LIMIT).await;
+        assert_eq!(held, whole, "as if it was read at once");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -13,8 +13,10 @@ mod clusters;
 mod foreseen;
 mod lent;
 mod licence_keepers;
+mod looks;
 mod outlooks;
 mod quota;
+mod taken_up;
 
 pub(crate) use foreseen::Foreseen;
 pub(crate) use lent::LaterCapacity;
@@ -25,12 +27,11 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_planner::{Budget, CapacityTimeline, Hold, Holds, Plan, Start, Terms};
 use muster_policy::{expected_end, headroom, overdue_since};
-use muster_state::quota::QuotaUsage;
-use muster_state::{Forecast, GangClass, JobRow, State, fit};
+use muster_state::{Forecast, GangClass, JobRow, State};
 use muster_types::{AcceleratorRequest, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, PriorityTier};
 
 use crate::rules::affinity;
-use crate::rules::bookings::{closures, covers, is_open_to};
+use crate::rules::bookings::is_open_to;
 use crate::rules::counted::lacks;
 use crate::rules::images::HeldImages;
 use crate::rules::planned::planned_spec;
@@ -38,7 +39,8 @@ use crate::rules::terms::with_terms;
 use crate::rules::windows::is_owner;
 use clusters::places;
 use lent::Lent;
-use outlooks::{RunEnd, scaled};
+use looks::{LastLook, Looks};
+use outlooks::{ReservedNodes, RunEnd, scaled};
 use quota::{KeptQuota, has_quota_now, is_promised_beside};
 
 /// A cluster, by its region and name.
@@ -46,13 +48,13 @@ type ClusterKey = (Name, Name);
 
 /// An overdue gang keeps this many times the nodes that it needs, if the cluster has them.
 const KEPT_FOR_OVERDUE: usize = 4;
-/// A start that is so little later has not slipped.
-const SLIP_MS: u64 = 60_000;
 /// A reservation goes to other nodes only for a start that is earlier by this much, and by a quarter of the
 /// time that is left.
 const HOP_MS: u64 = 600_000;
 /// Gangs remembered as having no start; beyond it everybody is tried again.
 const WITHOUT_START_MAX: usize = 4_096;
+/// Reservations that were made for one pass, and are remembered.
+const PASSING_MAX: usize = 64;
 /// Visits that it costs to end a gang in a forecast.
 const VISITS_PER_END: u64 = 8;
 
@@ -109,6 +111,13 @@ pub struct KeptReservations {
     reservations: Vec<Reservation>,
     /// Gangs for which no start was found since everybody who has the right to one was last tried.
     without_start: BTreeSet<JobId>,
+    /// Whether some of those who have the right to a start were not tried since.
+    has_left_out: bool,
+    /// Reservations that were made for one pass alone. The next ones make them again until starts are looked for that are known.
+    passing: Vec<Reservation>,
+    /// Timelines of many nodes that are reserved, to be gone on with until then as well.
+    reserved_nodes: BTreeMap<ClusterKey, ReservedNodes>,
+    last_look: LastLook,
     lent: Lent,
     /// Whether a pass has left it: nothing is known of reservations before.
     is_of_a_pass: bool,
@@ -160,6 +169,9 @@ pub(crate) struct Future {
     pace: Pace,
     /// Of the pass before, not looked at yet.
     remembered: Vec<Reservation>,
+    /// Made for one of the passes before alone: they are made again if their gangs are owed one, unless starts are looked for that are
+    /// known.
+    passing: Vec<Reservation>,
     reservations: Vec<Reservation>,
     /// That of the gang whose turn it is: nothing is kept from itself.
     own: Option<Reservation>,
@@ -181,6 +193,12 @@ pub(crate) struct Future {
     outlooks: BTreeMap<ClusterKey, CapacityTimeline>,
     /// What these were made of.
     runs: BTreeMap<ClusterKey, Arc<Vec<RunEnd>>>,
+    /// Timelines of the nodes that are reserved alone, in clusters of which there is no other, kept in step as well.
+    reserved_nodes: BTreeMap<ClusterKey, ReservedNodes>,
+    /// The nodes of all reservations of the pass before, and of those that were taken up again in this one.
+    taken_up: BTreeMap<ClusterKey, BTreeSet<NodeId>>,
+    /// Whether starts are looked for that are known.
+    looks: Looks,
     /// Everything that holds devices by the time it is expected to end, for quota; made when first asked for.
     ends: Option<Arc<Vec<(LogTime, JobId)>>>,
     /// The state without what is stopping, and where in the log it was made.
@@ -205,6 +223,7 @@ impl Future {
             now,
             pace,
             remembered: Vec::new(),
+            passing: Vec::new(),
             reservations: Vec::new(),
             own: None,
             had_turn: BTreeSet::new(),
@@ -215,6 +234,9 @@ impl Future {
             owed: Vec::new(),
             holds: Some(Holds::new()),
             outlooks: BTreeMap::new(),
+            reserved_nodes: BTreeMap::new(),
+            taken_up: BTreeMap::new(),
+            looks: Looks::default(),
             runs: BTreeMap::new(),
             ends: None,
             stopped: None,
@@ -224,6 +246,20 @@ impl Future {
         }
     }
 
+    /// For a pass, with what was kept at the end of the one before.
+    pub(crate) fn of_pass(state: &State, now: LogTime, mut kept: KeptReservations) -> Future {
+        let looks = Looks::begin(state, now, core::mem::take(&mut kept.last_look));
+        if looks.are_due() {
+            return Future { looks, ..Future::resume(now, kept) };
+        }
+        let (passing, has_left_out) = (core::mem::take(&mut kept.passing), kept.has_left_out);
+        let reserved_nodes = core::mem::take(&mut kept.reserved_nodes);
+        // Nobody is tried again who was tried in vain.
+        let without_start = core::mem::take(&mut kept.without_start);
+        let resumed = Future::resume(now, kept);
+        Future { looks, passing, reserved_nodes, has_left_out, without_start, ..resumed }
+    }
+
     /// With what was kept at the end of the pass before.
     pub(crate) fn resume(now: LogTime, kept: KeptReservations) -> Future {
         Future::resume_at(now, kept, Pace::Expected)
@@ -231,26 +267,38 @@ impl Future {
 
     /// The same, if what runs ends at this pace.
     pub(crate) fn resume_at(now: LogTime, kept: KeptReservations, pace: Pace) -> Future {
-        let KeptReservations { reservations: remembered, without_start, lent, .. } = kept;
+        let KeptReservations { reservations: remembered, mut without_start, has_left_out, lent, .. } = kept;
+        if !has_left_out {
+            without_start.clear();
+        }
         Future { remembered, without_start, lent, holds: None, ..Future::at_pace(now, pace) }
     }
 
     /// What the next pass is to begin with.
     pub(crate) fn remember(mut self) -> KeptReservations {
         self.put_back();
-        let mut without_start = self.without_start;
-        if !self.has_left_out || without_start.len() > WITHOUT_START_MAX {
+        let (mut without_start, has_left_out) = (self.without_start, self.has_left_out);
+        if without_start.len() > WITHOUT_START_MAX {
             without_start.clear();
         }
         let mut reservations = self.reservations;
         reservations.append(&mut self.remembered);
-        let (reservations, passing): (Vec<_>, Vec<_>) =
+        let (reservations, mut passing): (Vec<_>, Vec<_>) =
             reservations.into_iter().partition(|reservation| reservation.is_kept);
-        let expected = passing.into_iter().map(|passing| (passing.job, passing.start)).collect();
+        let expected = passing.iter().map(|passing| (passing.job, passing.start.clone())).collect();
+        passing.append(&mut self.passing);
+        passing.truncate(PASSING_MAX);
+        let to_be_kept = |(place, nodes): (ClusterKey, ReservedNodes)| Some((place, nodes.to_be_kept()?));
+        let reserved_nodes = self.reserved_nodes.into_iter().filter_map(to_be_kept).collect();
+        let last_look = self.looks.end(self.now);
         let (lent, images, licence_keepers, is_of_a_pass) = (self.lent, Arc::default(), Arc::default(), true);
         KeptReservations {
             reservations,
             without_start,
+            has_left_out,
+            passing,
+            reserved_nodes,
+            last_look,
             lent,
             is_of_a_pass,
             images,
@@ -281,7 +329,7 @@ impl Future {
     }
 
     fn give_up(&mut self, state: &State, is_given_up: &dyn Fn(JobId) -> bool, budget: &mut Budget) {
-        let own = self.own.as_ref().and_then(|own| self.outlooks.get(&own.place));
+        let own = self.own.as_ref().and_then(|own| self.timeline(&own.place));
         budget.take(own.map_or(0, CapacityTimeline::walk_visits));
         self.put_back();
         self.take_up(state, budget);
@@ -297,62 +345,6 @@ impl Future {
         }
     }
 
-    /// Takes up what is remembered, as far as it still concerns anybody.
-    pub(crate) fn take_up(&mut self, state: &State, budget: &mut Budget) {
-        self.lent.retain(state, self.now);
-        // So much stays for the first turn, wherever the others are that the reservations depend on: else it would find
-        // nothing, pass for pass.
-        let kept = budget.left() / 2;
-        for mut reservation in core::mem::take(&mut self.remembered) {
-            let job = reservation.job;
-            let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
-            if !row.is_in_line()
-                || row.cancel_requested
-                || lacks(state, spec)
-                || is_at_limit(state, job, self.now)
-            {
-                continue;
-            }
-            // Nodes that do not suit the gang any more, by labels or taints that an operator has set since, are as good
-            // as gone.
-            let policy = &state.policy().policy;
-            let suits =
-                |node: &NodeId| state.node(*node).is_some_and(|row| fit::allows(&row.spec, spec, policy));
-            if !reservation.start.nodes.iter().all(|(node, _)| suits(node)) {
-                continue;
-            }
-            // Nor do nodes that somebody has booked since for the time when it was to start.
-            let mut closed = closures(state, spec, self.now);
-            closed.retain(|closure| closure.lasts_at(reservation.start.at.max(self.now)));
-            let is_booked =
-                |node: &NodeId| state.node(*node).is_some_and(|row| covers(state, &closed, &row.spec));
-            if !closed.is_empty() && reservation.start.nodes.iter().any(|(node, _)| is_booked(node)) {
-                continue;
-            }
-            // Nor do nodes where the jobs are not any more that it has to be with, or where others are of whom nobody knows when
-            // they are gone.
-            let (opens, looked_at) = opens_at(state, (job, spec), &reservation.start, self.now);
-            budget.take(looked_at.min(budget.left().saturating_sub(kept)));
-            let Some(opens) = opens else { continue };
-            let place = reservation.place.clone();
-            // Nodes that are gone take the reservation with them: the gang gets another when it is its turn.
-            let outlook = self.outlook(state, &place, budget);
-            let again = outlook.again(&reservation.start);
-            budget.take(outlook.walk_visits());
-            let Some(at) = again else { continue };
-            // Nodes may be free before there is quota: that it starts earlier is found when it is its turn.
-            let at = at.max(reservation.start.at).max(opens);
-            reservation.has_slipped |= at > reservation.promised_at.plus_ms(SLIP_MS);
-            reservation.start.at = at;
-            // What did not begin when it could runs from now on.
-            let begins = at.max(self.now);
-            reservation.until = Some(begins.plus_ms(row.estimate.run_high_ms.max(1)));
-            reservation.quota = None;
-            reservation.overdue_since = self.overdue_since(state, job, spec, row);
-            self.install(state, reservation, budget);
-        }
-    }
-
     fn overdue_since(&self, state: &State, job: JobId, spec: &JobSpec, row: &JobRow) -> Option<LogTime> {
         // Time that it ran before it was stopped was no waiting.
         let since = state.waits_since(job).unwrap_or(row.submitted_at);
@@ -360,17 +352,18 @@ impl Future {
     }
 
     fn install(&mut self, state: &State, mut reservation: Reservation, budget: &mut Budget) {
-        self.outlook(state, &reservation.place.clone(), budget);
-        let outlook = self.outlooks.get_mut(&reservation.place).expect("it was just made");
+        let outlook = self.timeline_for(state, &reservation.place, &reservation.start, budget);
         outlook.reserve(reservation.job, &reservation.start, reservation.until);
         budget.take(outlook.walk_visits());
         if reservation.is_closed() {
             outlook.close(reservation.job);
         }
-        if reservation.quota.is_none() {
+        if reservation.quota.is_some() {
+            self.count_again(&mut reservation);
+        } else {
             reservation.quota = self.quota_then(state, &reservation, budget);
         }
-        self.count_quota(&reservation, QuotaUsage::add);
+        self.count_quota(&reservation);
         self.reservations.push(reservation);
         self.holds = None;
     }
@@ -399,7 +392,7 @@ impl Future {
         if self.lent.set_turn(job, within_nominal) {
             self.holds = None;
         }
-        let own = self.own.as_ref().and_then(|own| self.outlooks.get(&own.place));
+        let own = self.own.as_ref().and_then(|own| self.timeline(&own.place));
         budget.take(own.map_or(0, CapacityTimeline::walk_visits));
         self.put_back();
         self.take_up(state, budget);
@@ -453,10 +446,10 @@ impl Future {
             return;
         };
         let own = self.reservations.remove(at);
-        if let Some(outlook) = self.outlooks.get_mut(&own.place) {
+        if let Some(outlook) = self.timeline_mut(&own.place) {
             outlook.give_back(job);
         }
-        self.count_quota(&own, QuotaUsage::remove);
+        self.uncount_quota(job);
         self.own = Some(own);
         self.holds = None;
     }
@@ -477,13 +470,13 @@ impl Future {
     /// The gang whose turn it was keeps what it had.
     fn put_back(&mut self) {
         let Some(own) = self.own.take() else { return };
-        if let Some(outlook) = self.outlooks.get_mut(&own.place) {
+        if let Some(outlook) = self.timeline_mut(&own.place) {
             outlook.reserve(own.job, &own.start, own.until);
             if own.is_closed() {
                 outlook.close(own.job);
             }
         }
-        self.count_quota(&own, QuotaUsage::add);
+        self.count_quota(&own);
         self.reservations.push(own);
         self.holds = None;
     }
@@ -565,7 +558,8 @@ impl Future {
         }
         let owners: BTreeSet<JobId> =
             self.reservations.iter().filter(|r| concerns(r)).map(|r| r.job).collect();
-        for outlook in self.outlooks.values() {
+        let reserved = self.reserved_nodes.values().map(ReservedNodes::timeline);
+        for outlook in self.outlooks.values().chain(reserved) {
             outlook.add_holds(&mut holds, |owner| owners.contains(&owner));
         }
         for reservation in self.reservations.iter().filter(|reservation| concerns(reservation)) {
@@ -596,9 +590,10 @@ impl Future {
         self.ends = None;
         self.forget_foreseen();
         self.outlooks.remove(&place);
+        self.reserved_nodes.remove(&place);
         // Taken up again, they are reserved in what is expected then.
         for reservation in core::mem::take(&mut self.reservations) {
-            if let Some(outlook) = self.outlooks.get_mut(&reservation.place) {
+            if let Some(outlook) = self.timeline_mut(&reservation.place) {
                 outlook.give_back(reservation.job);
             }
             self.remembered.push(reservation);
@@ -617,7 +612,7 @@ impl Future {
         };
         let end = scaled(end, (row.estimate.run_ms, row.estimate.run_high_ms), self.now, self.pace);
         let place = (placement.region.clone(), placement.cluster.clone());
-        if let Some(outlook) = self.outlooks.get_mut(&place) {
+        if let Some(outlook) = self.timeline_mut(&place) {
             let mut workers = placement.slots.clone();
             workers.extend_from_slice(state.spares(job));
             if !outlook.begin(spec, &workers, end) {
@@ -736,14 +731,21 @@ impl Future {
         overdue_since: Option<LogTime>,
         budget: &mut Budget,
     ) {
-        let own = self.own.take_if(|own| own.job == job);
+        let mut own = self.own.take_if(|own| own.job == job);
         let most = state.policy().policy.backfill.reservations_max as usize;
         let is_kept = overdue_since.is_some() || spec.tier > PriorityTier::default();
         if most == 0 {
             return;
         }
-        if own.is_none() && !self.may_try(job, most, overdue_since.is_some()) {
+        if let Some(known) = own.take_if(|_| !self.looks.are_due()) {
+            self.keep_own(state, known, (row, is_kept, overdue_since), budget);
             return;
+        }
+        if own.is_none() {
+            let may_try = self.may_try(job, most, overdue_since.is_some());
+            if !may_try || (!is_kept && self.make_again(state, job, budget)) {
+                return;
+            }
         }
         let Some((place, fresh)) = self.earliest(state, (job, spec, row), budget) else {
             self.without_start.insert(job);
@@ -787,6 +789,10 @@ impl Future {
     /// Whether a start is looked for: there is a reservation to be had, and not too many were tried already. Who
     /// was tried in vain lets those go first who were not.
     fn may_try(&mut self, job: JobId, most: usize, is_overdue: bool) -> bool {
+        // Nobody gives up a reservation for one that is not tried before the next look.
+        if !self.looks.are_due() && self.without_start.contains(&job) {
+            return false;
+        }
         if self.reservations.len() >= most {
             let last = |reservation: &&Reservation| reservation.overdue_since.is_none();
             let last =
@@ -902,7 +908,9 @@ impl Future {
             let terms = Terms { lanes: &lanes, openings: &openings, ..*terms };
             for place in places(state, spec) {
                 let outlook = self.outlook(state, &place, budget);
-                let Some(start) = outlook.earliest(spec, &terms, budget) else { continue };
+                let (walk_visits, found) = (outlook.walk_visits(), outlook.earliest(spec, &terms, budget));
+                self.looks.count(walk_visits);
+                let Some(start) = found else { continue };
                 if best.as_ref().is_none_or(|(_, first)| start.at < first.at) {
                     best = Some((place, start));
                 }
@@ -921,23 +929,4 @@ pub(crate) fn is_at_limit(state: &State, job: JobId, now: LogTime) -> bool {
         || state.is_user_at_limit(job)
         || state.is_held_by_limit(job)
         || state.is_over_budget(job, now)
-}
-
-/// When other jobs are expected to let a gang be on the nodes of a start, and how much was looked at; none where nobody knows.
-fn opens_at(
-    state: &State,
-    (job, spec): (JobId, &JobSpec),
-    start: &Start,
-    now: LogTime,
-) -> (Option<LogTime>, u64) {
-    let others = affinity::resolve(state, job, spec);
-    let rows: Vec<_> = start.nodes.iter().filter_map(|(node, _)| state.node(*node)).collect();
-    if !rows.iter().any(|row| others.excludes(&row.spec)) {
-        return (Some(LogTime(0)), others.looked_at);
-    }
-    let (openings, more) = affinity::openings(state, job, spec, now);
-    let opens = rows
-        .iter()
-        .try_fold(LogTime(0), |latest, row| others.opens_at(&row.spec, &openings).map(|at| latest.max(at)));
-    (opens, others.looked_at + more)
 }

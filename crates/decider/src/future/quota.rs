@@ -1,7 +1,8 @@
 //! Quota as time goes by: what will be left of it for a tenant when what runs ends and what is reserved
 //! begins, and what reservations keep of it.
 
-use alloc::collections::BTreeSet;
+use alloc::collections::btree_map::Entry;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_planner::{Budget, Holds, Lane};
@@ -12,17 +13,25 @@ use muster_types::{JobId, JobSpec, LogTime, Name};
 use super::outlooks::releases;
 use super::{ClusterKey, Future, Reservation};
 
+/// What a reservation takes of quota.
+#[derive(Clone, Debug)]
+struct QuotaTaken {
+    tenant: Name,
+    region: Name,
+    /// Thousandths of devices, by type.
+    charge: Vec<(Name, u64)>,
+}
+
 /// The quota of a reservation.
 #[derive(Clone, Debug)]
 pub(super) struct KeptQuota {
-    tenant: Name,
-    region: Name,
-    /// Thousandths of devices that it takes, by type.
-    charge: Vec<(Name, u64)>,
+    own: Arc<QuotaTaken>,
     /// What everybody is expected to use when it starts, itself included.
     usage: QuotaUsage,
     /// The same without it, if it would borrow then: nobody's nominal quota is kept for that.
     without: Option<QuotaUsage>,
+    /// What these count of other reservations, by job: just that is taken out of them again, whatever has become of the others.
+    counted: BTreeMap<JobId, Arc<QuotaTaken>>,
 }
 
 impl KeptQuota {
@@ -46,12 +55,27 @@ impl KeptQuota {
 
     /// Whether it takes devices of a type.
     fn takes(&self, kind: &Name) -> bool {
-        self.charge.iter().any(|(taken, _)| taken == kind)
+        self.own.charge.iter().any(|(taken, _)| taken == kind)
     }
 
     /// Whose it is.
     pub(super) fn tenant(&self) -> &Name {
-        &self.tenant
+        &self.own.tenant
+    }
+
+    /// Counts another reservation, once.
+    fn count(&mut self, job: JobId, taken: &Arc<QuotaTaken>) {
+        if let Entry::Vacant(place) = self.counted.entry(job) {
+            place.insert(Arc::clone(taken));
+            self.change(&taken.tenant, &taken.region, &taken.charge, QuotaUsage::add);
+        }
+    }
+
+    /// Counts it no more.
+    fn uncount(&mut self, job: JobId) {
+        if let Some(taken) = self.counted.remove(&job) {
+            self.change(&taken.tenant, &taken.region, &taken.charge, QuotaUsage::remove);
+        }
     }
 
     fn change(&mut self, tenant: &Name, region: &Name, charge: &[(Name, u64)], change: Change) {
@@ -156,8 +180,8 @@ impl Future {
             while let Some((_, takes, reservation)) = takes.next_if(|(time, ..)| *time <= at) {
                 let Some(quota) = &reservation.quota else { continue };
                 let change: Change = if takes { QuotaUsage::add } else { QuotaUsage::remove };
-                for (kind, milli) in &quota.charge {
-                    change(&mut usage, &quota.tenant, kind, &quota.region, *milli);
+                for (kind, milli) in &quota.own.charge {
+                    change(&mut usage, &quota.own.tenant, kind, &quota.own.region, *milli);
                 }
                 is_changed = true;
             }
@@ -210,35 +234,56 @@ impl Future {
                 end_use(state, &mut usage, *job, kind, budget);
             }
         }
-        for other in self.reservations.iter().filter(|other| other.start.at <= at) {
-            let Some(quota) = other.quota.as_ref().filter(|_| other.until.is_none_or(|until| until > at))
-            else {
-                continue;
-            };
-            for (kind, milli) in &quota.charge {
-                usage.add(&quota.tenant, kind, &quota.region, *milli);
-            }
-        }
-        let without = usage.clone();
         let (tenant, region) = (spec.tenant.clone(), reservation.place.0.clone());
+        let own = Arc::new(QuotaTaken { tenant, region, charge });
+        let mut quota = KeptQuota { own: Arc::clone(&own), usage, without: None, counted: BTreeMap::new() };
+        self.count_those_before(at, &mut quota);
+        let without = quota.usage.clone();
         let mut borrows = false;
-        for (kind, milli) in &charge {
-            usage.add(&tenant, kind, &region, *milli);
-            borrows |= matches!(usage.standing(&tenant, kind, &region), QuotaStatus::Borrowing { .. });
+        for (kind, milli) in &own.charge {
+            quota.usage.add(&own.tenant, kind, &own.region, *milli);
+            let status = quota.usage.standing(&own.tenant, kind, &own.region);
+            borrows |= matches!(status, QuotaStatus::Borrowing { .. });
         }
-        Some(KeptQuota { tenant, region, charge, usage, without: borrows.then_some(without) })
+        quota.without = borrows.then_some(without);
+        Some(quota)
     }
 
-    /// A reservation is made or given up: those that begin later count it or do not.
-    pub(super) fn count_quota(&mut self, own: &Reservation, change: Change) {
+    /// Counts the reservations that have begun by a time and last longer.
+    fn count_those_before(&self, at: LogTime, quota: &mut KeptQuota) {
+        for other in self.reservations.iter().filter(|other| other.start.at <= at) {
+            let theirs = other.quota.as_ref().filter(|_| other.until.is_none_or(|until| until > at));
+            if let Some(theirs) = theirs {
+                quota.count(other.job, &theirs.own);
+            }
+        }
+    }
+
+    /// The quota of a reservation was known before it is made: of the others it counts those that there are now.
+    pub(super) fn count_again(&self, own: &mut Reservation) {
+        let (at, Some(quota)) = (own.start.at, &mut own.quota) else { return };
+        let before: Vec<JobId> = quota.counted.keys().copied().collect();
+        before.into_iter().for_each(|job| quota.uncount(job));
+        self.count_those_before(at, quota);
+    }
+
+    /// A reservation is made: those that begin later count it.
+    pub(super) fn count_quota(&mut self, own: &Reservation) {
         let Some(quota) = &own.quota else { return };
         let counts = |other: &&mut Reservation| {
             other.start.at >= own.start.at && own.until.is_none_or(|until| until > other.start.at)
         };
         for other in self.reservations.iter_mut().filter(counts) {
             if let Some(other) = &mut other.quota {
-                other.change(&quota.tenant, &quota.region, &quota.charge, change);
+                other.count(own.job, &quota.own);
             }
+        }
+    }
+
+    /// A reservation is given up: nobody counts it any more.
+    pub(super) fn uncount_quota(&mut self, job: JobId) {
+        for quota in self.reservations.iter_mut().filter_map(|other| other.quota.as_mut()) {
+            quota.uncount(job);
         }
     }
 
@@ -273,6 +318,7 @@ impl Future {
             clusters.iter().flat_map(|place| releases(state, place, now, pace)).collect();
         ends.sort_unstable();
         budget.take(ends.len() as u64);
+        self.looks.count(ends.len() as u64);
         self.ends = Some(Arc::new(ends));
     }
 }

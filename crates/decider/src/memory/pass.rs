@@ -54,7 +54,7 @@ impl UnfinishedPass {
         memory.waiters().retain(state, now, |job| is_at_limit(state, job, now));
         UnfinishedPass {
             line: Line::of_pass(state, now, depth_max, memory.take_marks()),
-            future: Future::resume(now, kept),
+            future: Future::of_pass(state, now, kept),
             tries: Tries::default(),
             wanted: WantedPools::default(),
             alike: BTreeMap::new(),

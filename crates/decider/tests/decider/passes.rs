@@ -3,10 +3,12 @@
 //!
 //! `cargo test -p muster-decider passes -- --nocapture` prints the figures.
 
-use muster_decider::{Command, Pass, Speculation, handle, schedule};
+use muster_decider::{Answer, Command, Pass, Speculation, handle, schedule};
+use muster_journal::RankUpdate;
 use muster_planner::Budget;
 use muster_types::policy::{NonPreemptible, Order, PolicyDraft, TenantPolicy, TenantRights};
-use muster_types::{JobSpec, PriorityTier, Submission, limits};
+use muster_types::{ExitStatus, JobId, JobSpec, NodeId, PriorityTier, Submission, limits};
+use std::collections::BTreeMap;
 
 use crate::support::{accelerators, founded, group, job_draft, name, node_spec, request};
 
@@ -232,4 +234,128 @@ fn what_is_expected_of_a_cluster_is_made_again_within_the_budget() {
     let (_, rounds) = run_pass_within(&mut slow, 2 * 320);
     assert_eq!(stopping(&slow), LOW);
     assert!(rounds > LOW as u32, "{rounds} rounds");
+}
+
+/// Gangs on each host of a full fleet.
+const PER_HOST: usize = 8;
+
+/// One of these tiers, with as many devices for each worker.
+fn of_tier(tier: PriorityTier, workers: u32, devices: u16) -> JobSpec {
+    let mut draft = job_draft("job", vec![group("main", workers, Some(accelerators("h100", devices)))]);
+    draft.tier = tier;
+    draft.check().unwrap()
+}
+
+/// A full fleet, and a gang of a high tier that waits for some hosts of it.
+fn one_waits_for_hosts(hosts: usize, wanted: u32) -> (Speculation, JobId) {
+    let (mut speculation, _) = founded();
+    for n in 0..hosts {
+        let spec = node_spec(&format!("n{n:03}"), "eu", "c1", Some(accelerators("h100", 8)));
+        let holder = crate::support::holder(1);
+        handle(&mut speculation, &Command::Register { spec, holder, other_session_is_over: false }).unwrap();
+    }
+    speculation.take_round();
+    let mut n = 1;
+    submit(&mut speculation, &mut n, vec![of_tier(PriorityTier::Production, 1, 1); hosts * PER_HOST]);
+    run_pass(&mut speculation);
+    assert_eq!(speculation.state().active_count(), hosts * PER_HOST);
+    let jobs = Submission::plain([of_tier(PriorityTier::Production, wanted, 8)]);
+    match handle(&mut speculation, &Command::submit(request(10_000), jobs)) {
+        Ok(Answer::Submitted { jobs, .. }) => (speculation, jobs[0]),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn later(speculation: &mut Speculation, ms: u64) {
+    let now = speculation.now().plus_ms(ms);
+    speculation.take_round();
+    speculation.set_now(now);
+}
+
+/// A gang that waits with a reservation is looked for a start in a look at all that runs. Such a look is not made in each pass where it
+/// takes long: between two of them a pass looks at what is reserved alone.
+#[test]
+fn a_reservation_costs_a_pass_what_is_reserved_and_not_what_runs() {
+    let spent = |hosts: usize| {
+        let (mut speculation, _) = one_waits_for_hosts(hosts, 2);
+        run_pass(&mut speculation);
+        // By now nothing else is to be found out about it.
+        later(&mut speculation, 60_000);
+        let first = run_pass(&mut speculation);
+        later(&mut speculation, 1);
+        let next = run_pass(&mut speculation);
+        later(&mut speculation, 60_000);
+        (first, next, run_pass(&mut speculation))
+    };
+    let (few, many) = (spent(256), spent(512));
+    println!("visits of a look, of a pass without one and of the next look: {few:?} on 256 hosts, {many:?} on 512");
+    for ((first, next, again), hosts) in [(few, 256), (many, 512)] {
+        assert!(first.min(again) >= hosts * (1 + PER_HOST as u64), "{first} and {again} visits");
+        assert!(next <= hosts, "{next} visits");
+    }
+    assert!(many.1 <= few.1 + few.1 / 2, "{few:?} and {many:?}: it does not grow with the fleet");
+}
+
+/// A large part of the fleet is looked at once up to the next look.
+#[test]
+fn a_reservation_of_many_hosts_costs_few_passes_what_runs_there() {
+    const WANTED: u32 = 256;
+    let (mut speculation, _) = one_waits_for_hosts(2 * WANTED as usize, WANTED);
+    run_pass(&mut speculation);
+    let mut pass = || {
+        later(&mut speculation, 1);
+        run_pass(&mut speculation)
+    };
+    let (first, next, last) = (pass(), pass(), pass());
+    println!("visits of passes behind a look, where {WANTED} hosts are reserved: {first}, {next}, {last}");
+    assert!(first >= u64::from(WANTED) * (1 + PER_HOST as u64), "{first} visits");
+    assert!(2 * next <= first && 2 * last <= first, "{first}, {next} and {last} visits");
+}
+
+/// What is kept for it is kept from others in those passes as well, and it starts when it can.
+#[test]
+fn a_reservation_holds_in_passes_that_look_for_no_start() {
+    const HOSTS: usize = 256;
+    let (mut speculation, waits) = one_waits_for_hosts(HOSTS, 2);
+    run_pass(&mut speculation);
+    later(&mut speculation, 1);
+    // One device of each host comes free, and there are others who would take all of them.
+    let mut on: BTreeMap<NodeId, Vec<JobId>> = BTreeMap::new();
+    for job in speculation.state().active() {
+        let placement = speculation.state().job(job).and_then(|row| row.placement.as_ref());
+        on.entry(placement.expect("a placement").slots[0].node).or_default().push(job);
+    }
+    on.values().for_each(|jobs| end(&mut speculation, jobs[0]));
+    let mut n = 20_000;
+    // Longer than until the gang is to start: of those that ended nobody is to learn that they are short.
+    let mut long = of_tier(PriorityTier::default(), 1, 1).into_draft();
+    long.expected_run_ms = Some(limits::RUN_TIME_LIMIT_MS_MAX);
+    submit(&mut speculation, &mut n, vec![long.check().unwrap(); HOSTS]);
+    run_pass(&mut speculation);
+    assert_eq!(speculation.state().active_count(), HOSTS * PER_HOST - 2, "two are kept");
+    let state = speculation.state();
+    let is_kept = |node: &NodeId| state.gangs_on(*node).count() < PER_HOST;
+    let kept: Vec<NodeId> = on.keys().copied().filter(is_kept).collect();
+    assert_eq!(kept.len(), 2);
+    for node in &kept {
+        on[node][1..].iter().for_each(|job| end(&mut speculation, *job));
+    }
+    later(&mut speculation, 1);
+    run_pass(&mut speculation);
+    let placement = speculation.state().job(waits).and_then(|row| row.placement.clone()).expect("it starts");
+    let mut nodes: Vec<NodeId> = placement.slots.iter().map(|slot| slot.node).collect();
+    nodes.sort_unstable();
+    assert_eq!(nodes, kept);
+}
+
+/// The only worker of a gang does its work.
+fn end(speculation: &mut Speculation, job: JobId) {
+    let placement = speculation.state().job(job).and_then(|row| row.placement.clone()).expect("a placement");
+    let (slot, token) = (&placement.slots[0], placement.token);
+    let (node, incarnation) = (slot.node, slot.incarnation);
+    for update in [RankUpdate::Running, RankUpdate::Exited(ExitStatus::Code(0))] {
+        let updates = vec![(0, update)];
+        let command = Command::Report { node, incarnation, job, token, updates };
+        handle(speculation, &command).expect("it is taken");
+    }
 }

@@ -1,6 +1,6 @@
 //! Properties over small random fleets.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use muster_planner::{
     Budget, CapacityTimeline, Hold, Holds, Terms, Verdict, WaitReason, could_ever, explain, plan,
@@ -8,8 +8,8 @@ use muster_planner::{
 use muster_state::{Forecast, Free, State};
 use muster_types::policy::PolicyDraft;
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, DeviceAmount, JobDraft, JobId, JobSpec, LabelTest,
-    Level, LogTime, Name, NodeExpression, NodeId, NodeRequirements, NodeSpec, Segment, Spread,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, DeviceAmount, DeviceSet, JobDraft, JobId, JobSpec,
+    LabelTest, Level, LogTime, Name, NodeExpression, NodeId, NodeRequirements, NodeSpec, Segment, Spread,
 };
 use proptest::prelude::*;
 
@@ -584,6 +584,54 @@ proptest! {
                 outlook.earliest(&spec, &fleet.terms(&holds, &spec), &mut Budget::new(100_000))
             };
             prop_assert_eq!(start(&again), start(&anew));
+        }
+    }
+
+    #[test]
+    fn the_future_of_some_nodes_is_that_of_the_cluster(
+        hosts in hosts(),
+        first in simple_job(),
+        second in simple_job(),
+        until in prop::option::of(1..6u64),
+    ) {
+        let fleet = fleet(&hosts);
+        let none = Holds::new();
+        let ends: Vec<(LogTime, JobId)> = all_ends(&fleet.state);
+        let (region, cluster) = (name("eu"), name("c0"));
+        let mut whole = CapacityTimeline::new(&fleet.state, &region, &cluster, ends.iter().copied());
+        let mut nodes: BTreeSet<NodeId> = BTreeSet::new();
+        let mut starts = Vec::new();
+        for (owner, spec) in [(JobId(1), &first), (JobId(2), &second)] {
+            let found = whole.earliest(spec, &fleet.terms(&none, spec), &mut Budget::new(100_000));
+            let Some(start) = found else { continue };
+            nodes.extend(start.nodes.iter().map(|(node, _)| *node));
+            let until = until.map(|ms| start.at.plus_ms(ms * 1_000));
+            let again = whole.again(&start);
+            whole.reserve(owner, &start, until);
+            starts.push((owner, start, until, again));
+        }
+        let there: BTreeSet<JobId> = nodes.iter().flat_map(|node| fleet.state.gangs_on(*node)).collect();
+        let of_them = ends.iter().copied().filter(|(_, job)| there.contains(job));
+        let mut part = CapacityTimeline::of_nodes(&fleet.state, (&region, &cluster), &nodes, of_them);
+        for (owner, start, until, again) in &starts {
+            prop_assert_eq!(part.again(start), *again);
+            part.reserve(*owner, start, *until);
+        }
+        let kept = |outlook: &CapacityTimeline| {
+            let holds = outlook.holds();
+            holds.nodes().map(|(node, holds)| (node, holds.to_vec())).collect::<Vec<_>>()
+        };
+        prop_assert_eq!(kept(&part), kept(&whole));
+        prop_assert!(part.visits() <= whole.visits());
+        // A gang on none of these nodes makes no difference, and is no reason to make it again.
+        let other = fleet.state.nodes().iter().map(|(id, _)| *id).find(|id| !nodes.contains(id));
+        if let Some(node) = other {
+            let incarnation = fleet.state.node(node).map_or(0, |row| row.incarnation);
+            let slot = muster_journal::WorkerSlot { node, incarnation, devices: DeviceSet::EMPTY };
+            let before = part.visits();
+            let one = draft_of(1, "h100", DeviceAmount::Whole(1)).check().unwrap();
+            prop_assert!(part.begin(&one, &[slot], LogTime(5_000)));
+            prop_assert_eq!(part.visits(), before);
         }
     }
 

@@ -13,6 +13,7 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use tokio::time::Instant;
 
 use crate::shares::Account;
 
@@ -86,8 +87,21 @@ impl Fold {
 pub(super) struct RangeReader {
     pub(super) fold: Fold,
     pub(super) to: LogTime,
-    /// Whether the range has more than is read.
+    /// When it leaves the rest to those who read on. Each reads one record at least.
+    pub(super) deadline: Instant,
+    /// Records that it has read.
+    pub(super) records: usize,
+    /// Whether the range has more than is read for a page.
     pub(super) is_cut: bool,
+    /// Whether its time was over before the range was.
+    pub(super) is_late: bool,
+}
+
+impl RangeReader {
+    /// Reads on to the end of a range, or until its time is over.
+    pub(super) fn new(fold: Fold, to: LogTime, deadline: Instant) -> RangeReader {
+        RangeReader { fold, to, deadline, records: 0, is_cut: false, is_late: false }
+    }
 }
 
 impl RecordVisitor for RangeReader {
@@ -101,6 +115,11 @@ impl RecordVisitor for RangeReader {
             self.is_cut = true;
             return ControlFlow::Break(());
         }
+        if self.records > 0 && Instant::now() >= self.deadline {
+            self.is_late = true;
+            return ControlFlow::Break(());
+        }
+        self.records += 1;
         fold.placements.apply(log_time, decision);
         fold.records += 1;
         fold.reached = Some(log_time);
@@ -157,7 +176,9 @@ mod tests {
     use muster_journal::{Outcome, WorkerSlot};
     use muster_transport::ShortName;
     use muster_types::{DeviceSet, JobId, NodeId};
+    use std::time::Duration;
 
+    const LONG: Duration = Duration::from_secs(600);
     const BEGIN: Beginning = Beginning { generation: 1, next: LogIndex(1) };
 
     fn account(name: &str) -> Account {
@@ -188,7 +209,7 @@ mod tests {
     /// Reads on to the end of a range, as far as that goes; the placements up to then and whether there are more.
     fn read(fold: Fold, log: &[(LogTime, Decision)], to: LogTime) -> (Fold, Vec<Held>, bool) {
         let from = fold.records;
-        let mut reader = RangeReader { fold, to, is_cut: false };
+        let mut reader = RangeReader::new(fold, to, Instant::now() + LONG);
         for (place, (at, decision)) in log.iter().enumerate().skip(from) {
             if reader.visit(LogIndex(place as u64 + 1), *at, decision).is_break() {
                 break;
@@ -217,6 +238,24 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_reader_whose_time_is_over_reads_a_record_and_leaves_the_rest_to_the_next() {
+        let (log, bounds, to) = (log(), (1_000, 1_000), LogTime(1_000));
+        let (_, whole, _) = read(begun(BEGIN, bounds), &log, to);
+        let mut fold = begun(BEGIN, bounds);
+        for (place, (at, decision)) in log.iter().enumerate() {
+            let mut reader = RangeReader::new(fold, to, Instant::now());
+            assert!(reader.visit(LogIndex(place as u64 + 1), *at, decision).is_continue());
+            if let Some((at, next)) = log.get(place + 1) {
+                assert!(reader.visit(LogIndex(place as u64 + 2), *at, next).is_break());
+                assert!(reader.is_late && !reader.is_cut);
+            }
+            assert_eq!((reader.records, reader.fold.records), (1, place + 1));
+            fold = reader.fold;
+        }
+        assert_eq!(fold.held(to), whole);
     }
 
     #[test]
