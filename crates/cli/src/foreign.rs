@@ -7,6 +7,8 @@ use muster_console::{Console, Failure};
 use muster_convert::{Conversion, FindingKind, Options, Source};
 use muster_types::{NAME_RULE, Name, PriorityTier};
 
+use super::job_files::Arguments;
+
 /// Options for files of other schedulers.
 #[derive(Args, Clone, Default)]
 pub struct ForeignArgs {
@@ -39,7 +41,7 @@ pub fn documents(
     console: &Console,
     file: &str,
     bytes: &[u8],
-    arguments: &[String],
+    arguments: Arguments<'_>,
     args: &ForeignArgs,
 ) -> Result<Option<String>, Failure> {
     let Some(source) = muster_convert::recognise(bytes) else {
@@ -51,13 +53,12 @@ pub fn documents(
         }
         return Ok(None);
     };
-    if source == Source::Manifest && !arguments.is_empty() {
-        return Err(Failure::usage(format!("{file} is a manifest, which takes no arguments: {arguments:?}"))
-            .with_next("options go before the file; only a script (#!) takes arguments itself"));
+    if source == Source::Manifest && !arguments.words.is_empty() {
+        return Err(arguments.refused(file, "manifest"));
     }
     let options = Options {
         name: Some(file.to_owned()).filter(|file| file != "-"),
-        arguments: arguments.to_vec(),
+        arguments: arguments.words.to_vec(),
         accelerator: args.accelerator.clone(),
         images: args.images,
         tiers: args.tier_of.iter().cloned().collect::<BTreeMap<String, PriorityTier>>(),

@@ -10,6 +10,7 @@ use muster_manifest::{FILE_BYTES_MAX, Manifest, Overrides, Problem};
 use muster_transport::{Role, Security};
 
 use super::foreign::{self, ForeignArgs};
+use super::options;
 
 /// A server's refusal in the words of the file. `only` is the document it is about, when it is one.
 pub fn refused(error: CallError, file: &str, manifests: &[Manifest], only: Option<usize>) -> Failure {
@@ -45,14 +46,38 @@ pub fn read_manifests(
     file: &str,
     overrides: &Overrides,
 ) -> Result<Vec<Manifest>, Failure> {
-    read_manifests_with(console, file, &[], overrides, &ForeignArgs::default())
+    read_manifests_with(console, file, Arguments::NONE, overrides, &ForeignArgs::default())
+}
+
+/// What stands behind a file on the command line: the arguments of a script.
+#[derive(Clone, Copy)]
+pub struct Arguments<'a> {
+    pub words: &'a [String],
+    /// The option of the command that a word is nearest to.
+    pub nearest: fn(&str) -> Option<String>,
+}
+
+impl Arguments<'_> {
+    const NONE: Arguments<'static> = Arguments { words: &[], nearest: |_| None };
+
+    /// Why a file of this kind, which is no script, cannot be read with them.
+    pub fn refused(&self, file: &str, kind: &str) -> Failure {
+        let words = self.words.join(" ");
+        let failure = Failure::usage(format!("{file} is a {kind}, which takes no arguments: {words}"));
+        match self.words.first().filter(|word| word.starts_with('-')) {
+            Some(word) => failure.with_next(options::unknown(word, (self.nearest)(word))),
+            None => failure.with_next(
+                "only a script (#!) takes arguments; name one file, in which several jobs have a line `---` between them",
+            ),
+        }
+    }
 }
 
 /// The same; `arguments` are those of the script that the file is. A file for another scheduler is converted first.
 pub fn read_manifests_with(
     console: &Console,
     file: &str,
-    arguments: &[String],
+    arguments: Arguments<'_>,
     overrides: &Overrides,
     foreign: &ForeignArgs,
 ) -> Result<Vec<Manifest>, Failure> {
@@ -74,12 +99,11 @@ pub fn read_manifests_with(
             .with_next("correct the file; `muster submit --validate-only FILE` checks it without submitting")
     };
     let parsed = if muster_manifest::is_script(&bytes) {
-        muster_manifest::parse_script(&bytes, file, arguments, now_ms()).map(|job| vec![job])
-    } else if arguments.is_empty() {
+        muster_manifest::parse_script(&bytes, file, arguments.words, now_ms()).map(|job| vec![job])
+    } else if arguments.words.is_empty() {
         muster_manifest::parse(&bytes, now_ms())
     } else {
-        return Err(Failure::usage(format!("{file} is a job file, which takes no arguments: {arguments:?}"))
-            .with_next("options go before the file; only a script (#!) takes arguments itself"));
+        return Err(arguments.refused(file, "job file"));
     };
     checked(parsed.map_err(|e| wrong(e.0))?, overrides).map_err(wrong)
 }

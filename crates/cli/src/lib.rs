@@ -30,6 +30,7 @@ mod man;
 mod node;
 mod notification;
 mod open;
+mod options;
 mod parallel;
 mod placement;
 mod policy;

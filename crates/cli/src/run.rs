@@ -15,7 +15,8 @@ use tokio::time::Instant;
 use crate::foreign::ForeignArgs;
 use crate::job::attach::{self, Ranks, Waited};
 use crate::job::exec;
-use crate::job_files::{self, located, name_own_tenant, now_ms};
+use crate::job_files::{self, Arguments, located, name_own_tenant, now_ms};
+use crate::options;
 use crate::parallel::auto;
 use crate::submit::{MetadataArgs, NodeArgs};
 use crate::workdir::WorkdirArgs;
@@ -227,8 +228,9 @@ fn of_file(console: &Console, file: &str, args: &RunArgs) -> Result<Manifest, Fa
         ..Overrides::default()
     };
     let overrides = args.nodes.over(overrides);
+    let arguments = Arguments { words: &args.command, nearest: options::nearest::<RunArgs> };
     let mut manifests =
-        job_files::read_manifests_with(console, file, &args.command, &overrides, &ForeignArgs::default())?;
+        job_files::read_manifests_with(console, file, arguments, &overrides, &ForeignArgs::default())?;
     let one = manifests.pop().filter(|job| manifests.is_empty() && job.message.spec().array.is_none());
     one.ok_or_else(|| {
         Failure::usage(format!("{file} holds more than one job"))
@@ -237,8 +239,13 @@ fn of_file(console: &Console, file: &str, args: &RunArgs) -> Result<Manifest, Fa
 }
 
 fn of_command(args: &RunArgs) -> Result<Manifest, Failure> {
-    if args.command.is_empty() {
+    let Some(program) = args.command.first() else {
         return Err(Failure::usage("there is no command to run").with_next("muster run -- COMMAND …"));
+    };
+    if program.starts_with('-') {
+        // A misspelt option would otherwise be submitted as the program of a job.
+        return Err(Failure::usage(format!("the command to run begins with a dash: {program}"))
+            .with_next(options::unknown(program, options::nearest::<RunArgs>(program))));
     }
     let text =
         |key: &'static str, value: &Option<String>| value.clone().map(|text| (key, Value::String(text)));
