@@ -41,9 +41,11 @@ struct FairRow {
     tenant: String,
     r#type: String,
     nominal: String,
-    nominal_percent: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nominal_percent: Option<String>,
     received: String,
-    received_percent: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    received_percent: Option<String>,
     demand: String,
     borrowed: String,
     lent: String,
@@ -213,14 +215,19 @@ fn capacity(reading: &Reading) -> BTreeMap<String, u128> {
     sums
 }
 
+/// Of what there was of a type; none where there was none of it, such as a type of the policy that no node has.
+fn percent(amount: u128, capacity: u128) -> Option<String> {
+    (capacity > 0).then(|| rows::percent(amount, capacity))
+}
+
 fn row(tenant: &str, kind: &str, fair: &FairnessSum, capacity: u128) -> FairRow {
     FairRow {
         tenant: tenant.to_owned(),
         r#type: kind.to_owned(),
         nominal: fair.nominal.to_string(),
-        nominal_percent: rows::percent(fair.nominal, capacity),
+        nominal_percent: percent(fair.nominal, capacity),
         received: fair.received.to_string(),
-        received_percent: rows::percent(fair.received, capacity),
+        received_percent: percent(fair.received, capacity),
         demand: fair.demand().to_string(),
         borrowed: fair.borrowed.to_string(),
         lent: fair.lent.to_string(),
@@ -235,9 +242,9 @@ impl FairRow {
             self.tenant,
             self.r#type,
             self.nominal,
-            self.nominal_percent,
+            self.nominal_percent.unwrap_or_default(),
             self.received,
-            self.received_percent,
+            self.received_percent.unwrap_or_default(),
             self.demand,
             self.borrowed,
             self.lent,
@@ -257,15 +264,16 @@ fn table(
         ["TENANT", "TYPE", "NOMINAL", "%", "RECEIVED", "%", "DEMAND", "BORROWED", "LENT", "WAITED", "HOURS"];
     let mut grid = Grid::new(header.to_vec());
     let hours = |milli_ms: u128| Unit::Accelerators.hours(milli_ms);
+    let shown = |amount, capacity| percent(amount, capacity).unwrap_or_else(|| "-".to_owned());
     for (tenant, kind, fair) in fairness.sums() {
         let capacity = capacity(kind);
         grid.row(vec![
             tenant.to_string(),
             kind.to_owned(),
             hours(fair.nominal),
-            rows::percent(fair.nominal, capacity),
+            shown(fair.nominal, capacity),
             hours(fair.received),
-            rows::percent(fair.received, capacity),
+            shown(fair.received, capacity),
             hours(fair.demand()),
             hours(fair.borrowed),
             hours(fair.lent),
@@ -280,4 +288,18 @@ fn table(
         console.line(&note)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_type_that_nobody_has_has_no_percentages() {
+        let fair = FairnessSum { nominal: 1_908_000, ..FairnessSum::default() };
+        let of_none = row("research", "v5p", &fair, 0).cells();
+        assert_eq!((of_none[2].as_str(), of_none[3].as_str(), of_none[5].as_str()), ("1908000", "", ""));
+        let of_some = row("research", "v5p", &fair, 3_816_000).cells();
+        assert_eq!((of_some[3].as_str(), of_some[5].as_str()), ("50.0", "0.0"));
+    }
 }
