@@ -303,7 +303,8 @@ async fn dispatch(
     let is_report = matches!(&command, ClientCommand::Report(_) | ClientCommand::Fairness(_));
     let is_plan = matches!(&command, ClientCommand::Parallel(parallel::ParallelCommand::Plan(_)));
     if console.format == Format::Html && !(is_report || is_plan) {
-        return Err(Failure::usage("-o html is for muster parallel plan and muster report"));
+        return Err(Failure::usage("-o html is for muster parallel plan and muster report")
+            .with_next("`muster open` shows jobs, nodes and queues as web pages"));
     }
     if console.format == Format::Csv && !is_report {
         return Err(Failure::usage("-o csv is for muster report")

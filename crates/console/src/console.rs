@@ -23,7 +23,7 @@ pub enum Format {
     Yaml,
     /// Ids or names only, one per line
     Name,
-    /// A page with pictures: a plan and reports have one
+    /// A page with pictures: `parallel plan` and reports have one
     Html,
     /// A header and one line for each row, for spreadsheets: reports have it
     Csv,
