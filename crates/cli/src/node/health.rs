@@ -152,7 +152,14 @@ pub async fn run(global: &Global, console: &Console, command: HealthCommand) -> 
     match command {
         HealthCommand::Drain { which, deadline, reason, consent } => {
             let client = global.client().await?;
+            let is_looked_up = consent.is_dry_run() && which.is_named();
             let nodes = which.names(&client).await?;
+            if is_looked_up {
+                // Otherwise the drain itself refuses a name that there is not.
+                for node in &nodes {
+                    client.get_node(v1::GetNodeRequest { node: node.clone(), read: None }).await?;
+                }
+            }
             if !consent::to_drain(consent, &client, console, &nodes).await? {
                 return Ok(Exit::Ok);
             }
