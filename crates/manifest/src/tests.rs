@@ -752,6 +752,13 @@ fn several_documents_are_several_jobs() {
 }
 
 #[test]
+fn a_file_of_the_other_kind_is_named_as_such() {
+    assert_eq!(problems(POLICY), ["line 2: kind: must be Job, got \"Policy\""]);
+    let found = policy_problems(&job("  command: [run]\n").replace("kind: Job", "kind: 'Job' # of a team"));
+    assert_eq!(found, ["line 2: kind: must be Policy, got \"Job\""]);
+}
+
+#[test]
 fn unknown_fields_are_named_with_line_and_neighbour() {
     assert_eq!(
         problems(&job("  comand: [run]\n")),
