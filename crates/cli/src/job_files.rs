@@ -30,9 +30,14 @@ pub fn refused(error: CallError, file: &str, manifests: &[Manifest], only: Optio
     Failure::refused_with(refused, refused.violations.iter().map(explain).collect())
 }
 
+/// What a file is called in messages.
+pub fn called(file: &str) -> &str {
+    if file == "-" { "stdin" } else { file }
+}
+
 /// `file:line: field: what is wrong`, as compilers write it.
 pub fn located(file: &str, problem: &Problem) -> String {
-    let file = if file == "-" { "stdin" } else { file };
+    let file = called(file);
     let field = if problem.field.is_empty() { String::new() } else { format!("{}: ", problem.field) };
     match problem.line {
         Some(line) => format!("{file}:{line}: {field}{}", problem.description),
@@ -130,7 +135,7 @@ pub fn now_ms() -> u64 {
 /// The bytes of a file, or of stdin; one more than is allowed when there are more.
 pub fn read(file: &str) -> Result<Vec<u8>, Failure> {
     let failed = |error: std::io::Error| {
-        Failure::usage(format!("{file} could not be read: {error}"))
+        Failure::usage(format!("{} could not be read: {error}", called(file)))
             .with_next("name a file, or - to read one from stdin")
     };
     // One byte more than is allowed shows that there is more than is allowed.

@@ -10,7 +10,7 @@ use muster_wire::v1;
 use crate::foreign::ForeignArgs;
 use crate::job::follow::{self, WaitCondition};
 use crate::job::wait::{self, Awaited, FOLLOWED_MAX};
-use crate::job_files::{Arguments, name_own_tenant, read_manifests_with, refused};
+use crate::job_files::{Arguments, called, name_own_tenant, read_manifests_with, refused};
 use crate::options;
 use crate::parallel::auto;
 use crate::view::Submission;
@@ -211,7 +211,7 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
         shown.iter().try_for_each(|id| console.line(id))?;
     }
     if args.validate_only {
-        console.progress(&format!("{file} is valid; nothing was submitted"));
+        console.progress(&format!("{} is valid; nothing was submitted", called(&file)));
         return Ok(Exit::Ok);
     }
     console.progress(&format!("submitted {} at log index {}", count(job_ids.len()), submission.log_index));
