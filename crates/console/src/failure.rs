@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use muster_client::{AttemptError, CallError, ConnectError, Refused};
 use muster_transport::AuthorityError;
-use muster_types::RefusalCode;
+use muster_types::{RefusalCode, Violation};
 use tonic::Code;
 
 /// Exit codes; stable.
@@ -122,9 +122,12 @@ impl Failure {
         if let Some(omitted) = refused.metadata.get(muster_wire::status::METADATA_VIOLATIONS_OMITTED) {
             details.push(format!("and {omitted} more"));
         }
+        let is_violation = |violation: &Violation| refused.message == violation.to_string();
+        let is_listed =
+            refused.code == Some(RefusalCode::InvalidField) || refused.violations.iter().any(is_violation);
         let headline = match refused.number() {
             // The sentence of a field refusal repeats the first violation; the list says it better.
-            Some(number) if refused.code == Some(RefusalCode::InvalidField) && !details.is_empty() => {
+            Some(number) if is_listed && !details.is_empty() => {
                 format!("{number} {}: the request breaks these rules", refused.reason)
             }
             _ => refused.to_string(),
@@ -438,5 +441,20 @@ mod tests {
             assert_eq!(failure.exit == Exit::Failed, is_defect, "{code}: {:?}", failure.exit);
             assert_ne!(failure.exit, Exit::Ok, "{code}");
         }
+    }
+
+    #[test]
+    fn what_is_wrong_with_one_field_is_said_once() {
+        let violation = Violation::new("job.spec.deadline", "must be after the present time");
+        let refusal = Refusal::new(RefusalCode::DeadlineUnmeetable, "why");
+        let mut refused = Refused::from_status(&muster_wire::status::to_status(&refusal));
+        refused.message = violation.to_string();
+        refused.violations = vec![violation];
+        let in_file = "w.yaml:4: spec.deadline: must be after the present time";
+        let of_file = Failure::refused_with(&refused, vec![in_file.to_owned()]);
+        assert!(!of_file.headline.contains("job.spec.deadline"), "{}", of_file.headline);
+        assert_eq!(of_file.details, [in_file]);
+        let bare = Failure::refused_with(&refused, Vec::new());
+        assert!(bare.headline.contains("job.spec.deadline"), "{}", bare.headline);
     }
 }
