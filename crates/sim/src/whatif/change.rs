@@ -483,11 +483,6 @@ mod tests {
             assert!(wrong.parse::<QuotaChange>().is_err(), "{wrong}");
         }
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
 
     #[test]
     fn nothing_is_like_a_host_before_there_is_one() {
