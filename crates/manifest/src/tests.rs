@@ -752,13 +752,6 @@ fn several_documents_are_several_jobs() {
 }
 
 #[test]
-fn a_file_of_the_other_kind_is_named_as_such() {
-    assert_eq!(problems(POLICY), ["line 2: kind: must be Job, got \"Policy\""]);
-    let found = policy_problems(&job("  command: [run]\n").replace("kind: Job", "kind: 'Job' # of a team"));
-    assert_eq!(found, ["line 2: kind: must be Policy, got \"Job\""]);
-}
-
-#[test]
 fn unknown_fields_are_named_with_line_and_neighbour() {
     assert_eq!(
         problems(&job("  comand: [run]\n")),
@@ -777,6 +770,9 @@ fn unknown_fields_are_named_with_line_and_neighbour() {
         problems(&job("  accelerators: {typ: x, count: 1}\n"))[0]
             .starts_with("line 5: typ: unknown field; did you mean type?")
     );
+    // A file of the other kind is named as such, and not by its first field.
+    assert_eq!(problems(POLICY), ["line 2: kind: must be Job, got \"Policy\""]);
+    assert_eq!(policy_problems(&job("  {}\n")), ["line 2: kind: must be Policy, got \"Job\""]);
 }
 
 #[test]
