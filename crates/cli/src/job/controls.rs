@@ -767,7 +767,7 @@ async fn throttle(
     if args.dry_run {
         console.progress("the change would be made; nothing was changed");
     }
-    super::array::print(console, answer.array.unwrap_or_default(), answer.freshness)?;
+    super::array::print_changed(console, answer.array.unwrap_or_default(), answer.freshness)?;
     Ok(Exit::Ok)
 }
 
