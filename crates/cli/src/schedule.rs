@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 use muster_client::Client;
-use muster_console::{Console, Document, Exit, Failure, Global, Grid, local, moment, span};
+use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, local, moment, span};
 use muster_manifest::{Overrides, quantity};
 use muster_types::{OverlapRule, RequestId, limits};
 use muster_wire::convert::{overlap_rule_from_proto, overlap_rule_to_proto};
@@ -440,6 +440,9 @@ async fn list(
     let items: Vec<ScheduleView> = answer.schedules.into_iter().map(ScheduleView::of).collect();
     if console.is_structured() {
         return console.object(&Document::new("ScheduleList", None::<u64>, ScheduleList { items }));
+    }
+    if console.format == Format::Name {
+        return items.iter().try_for_each(|row| console.line(&row.name));
     }
     let mut grid = Grid::new(vec!["NAME", "TENANT", "CRON", "ZONE", "NEXT", "RUNNING", "OWNER", "REASON"]);
     for row in items {

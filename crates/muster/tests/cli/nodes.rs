@@ -139,6 +139,7 @@ fn nodes_that_wait_are_listed_approved_and_rejected() {
         "{}",
         ran.out
     );
+    assert_eq!(muster(&fake, &["node", "pending", "-o", "name"]).out, "host-9\n");
     let ran = muster(&fake, &["node", "approve", "host-9"]);
     assert!(ran.code == 0 && ran.out.contains("approved  eu"), "{}{}", ran.out, ran.err);
     let bounds = ["node", "approve", "host-9", "--cluster", "eu-1", "--devices", "h100:8", "-o", "json"];
