@@ -237,7 +237,10 @@ pub async fn array_of(client: &Client, text: &str) -> Result<String, Failure> {
     };
     let job = client.get_job(v1::GetJobRequest { job_id: job_id.clone(), read: None }).await?.job;
     let array = job.and_then(|job| job.array).map(|array| array.array_id);
-    array.ok_or_else(|| Failure::usage(format!("{job_id} is no member of an array")))
+    array.ok_or_else(|| {
+        Failure::usage(format!("{job_id} is no member of an array"))
+            .with_next("muster job array list --all shows arrays")
+    })
 }
 
 /// One array in whichever form was asked for.
