@@ -79,7 +79,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "BYTES")]
     shared_memory: Option<String>,
     /// Longest run of one attempt: 2h
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, aliases = ["time", "run-time-limit"], value_name = "DURATION")]
     time_limit: Option<String>,
     /// A variable of the workers, or one to pass on; repeat it
     #[arg(short, long, value_name = "NAME[=VALUE]")]
@@ -321,6 +321,34 @@ mod tests {
         std::io::Write::write_all(&mut write, b"hello").expect("a pipe takes five bytes");
         assert!(waits_there(&read));
         assert!(!waits_there(std::fs::File::open("/dev/null").expect("it is there")));
+    }
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: RunArgs,
+    }
+
+    #[test]
+    fn a_limit_of_time_has_the_name_that_other_commands_have_for_it_too() {
+        for name in ["--time-limit", "--time", "--run-time-limit"] {
+            let line = <Line as clap::Parser>::try_parse_from(["run", name, "4h", "--", "true"]);
+            let args = line.expect("the option is known").args;
+            assert_eq!(args.time_limit.as_deref(), Some("4h"));
+            assert_eq!(args.command, ["true"]);
+        }
+    }
+
+    #[test]
+    fn the_program_of_a_job_is_no_misspelt_option() {
+        let of = |words: &[&str]| {
+            let line = <Line as clap::Parser>::try_parse_from([&["run"], words].concat());
+            of_command(&line.expect("the words are taken").args)
+        };
+        let refused = of(&["--tiem-limit", "4h", "--", "true"]).expect_err("it is refused");
+        assert!(refused.next().is_some_and(|next| next.contains("did you mean --time-limit?")));
+        assert!(of(&["--after", "job-1", "--", "true"]).is_err());
+        assert!(of(&["--", "python", "train.py", "--epochs", "3"]).is_ok());
     }
 
     #[test]
