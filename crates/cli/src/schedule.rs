@@ -51,6 +51,10 @@ Examples:
         read: ReadArgs,
     },
     /// Show a schedule: when it is due, why it is suspended, and its newest runs
+    #[command(after_help = "\
+Examples:
+  muster schedule show nightly
+  muster schedule show nightly --tenant research -o json")]
     Show {
         /// Its name
         name: String,
@@ -62,6 +66,9 @@ Examples:
         read: ReadArgs,
     },
     /// Have a schedule make no jobs until it is resumed; what runs goes on
+    #[command(after_help = "\
+Examples:
+  muster schedule suspend nightly --reason 'the data set moves'")]
     Suspend {
         #[command(flatten)]
         #[allow(missing_docs, reason = "a flattened field has no help text")]
@@ -71,8 +78,15 @@ Examples:
         reason: String,
     },
     /// Have a suspended schedule make jobs again, from its next moment on
+    #[command(after_help = "\
+Examples:
+  muster schedule resume nightly")]
     Resume(WhichArgs),
     /// Make one job of a schedule now, in addition to those of its moments
+    #[command(after_help = "\
+Examples:
+  muster job logs $(muster schedule run nightly) -f
+  muster schedule run nightly --tenant research")]
     Run(WhichArgs),
     /// Delete a schedule; the jobs that it made stay
     #[command(after_help = "\

@@ -73,6 +73,9 @@ pub struct ApproveArgs {
 #[derive(Subcommand)]
 pub enum RulesCommand {
     /// Show the mode, the rules, and what was said of nodes by name
+    #[command(after_help = "\
+Examples:
+  muster node admission show")]
     Show,
     /// Set the mode and all rules
     #[command(after_help = "\
