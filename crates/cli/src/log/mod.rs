@@ -23,8 +23,8 @@ pub use archive::open as open_archive;
 pub use archive::{failure as archive_failure, moment as point_of_log};
 pub use source::{LogSource, SourceArgs};
 
-/// Columns of a line when nobody says how many there are.
-const COLUMNS_DEFAULT: usize = 120;
+/// A line has as many columns in any terminal: enough for an index, a time and the name of a decision.
+const COLUMNS_MIN: usize = 60;
 /// Between two lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Replicas are three or five; more is a broken answer.
@@ -224,9 +224,14 @@ fn line(record: &v1::LogRecord, columns: usize) -> String {
     line
 }
 
+/// What goes to a pipe or a file is not cut.
 fn columns(console: &Console) -> usize {
     let said = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
-    if console.is_wide() { usize::MAX } else { said.filter(|c| *c >= 40).unwrap_or(COLUMNS_DEFAULT) }
+    let said = said.or_else(|| console.terminal_width().map(usize::from));
+    match said {
+        Some(columns) if !console.is_wide() => columns.max(COLUMNS_MIN),
+        _ => usize::MAX,
+    }
 }
 
 fn print(console: &Console, record: &v1::LogRecord) -> Result<(), Failure> {
@@ -611,7 +616,16 @@ async fn verify(client: &Client, console: &Console) -> Result<Exit, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use super::none_of;
+    use super::{COLUMNS_MIN, line, none_of, v1};
+
+    #[test]
+    fn a_line_is_cut_where_a_terminal_ends_and_nowhere_else() {
+        let summary = "x".repeat(300);
+        let record = v1::LogRecord { log_index: 7, summary, ..v1::LogRecord::default() };
+        let cut = line(&record, COLUMNS_MIN);
+        assert!(cut.ends_with('…') && cut.chars().count() == COLUMNS_MIN, "{cut}");
+        assert!(line(&record, usize::MAX).ends_with(&record.summary));
+    }
 
     #[test]
     fn a_filter_that_finds_nothing_leads_to_older_records() {
