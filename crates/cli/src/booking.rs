@@ -485,7 +485,7 @@ async fn list(client: &Client, console: &Console) -> Result<(), Failure> {
         }
         Format::Table | Format::Wide | Format::Html | Format::Csv => {
             let header = vec!["NAME", "TENANT", "STATE", "FROM", "UNTIL", "LEFT", "NODES", "OTHERS", "QUOTA"];
-            let mut grid = Grid::new(header);
+            let mut grid = Grid::new(header).optional(&["OTHERS", "LEFT", "UNTIL"]);
             for booking in items {
                 let whose = if booking.maintenance { "(maintenance)".to_owned() } else { booking.tenant };
                 let nodes = booking.place.unwrap_or_else(|| booking.nodes.len().to_string());

@@ -409,7 +409,7 @@ fn table(items: &[QuotaGrantView], is_history: bool, is_wide: bool) -> Grid {
     if is_wide || is_history {
         header.push("ANSWER");
     }
-    let mut grid = Grid::new(header);
+    let mut grid = Grid::new(header).optional(&["ANSWERED-BY", "DISPLACES", "UNTIL"]);
     for item in items {
         let place = if item.region.is_empty() { String::new() } else { format!("@{}", item.region) };
         let status = match item.end {

@@ -458,7 +458,8 @@ async fn list(
     if console.format == Format::Name {
         return items.iter().try_for_each(|row| console.line(&row.name));
     }
-    let mut grid = Grid::new(vec!["NAME", "TENANT", "CRON", "ZONE", "NEXT", "RUNNING", "OWNER", "REASON"]);
+    let header = vec!["NAME", "TENANT", "CRON", "ZONE", "NEXT", "RUNNING", "OWNER", "REASON"];
+    let mut grid = Grid::new(header).optional(&["OWNER", "RUNNING", "ZONE"]);
     for row in items {
         let (next, running) = (row.next(), row.unfinished_job_ids.len().to_string());
         let reason = row.suspension.map_or_else(|| "-".to_owned(), |suspension| suspension.reason);

@@ -326,7 +326,8 @@ fn table(arrays: &[Array]) -> Grid {
         "CANCELLED",
         "AGE",
         "REASON",
-    ]);
+    ])
+    .optional(&["CANCELLED", "TENANT", "SUCCEEDED"]);
     for array in arrays {
         let Counts { uncreated, pending, active, succeeded, failed, cancelled } = &array.counts;
         let numbers = [array.size, uncreated + pending, *active, *succeeded, *failed, *cancelled];
