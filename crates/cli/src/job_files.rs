@@ -57,6 +57,7 @@ pub fn read_manifests(
 /// What stands behind a file on the command line: the arguments of a script.
 #[derive(Clone, Copy)]
 pub struct Arguments<'a> {
+    /// The words themselves.
     pub words: &'a [String],
     /// The option of the command that a word is nearest to.
     pub nearest: fn(&str) -> Option<String>,
