@@ -132,7 +132,11 @@ impl Failure {
             }
             _ => refused.to_string(),
         };
-        let next = refused.code.map(next_step).map(str::to_owned);
+        let next = match refused.code {
+            Some(code) => Some(next_step(code)),
+            None => is_foreign(refused).then_some(NO_REPLICA),
+        };
+        let next = next.map(str::to_owned);
         // Of one kind with other conflicts for scripts, although it is an argument that is wrong.
         let exit = match refused.code {
             Some(RefusalCode::RequestIdReused) => Exit::Conflict,
@@ -330,6 +334,14 @@ fn next_step(code: RefusalCode) -> &'static str {
     }
 }
 
+/// Whether an answer looks like that of something which speaks another protocol, or of a replica that lacks a call.
+fn is_foreign(refused: &Refused) -> bool {
+    refused.reason.is_empty() && matches!(refused.grpc, Code::Internal | Code::Unimplemented | Code::Unknown)
+}
+
+const NO_REPLICA: &str = "check that --endpoint names a client address of a replica, and not its web pages, its peer address or another server; \
+     `muster version --server` says whether a replica answers, and of which release it is";
+
 const UNREACHABLE: &str =
     "check --endpoint, MUSTER_ENDPOINTS or the configuration file, and that a replica is running there";
 
@@ -370,6 +382,11 @@ impl From<CallError> for Failure {
                 if refused.code.is_none() && matches!(refused.grpc, Code::Unknown | Code::Unavailable) =>
             {
                 failure.with_next(NO_COMMON_LANGUAGE)
+            }
+            CallError::DeadlineExceeded { last: AttemptError::Answer { refused, .. }, .. }
+                if is_foreign(refused) =>
+            {
+                failure.with_next(NO_REPLICA)
             }
             _ => failure,
         }
@@ -441,6 +458,15 @@ mod tests {
             assert_eq!(failure.exit == Exit::Failed, is_defect, "{code}: {:?}", failure.exit);
             assert_ne!(failure.exit, Exit::Ok, "{code}");
         }
+    }
+
+    #[test]
+    fn an_answer_of_another_server_leads_to_the_endpoint() {
+        let status = tonic::Status::internal("protocol error: received message with invalid compression flag: 60");
+        let failure = Failure::refused(&Refused::from_status(&status));
+        assert_eq!(failure.next(), Some(NO_REPLICA));
+        let status = tonic::Status::unauthenticated("a proxy wants a password");
+        assert_eq!(Failure::refused(&Refused::from_status(&status)).next(), None);
     }
 
     #[test]
