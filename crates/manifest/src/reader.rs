@@ -65,6 +65,10 @@ fn description_of(error: &Error) -> String {
         Error::Unexpected { expected: "mapping start", .. } => {
             "must be a mapping (`name: value`), and not a list or a single value".to_owned()
         }
+        Error::Unexpected { expected: "sequence start", .. } => "must be a list, like [a, b]".to_owned(),
+        Error::Unexpected { expected: "string scalar", .. } => {
+            "must be a single value, and not a list or a mapping".to_owned()
+        }
         Error::RecursiveReferencesRequireWeakTypes { .. } => {
             "an alias must not be within what it repeats".to_owned()
         }

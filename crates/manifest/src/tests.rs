@@ -898,6 +898,8 @@ fn what_is_no_job_is_said() {
         ("- a\n- b\n", "line 1: must be a mapping (`name: value`), and not a list or a single value"),
         ("a: [", "line 1"),
         ("kind: Job\nkind: Job\n", "line 2: kind: is given twice"),
+        ("spec: {regions: eu}", "must be a list, like [a, b]"),
+        ("spec: {environment: {A: [b]}}", "must be a single value, and not a list"),
     ] {
         assert!(problems(text)[0].contains(part), "{text:?}: {:?}", problems(text));
     }
