@@ -24,7 +24,7 @@ pub fn unreadable(text: &str, kind: &str, error: &Error) -> Problem {
     is_field.then(|| other_kind(text, kind)).flatten().unwrap_or_else(|| structure(error))
 }
 
-/// The first document of the other kind, by the line that says so.
+/// The first document of the other kind, by its line `kind: …`.
 fn other_kind(text: &str, kind: &str) -> Option<Problem> {
     (1_u64..).zip(text.lines()).find_map(|(line, words)| {
         let word = words.strip_prefix("kind:")?.split_whitespace().next()?.trim_matches(['"', '\'']);
