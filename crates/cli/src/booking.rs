@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 use muster_client::Client;
 use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items, moment, span};
 use muster_manifest::quantity;
-use muster_types::{BookingClearing, Weekdays};
+use muster_types::{BookingClearing, Weekdays, limits};
 use muster_wire::closed::{number, of_word, word};
 use muster_wire::time::{duration, timestamp};
 use muster_wire::v1;
@@ -126,7 +126,12 @@ pub struct CreateArgs {
     #[arg(long, value_name = "ZONE", requires = "at")]
     zone: Option<String>,
     /// How many windows there are, up to 366; with --every
-    #[arg(long, value_name = "COUNT", requires = "every")]
+    #[arg(
+        long,
+        value_name = "COUNT",
+        requires = "every",
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(limits::BOOKING_WINDOWS_MAX))
+    )]
     times: Option<u32>,
     /// How long ahead of each window the nodes are cleared, up to 30d
     #[arg(long, value_name = "DURATION", value_parser = duration_ms)]
@@ -480,7 +485,7 @@ async fn list(client: &Client, console: &Console) -> Result<(), Failure> {
         }
         Format::Table | Format::Wide | Format::Html | Format::Csv => {
             let header = vec!["NAME", "TENANT", "STATE", "FROM", "UNTIL", "LEFT", "NODES", "OTHERS", "QUOTA"];
-            let mut grid = Grid::new(header);
+            let mut grid = Grid::new(header).optional(&["OTHERS", "LEFT", "UNTIL"]);
             for booking in items {
                 let whose = if booking.maintenance { "(maintenance)".to_owned() } else { booking.tenant };
                 let nodes = booking.place.unwrap_or_else(|| booking.nodes.len().to_string());
@@ -614,6 +619,17 @@ mod tests {
         }
         assert!(checked(&["--every", "mon-fri", "--zone", "UTC"]).is_err());
         assert!(checked(&["--at", "09:00"]).is_err());
+    }
+
+    #[test]
+    fn a_booking_has_as_many_windows_as_there_may_be() {
+        let is_taken = |times: &str| {
+            let words = ["create", "day", "--tenant", "vision", "--hosts", "2", "--for", "8h", "--every", "1d"];
+            Line::try_parse_from([&words[..], &["--times", times]].concat()).is_ok()
+        };
+        assert!(is_taken("1") && is_taken("366"));
+        // Not cut to what a smaller number holds, which a refusal would then name.
+        assert!(!is_taken("0") && !is_taken("367") && !is_taken("99999999"));
     }
 
     #[test]

@@ -64,6 +64,9 @@ Connections with it end within seconds, and no others are made. Issue another on
 agents and clients that hold a revoked replica's certificate for good are told by `muster ca rotate` alone.")]
     Revoke(RevokeArgs),
     /// List certificates that are revoked and have not ended; needs the cluster
+    #[command(after_help = "\
+Examples:
+  muster ca revoked")]
     Revoked,
     /// Show an authority's directory, or any certificate: whom it names, and when it ends
     #[command(after_help = "\

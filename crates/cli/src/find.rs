@@ -53,17 +53,20 @@ async fn find_whole(client: &Client, text: &str, find: Find) -> Result<Found, Fa
     if let Ok(id) = text.parse::<ArrayId>() {
         return Ok(Found::Array(id.to_string()));
     }
-    let error = match text.parse::<JobId>() {
-        Ok(id) => return Ok(Found::Job(id.to_string())),
-        Err(error) => error,
-    };
-    let shown: String = text.chars().take(80).collect();
-    let hint = format!("find the id with: muster job list --all --name {shown}");
-    if Name::new(text).is_none() {
-        let text = format!("{shown:?} is neither an id nor a name: {error}");
-        return Err(Failure::usage(text).with_next(hint));
+    if let Ok(id) = text.parse::<JobId>() {
+        return Ok(Found::Job(id.to_string()));
     }
-    by_name(client, text, find, hint).await
+    if Name::new(text).is_none() {
+        return Err(neither(text));
+    }
+    by_name(client, text, find, format!("find the id with: muster job list --all --name {text}")).await
+}
+
+/// No job can be called so, and a list would find nothing.
+fn neither(text: &str) -> Failure {
+    let shown: String = text.chars().take(80).collect();
+    Failure::usage(format!("{shown:?} is neither an id, like job-3f0 or array-3f0, nor a name"))
+        .with_next("muster job list shows ids and names; members of an array are named like 'array-3f0[1-5,7]'")
 }
 
 /// What a name stands for: the one array or job of the name that has not ended, else the newest that has.
@@ -81,7 +84,9 @@ async fn by_name(client: &Client, name: &str, find: Find, hint: String) -> Resul
     match (active.as_slice(), newest) {
         ([one], _) => Ok(one.clone()),
         ([], Some((_, newest))) if find == Find::Newest => Ok(newest),
-        ([], Some(_)) => Err(Failure::new(Exit::Conflict, format!("every job named {name} has ended"))),
+        ([], Some(_)) => {
+            Err(Failure::new(Exit::Conflict, format!("every job named {name} has ended")).with_next(hint))
+        }
         ([], None) => {
             let text = format!("there is no job or array {name:?}, by id or by name");
             Err(Failure::new(Exit::NotFound, text).with_next(hint))

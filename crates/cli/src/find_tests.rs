@@ -3,7 +3,7 @@
 use muster_types::ArraySpec;
 use muster_types::array::indices;
 
-use super::ordinals;
+use super::{neither, ordinals};
 
 fn found(array: &str, wanted: &str) -> Result<Vec<u32>, String> {
     ordinals(&ArraySpec::parse(array).unwrap_or_else(|error| panic!("{error}")), &indices(wanted)?)
@@ -24,5 +24,14 @@ fn an_index_that_no_member_has_is_named() {
     assert!(found("10", "8-9,20-30").is_err_and(|error| error.ends_with("20-30")));
     for wrong in ["", "x", "3-1", "1-5:0", "7%2"] {
         assert!(found("10", wrong).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn what_can_be_no_name_leads_to_ids_and_brackets() {
+    for wrong in ["", "array-zz[1-", "array-3f0_[1-5]", "\u{1f600}"] {
+        let failure = neither(wrong);
+        assert_eq!(failure.headline(), format!("{wrong:?} is neither an id, like job-3f0 or array-3f0, nor a name"));
+        assert!(failure.next().is_some_and(|next| next.ends_with("'array-3f0[1-5,7]'")), "{wrong}");
     }
 }

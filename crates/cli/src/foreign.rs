@@ -7,6 +7,8 @@ use muster_console::{Console, Failure};
 use muster_convert::{Conversion, FindingKind, Options, Source};
 use muster_types::{NAME_RULE, Name, PriorityTier};
 
+use super::job_files::{Arguments, called};
+
 /// Options for files of other schedulers.
 #[derive(Args, Clone, Default)]
 pub struct ForeignArgs {
@@ -39,34 +41,33 @@ pub fn documents(
     console: &Console,
     file: &str,
     bytes: &[u8],
-    arguments: &[String],
+    arguments: Arguments<'_>,
     args: &ForeignArgs,
 ) -> Result<Option<String>, Failure> {
     let Some(source) = muster_convert::recognise(bytes) else {
         if muster_convert::directives_of_both(bytes) {
             console.progress(&format!(
                 "note: {}: #MUSTER lines describe the job, and #SBATCH lines do not",
-                name(file)
+                called(file)
             ));
         }
         return Ok(None);
     };
-    if source == Source::Manifest && !arguments.is_empty() {
-        return Err(Failure::usage(format!("{file} is a manifest, which takes no arguments: {arguments:?}"))
-            .with_next("options go before the file; only a script (#!) takes arguments itself"));
+    if source == Source::Manifest && !arguments.words.is_empty() {
+        return Err(arguments.refused(file, "manifest"));
     }
     let options = Options {
         name: Some(file.to_owned()).filter(|file| file != "-"),
-        arguments: arguments.to_vec(),
+        arguments: arguments.words.to_vec(),
         accelerator: args.accelerator.clone(),
         images: args.images,
         tiers: args.tier_of.iter().cloned().collect::<BTreeMap<String, PriorityTier>>(),
     };
     let text = std::str::from_utf8(bytes).unwrap_or_default();
     let conversion = muster_convert::convert_with(text, &options)
-        .map_err(|error| Failure::usage(format!("{}: {error}", name(file))))?;
+        .map_err(|error| Failure::usage(format!("{}: {error}", called(file))))?;
     for finding in &conversion.findings {
-        console.error(&format!("{}: {finding}", name(file)));
+        console.error(&format!("{}: {finding}", called(file)));
     }
     judge(file, &conversion, args.strict)?;
     Ok(Some(conversion.text()))
@@ -76,20 +77,16 @@ fn judge(file: &str, conversion: &Conversion, is_strict: bool) -> Result<(), Fai
     let count = |kind| conversion.findings.iter().filter(|finding| finding.kind == kind).count();
     let refused = count(FindingKind::Refused);
     if refused > 0 {
-        return Err(Failure::usage(format!("{}: {refused} of its fields cannot be had (refused)", name(file)))
+        return Err(Failure::usage(format!("{}: {refused} of its fields cannot be had (refused)", called(file)))
             .with_next("leave these fields out, or write what they are for in a job document; `muster schema job` describes one"));
     }
     let lost = count(FindingKind::NotHonoured);
     if is_strict && lost > 0 {
         return Err(Failure::usage(format!(
             "{}: {lost} of its fields are not honoured, and --strict is given",
-            name(file)
+            called(file)
         ))
         .with_next("leave these fields out, or --strict; `--dry-run` prints the job document without them"));
     }
     Ok(())
-}
-
-fn name(file: &str) -> &str {
-    if file == "-" { "stdin" } else { file }
 }

@@ -10,6 +10,7 @@ use muster_manifest::{FILE_BYTES_MAX, Manifest, Overrides, Problem};
 use muster_transport::{Role, Security};
 
 use super::foreign::{self, ForeignArgs};
+use super::options;
 
 /// A server's refusal in the words of the file. `only` is the document it is about, when it is one.
 pub fn refused(error: CallError, file: &str, manifests: &[Manifest], only: Option<usize>) -> Failure {
@@ -29,9 +30,14 @@ pub fn refused(error: CallError, file: &str, manifests: &[Manifest], only: Optio
     Failure::refused_with(refused, refused.violations.iter().map(explain).collect())
 }
 
+/// What a file is called in messages.
+pub fn called(file: &str) -> &str {
+    if file == "-" { "stdin" } else { file }
+}
+
 /// `file:line: field: what is wrong`, as compilers write it.
 pub fn located(file: &str, problem: &Problem) -> String {
-    let file = if file == "-" { "stdin" } else { file };
+    let file = called(file);
     let field = if problem.field.is_empty() { String::new() } else { format!("{}: ", problem.field) };
     match problem.line {
         Some(line) => format!("{file}:{line}: {field}{}", problem.description),
@@ -45,14 +51,39 @@ pub fn read_manifests(
     file: &str,
     overrides: &Overrides,
 ) -> Result<Vec<Manifest>, Failure> {
-    read_manifests_with(console, file, &[], overrides, &ForeignArgs::default())
+    read_manifests_with(console, file, Arguments::NONE, overrides, &ForeignArgs::default())
+}
+
+/// What stands behind a file on the command line: the arguments of a script.
+#[derive(Clone, Copy)]
+pub struct Arguments<'a> {
+    /// The words themselves.
+    pub words: &'a [String],
+    /// The option of the command that a word is nearest to.
+    pub nearest: fn(&str) -> Option<String>,
+}
+
+impl Arguments<'_> {
+    const NONE: Arguments<'static> = Arguments { words: &[], nearest: |_| None };
+
+    /// Why a file of this kind, which is no script, cannot be read with them.
+    pub fn refused(&self, file: &str, kind: &str) -> Failure {
+        let words = self.words.join(" ");
+        let failure = Failure::usage(format!("{file} is a {kind}, which takes no arguments: {words}"));
+        match self.words.first().filter(|word| word.starts_with('-')) {
+            Some(word) => failure.with_next(options::unknown(word, (self.nearest)(word))),
+            None => failure.with_next(
+                "only a script (#!) takes arguments; name one file, in which several jobs have a line `---` between them",
+            ),
+        }
+    }
 }
 
 /// The same; `arguments` are those of the script that the file is. A file for another scheduler is converted first.
 pub fn read_manifests_with(
     console: &Console,
     file: &str,
-    arguments: &[String],
+    arguments: Arguments<'_>,
     overrides: &Overrides,
     foreign: &ForeignArgs,
 ) -> Result<Vec<Manifest>, Failure> {
@@ -74,12 +105,11 @@ pub fn read_manifests_with(
             .with_next("correct the file; `muster submit --validate-only FILE` checks it without submitting")
     };
     let parsed = if muster_manifest::is_script(&bytes) {
-        muster_manifest::parse_script(&bytes, file, arguments, now_ms()).map(|job| vec![job])
-    } else if arguments.is_empty() {
+        muster_manifest::parse_script(&bytes, file, arguments.words, now_ms()).map(|job| vec![job])
+    } else if arguments.words.is_empty() {
         muster_manifest::parse(&bytes, now_ms())
     } else {
-        return Err(Failure::usage(format!("{file} is a job file, which takes no arguments: {arguments:?}"))
-            .with_next("options go before the file; only a script (#!) takes arguments itself"));
+        return Err(arguments.refused(file, "job file"));
     };
     checked(parsed.map_err(|e| wrong(e.0))?, overrides).map_err(wrong)
 }
@@ -106,7 +136,7 @@ pub fn now_ms() -> u64 {
 /// The bytes of a file, or of stdin; one more than is allowed when there are more.
 pub fn read(file: &str) -> Result<Vec<u8>, Failure> {
     let failed = |error: std::io::Error| {
-        Failure::usage(format!("{file} could not be read: {error}"))
+        Failure::usage(format!("{} could not be read: {error}", called(file)))
             .with_next("name a file, or - to read one from stdin")
     };
     // One byte more than is allowed shows that there is more than is allowed.

@@ -30,6 +30,7 @@ mod man;
 mod node;
 mod notification;
 mod open;
+mod options;
 mod parallel;
 mod placement;
 mod policy;
@@ -131,8 +132,18 @@ pub enum ClientCommand {
     #[command(subcommand)]
     Artifacts(artifacts::ArtifactsCommand),
     /// Cancel jobs: `muster job cancel`
+    #[command(after_help = "\
+Examples:
+  muster cancel job-3f0
+  muster cancel 'array-3f0[1-5,7]'   members of an array by their indices
+  muster cancel --mine --phase pending --dry-run")]
     Cancel(job::controls::SelectArgs),
     /// Say why a job waits and when it will start: `muster job explain`
+    #[command(after_help = "\
+Examples:
+  muster explain job-3f0
+  muster explain train                the job of that name, when there is one
+  muster explain 'array-3f0[7]'       a member of an array")]
     Explain {
         /// Its id, or its name
         #[arg(add = ArgValueCompleter::new(complete::jobs))]
@@ -145,6 +156,10 @@ pub enum ClientCommand {
     #[command(visible_alias = "ps")]
     List(job::list::ListArgs),
     /// Members, lag, disks and warnings of the cluster: `muster cluster status`
+    #[command(after_help = "\
+Examples:
+  muster status
+  muster status -o json | jq '.warnings[].message'")]
     Status,
     /// Watch jobs, queues, fleet, replicas and events live in the terminal
     Top(muster_top::TopArgs),
@@ -264,6 +279,10 @@ pub enum ClientCommand {
         of: Described,
     },
     /// Print the version of this program and, with --server, of a replica
+    #[command(after_help = "\
+Examples:
+  muster version
+  muster version --server")]
     Version {
         /// Ask a replica too
         #[arg(long)]
@@ -302,7 +321,8 @@ async fn dispatch(
     let is_report = matches!(&command, ClientCommand::Report(_) | ClientCommand::Fairness(_));
     let is_plan = matches!(&command, ClientCommand::Parallel(parallel::ParallelCommand::Plan(_)));
     if console.format == Format::Html && !(is_report || is_plan) {
-        return Err(Failure::usage("-o html is for muster parallel plan and muster report"));
+        return Err(Failure::usage("-o html is for muster parallel plan and muster report")
+            .with_next("`muster open` shows jobs, nodes and queues as web pages"));
     }
     if console.format == Format::Csv && !is_report {
         return Err(Failure::usage("-o csv is for muster report")

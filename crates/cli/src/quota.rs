@@ -4,6 +4,7 @@ use clap::{Args, Subcommand};
 use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items, moment};
 use muster_manifest::quantity;
 use muster_types::RequestId;
+use muster_types::policy::QUOTA_MILLI_MAX;
 use muster_wire::closed::word;
 use muster_wire::time::timestamp;
 use muster_wire::v1;
@@ -92,6 +93,7 @@ pub struct RequestArgs {
 #[derive(Args)]
 pub struct AnswerArgs {
     /// The number of the request or grant
+    #[arg(value_parser = number_of_one)]
     id: u64,
     /// Why, on one line
     #[arg(long, value_name = "TEXT")]
@@ -120,12 +122,21 @@ struct Amount {
 
 fn amount(text: &str) -> Result<Amount, String> {
     let expected = || format!("must be a type and a number of devices like h100:8, got {text:?}");
-    let (kind, devices) = text.split_once(':').ok_or_else(expected)?;
-    let milli = quantity::milli(devices).map_err(|error| error.to_string())?;
+    let (kind, number) = text.split_once(':').ok_or_else(expected)?;
+    let milli = quantity::milli(number).map_err(|error| error.to_string())?;
     if kind.is_empty() || milli == 0 {
         return Err(expected());
     }
+    if milli > QUOTA_MILLI_MAX {
+        return Err(format!("must be at most {} devices, got {text:?}", devices(QUOTA_MILLI_MAX)));
+    }
     Ok(Amount { kind: kind.to_owned(), milli })
+}
+
+fn number_of_one(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| {
+        format!("must be the number of a request or grant, as `muster quota list` shows it, got {text:?}")
+    })
 }
 
 fn until(text: &str) -> Result<u64, String> {
@@ -398,7 +409,7 @@ fn table(items: &[QuotaGrantView], is_history: bool, is_wide: bool) -> Grid {
     if is_wide || is_history {
         header.push("ANSWER");
     }
-    let mut grid = Grid::new(header);
+    let mut grid = Grid::new(header).optional(&["ANSWERED-BY", "DISPLACES", "UNTIL"]);
     for item in items {
         let place = if item.region.is_empty() { String::new() } else { format!("@{}", item.region) };
         let status = match item.end {
@@ -444,6 +455,17 @@ mod tests {
             ["", "h100", "h100:", ":8", "h100:0", "h100:-1", "h100:0.0001", "h100:99999999999999999999"]
         {
             assert!(amount(wrong).is_err(), "{wrong:?}");
+        }
+        let above = amount("h100:1000000001").expect_err("it is above the bound");
+        assert!(above.starts_with("must be at most 1000000000 devices"), "{above}");
+    }
+
+    #[test]
+    fn a_request_is_named_by_its_number() {
+        assert_eq!(number_of_one("127"), Ok(127));
+        for wrong in ["", "nosuch", "-1", "99999999999999999999"] {
+            let refused = number_of_one(wrong).expect_err("it is no number of a request");
+            assert!(refused.contains("muster quota list"), "{refused}");
         }
     }
 

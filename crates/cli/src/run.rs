@@ -15,7 +15,8 @@ use tokio::time::Instant;
 use crate::foreign::ForeignArgs;
 use crate::job::attach::{self, Ranks, Waited};
 use crate::job::exec;
-use crate::job_files::{self, located, name_own_tenant, now_ms};
+use crate::job_files::{self, Arguments, located, name_own_tenant, now_ms};
+use crate::options;
 use crate::parallel::auto;
 use crate::submit::{MetadataArgs, NodeArgs};
 use crate::workdir::WorkdirArgs;
@@ -78,7 +79,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "BYTES")]
     shared_memory: Option<String>,
     /// Longest run of one attempt: 2h
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, aliases = ["time", "run-time-limit"], value_name = "DURATION")]
     time_limit: Option<String>,
     /// A variable of the workers, or one to pass on; repeat it
     #[arg(short, long, value_name = "NAME[=VALUE]")]
@@ -227,8 +228,9 @@ fn of_file(console: &Console, file: &str, args: &RunArgs) -> Result<Manifest, Fa
         ..Overrides::default()
     };
     let overrides = args.nodes.over(overrides);
+    let arguments = Arguments { words: &args.command, nearest: options::nearest::<RunArgs> };
     let mut manifests =
-        job_files::read_manifests_with(console, file, &args.command, &overrides, &ForeignArgs::default())?;
+        job_files::read_manifests_with(console, file, arguments, &overrides, &ForeignArgs::default())?;
     let one = manifests.pop().filter(|job| manifests.is_empty() && job.message.spec().array.is_none());
     one.ok_or_else(|| {
         Failure::usage(format!("{file} holds more than one job"))
@@ -237,8 +239,13 @@ fn of_file(console: &Console, file: &str, args: &RunArgs) -> Result<Manifest, Fa
 }
 
 fn of_command(args: &RunArgs) -> Result<Manifest, Failure> {
-    if args.command.is_empty() {
+    let Some(program) = args.command.first() else {
         return Err(Failure::usage("there is no command to run").with_next("muster run -- COMMAND …"));
+    };
+    if program.starts_with('-') {
+        // A misspelt option would otherwise be submitted as the program of a job.
+        return Err(Failure::usage(format!("the command to run begins with a dash: {program}"))
+            .with_next(options::unknown(program, options::nearest::<RunArgs>(program))));
     }
     let text =
         |key: &'static str, value: &Option<String>| value.clone().map(|text| (key, Value::String(text)));
@@ -314,6 +321,34 @@ mod tests {
         std::io::Write::write_all(&mut write, b"hello").expect("a pipe takes five bytes");
         assert!(waits_there(&read));
         assert!(!waits_there(std::fs::File::open("/dev/null").expect("it is there")));
+    }
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: RunArgs,
+    }
+
+    #[test]
+    fn a_limit_of_time_has_the_name_that_other_commands_have_for_it_too() {
+        for name in ["--time-limit", "--time", "--run-time-limit"] {
+            let line = <Line as clap::Parser>::try_parse_from(["run", name, "4h", "--", "true"]);
+            let args = line.expect("the option is known").args;
+            assert_eq!(args.time_limit.as_deref(), Some("4h"));
+            assert_eq!(args.command, ["true"]);
+        }
+    }
+
+    #[test]
+    fn the_program_of_a_job_is_no_misspelt_option() {
+        let of = |words: &[&str]| {
+            let line = <Line as clap::Parser>::try_parse_from([&["run"], words].concat());
+            of_command(&line.expect("the words are taken").args)
+        };
+        let refused = of(&["--tiem-limit", "4h", "--", "true"]).expect_err("it is refused");
+        assert!(refused.next().is_some_and(|next| next.contains("did you mean --time-limit?")));
+        assert!(of(&["--after", "job-1", "--", "true"]).is_err());
+        assert!(of(&["--", "python", "train.py", "--epochs", "3"]).is_ok());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 use muster_client::Client;
-use muster_console::{Console, Document, Exit, Failure, Global, Grid, local, moment, span};
+use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, local, moment, span};
 use muster_manifest::{Overrides, quantity};
 use muster_types::{OverlapRule, RequestId, limits};
 use muster_wire::convert::{overlap_rule_from_proto, overlap_rule_to_proto};
@@ -51,6 +51,10 @@ Examples:
         read: ReadArgs,
     },
     /// Show a schedule: when it is due, why it is suspended, and its newest runs
+    #[command(after_help = "\
+Examples:
+  muster schedule show nightly
+  muster schedule show nightly --tenant research -o json")]
     Show {
         /// Its name
         name: String,
@@ -62,6 +66,9 @@ Examples:
         read: ReadArgs,
     },
     /// Have a schedule make no jobs until it is resumed; what runs goes on
+    #[command(after_help = "\
+Examples:
+  muster schedule suspend nightly --reason 'the data set moves'")]
     Suspend {
         #[command(flatten)]
         #[allow(missing_docs, reason = "a flattened field has no help text")]
@@ -71,8 +78,15 @@ Examples:
         reason: String,
     },
     /// Have a suspended schedule make jobs again, from its next moment on
+    #[command(after_help = "\
+Examples:
+  muster schedule resume nightly")]
     Resume(WhichArgs),
     /// Make one job of a schedule now, in addition to those of its moments
+    #[command(after_help = "\
+Examples:
+  muster job logs $(muster schedule run nightly) -f
+  muster schedule run nightly --tenant research")]
     Run(WhichArgs),
     /// Delete a schedule; the jobs that it made stay
     #[command(after_help = "\
@@ -441,7 +455,11 @@ async fn list(
     if console.is_structured() {
         return console.object(&Document::new("ScheduleList", None::<u64>, ScheduleList { items }));
     }
-    let mut grid = Grid::new(vec!["NAME", "TENANT", "CRON", "ZONE", "NEXT", "RUNNING", "OWNER", "REASON"]);
+    if console.format == Format::Name {
+        return items.iter().try_for_each(|row| console.line(&row.name));
+    }
+    let header = vec!["NAME", "TENANT", "CRON", "ZONE", "NEXT", "RUNNING", "OWNER", "REASON"];
+    let mut grid = Grid::new(header).optional(&["OWNER", "RUNNING", "ZONE"]);
     for row in items {
         let (next, running) = (row.next(), row.unfinished_job_ids.len().to_string());
         let reason = row.suspension.map_or_else(|| "-".to_owned(), |suspension| suspension.reason);

@@ -10,7 +10,8 @@ use muster_wire::v1;
 use crate::foreign::ForeignArgs;
 use crate::job::follow::{self, WaitCondition};
 use crate::job::wait::{self, Awaited, FOLLOWED_MAX};
-use crate::job_files::{name_own_tenant, read_manifests_with, refused};
+use crate::job_files::{Arguments, called, name_own_tenant, read_manifests_with, refused};
+use crate::options;
 use crate::parallel::auto;
 use crate::view::Submission;
 use crate::workdir::WorkdirArgs;
@@ -157,7 +158,8 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
         ..Overrides::default()
     };
     let overrides = args.nodes.over(overrides);
-    let mut manifests = read_manifests_with(console, &file, &args.arguments, &overrides, &args.foreign)?;
+    let arguments = Arguments { words: &args.arguments, nearest: options::nearest::<SubmitArgs> };
+    let mut manifests = read_manifests_with(console, &file, arguments, &overrides, &args.foreign)?;
     if args.array.is_some() && manifests.len() > 1 {
         return Err(Failure::usage(format!("--array is for one job, and {file} holds several")));
     }
@@ -209,7 +211,7 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
         shown.iter().try_for_each(|id| console.line(id))?;
     }
     if args.validate_only {
-        console.progress(&format!("{file} is valid; nothing was submitted"));
+        console.progress(&format!("{} is valid; nothing was submitted", called(&file)));
         return Ok(Exit::Ok);
     }
     console.progress(&format!("submitted {} at log index {}", count(job_ids.len()), submission.log_index));

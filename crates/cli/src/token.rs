@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 use muster_client::Client;
-use muster_console::{Console, Document, Exit, Failure, Global, Grid, moment};
+use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, moment};
 use muster_manifest::quantity;
 use muster_transport::{TokenError, TokenSecret};
 use muster_types::{Name, TokenId, TokenRole};
@@ -212,6 +212,10 @@ async fn list(global: &Global, console: &Console) -> Result<(), Failure> {
     let items: Vec<TokenView> = answer.tokens.into_iter().map(TokenView::of).collect();
     if console.is_structured() {
         return console.object(&Document::new("TokenList", None::<u64>, TokenList { items }));
+    }
+    if console.format == Format::Name {
+        // Names are those of one tenant each.
+        return items.iter().try_for_each(|row| console.line(&row.id));
     }
     let mut grid = Grid::new(vec!["NAME", "ROLE", "TENANT", "USER", "EXPIRES", "ID"]);
     for row in items {

@@ -328,7 +328,7 @@ fn normalise(text: &str, security: &Security) -> Result<String, EndpointsError> 
         return Err(refuse("it names no host"));
     }
     if authority.port_u16().is_none_or(|port| port == 0) {
-        return Err(refuse("it names no port"));
+        return Err(refuse("it names no port from 1 to 65535"));
     }
     if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
         return Err(refuse("it must not have a path"));

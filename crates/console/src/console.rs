@@ -23,7 +23,7 @@ pub enum Format {
     Yaml,
     /// Ids or names only, one per line
     Name,
-    /// A page with pictures: a plan and reports have one
+    /// A page with pictures: `parallel plan` and reports have one
     Html,
     /// A header and one line for each row, for spreadsheets: reports have it
     Csv,
@@ -43,9 +43,10 @@ impl Console {
     /// A console for these options.
     pub fn new(format: Format, no_color: bool, quiet: bool) -> Console {
         let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        let is_dumb = std::env::var_os("TERM").is_some_and(|terminal| terminal == "dumb");
         Console {
             format,
-            colour: wanted && !no_color && io::stdout().is_terminal(),
+            colour: wanted && !no_color && !is_dumb && io::stdout().is_terminal(),
             quiet,
             silent: Cell::new(true),
         }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use muster_client::{AttemptError, CallError, ConnectError, Refused};
 use muster_transport::AuthorityError;
-use muster_types::RefusalCode;
+use muster_types::{RefusalCode, Violation};
 use tonic::Code;
 
 /// Exit codes; stable.
@@ -122,14 +122,21 @@ impl Failure {
         if let Some(omitted) = refused.metadata.get(muster_wire::status::METADATA_VIOLATIONS_OMITTED) {
             details.push(format!("and {omitted} more"));
         }
+        let is_violation = |violation: &Violation| refused.message == violation.to_string();
+        let is_listed =
+            refused.code == Some(RefusalCode::InvalidField) || refused.violations.iter().any(is_violation);
         let headline = match refused.number() {
             // The sentence of a field refusal repeats the first violation; the list says it better.
-            Some(number) if refused.code == Some(RefusalCode::InvalidField) && !details.is_empty() => {
+            Some(number) if is_listed && !details.is_empty() => {
                 format!("{number} {}: the request breaks these rules", refused.reason)
             }
             _ => refused.to_string(),
         };
-        let next = refused.code.map(next_step).map(str::to_owned);
+        let next = match refused.code {
+            Some(code) => Some(next_step(code)),
+            None => is_foreign(refused).then_some(NO_REPLICA),
+        };
+        let next = next.map(str::to_owned);
         // Of one kind with other conflicts for scripts, although it is an argument that is wrong.
         let exit = match refused.code {
             Some(RefusalCode::RequestIdReused) => Exit::Conflict,
@@ -327,6 +334,14 @@ fn next_step(code: RefusalCode) -> &'static str {
     }
 }
 
+/// Whether an answer looks like that of something which speaks another protocol, or of a replica that lacks a call.
+fn is_foreign(refused: &Refused) -> bool {
+    refused.reason.is_empty() && matches!(refused.grpc, Code::Internal | Code::Unimplemented | Code::Unknown)
+}
+
+const NO_REPLICA: &str = "check that --endpoint names a client address of a replica, and not its web pages, its peer address or another server; \
+     `muster version --server` says whether a replica answers, and of which release it is";
+
 const UNREACHABLE: &str =
     "check --endpoint, MUSTER_ENDPOINTS or the configuration file, and that a replica is running there";
 
@@ -367,6 +382,11 @@ impl From<CallError> for Failure {
                 if refused.code.is_none() && matches!(refused.grpc, Code::Unknown | Code::Unavailable) =>
             {
                 failure.with_next(NO_COMMON_LANGUAGE)
+            }
+            CallError::DeadlineExceeded { last: AttemptError::Answer { refused, .. }, .. }
+                if is_foreign(refused) =>
+            {
+                failure.with_next(NO_REPLICA)
             }
             _ => failure,
         }
@@ -438,5 +458,29 @@ mod tests {
             assert_eq!(failure.exit == Exit::Failed, is_defect, "{code}: {:?}", failure.exit);
             assert_ne!(failure.exit, Exit::Ok, "{code}");
         }
+    }
+
+    #[test]
+    fn an_answer_of_another_server_leads_to_the_endpoint() {
+        let status = tonic::Status::internal("protocol error: received message with invalid compression flag: 60");
+        let failure = Failure::refused(&Refused::from_status(&status));
+        assert_eq!(failure.next(), Some(NO_REPLICA));
+        let status = tonic::Status::unauthenticated("a proxy wants a password");
+        assert_eq!(Failure::refused(&Refused::from_status(&status)).next(), None);
+    }
+
+    #[test]
+    fn what_is_wrong_with_one_field_is_said_once() {
+        let violation = Violation::new("job.spec.deadline", "must be after the present time");
+        let refusal = Refusal::new(RefusalCode::DeadlineUnmeetable, "why");
+        let mut refused = Refused::from_status(&muster_wire::status::to_status(&refusal));
+        refused.message = violation.to_string();
+        refused.violations = vec![violation];
+        let in_file = "w.yaml:4: spec.deadline: must be after the present time";
+        let of_file = Failure::refused_with(&refused, vec![in_file.to_owned()]);
+        assert!(!of_file.headline.contains("job.spec.deadline"), "{}", of_file.headline);
+        assert_eq!(of_file.details, [in_file]);
+        let bare = Failure::refused_with(&refused, Vec::new());
+        assert!(bare.headline.contains("job.spec.deadline"), "{}", bare.headline);
     }
 }

@@ -40,7 +40,7 @@ pub struct Global {
     /// How to print the answer
     #[arg(short, long, global = true, help_heading = HEADING, value_enum, default_value_t = Format::Table)]
     pub output: Format,
-    /// No colours; so does a non-empty NO_COLOR
+    /// No colours; so does a non-empty NO_COLOR, or TERM=dumb
     #[arg(long, global = true, help_heading = HEADING)]
     pub no_color: bool,
     /// No progress on stderr; errors still come

@@ -17,9 +17,9 @@ const DURATION_MAX_MS: u64 = 30 * 24 * 3600 * 1000;
 #[command(after_help = "\
 Examples:
   Last ten seconds:
-    work --duration-ms 10000
+    muster example work --duration-ms 10000
   Fail, to see how failures are retried:
-    work --duration-ms 500 --exit-code 3")]
+    muster example work --duration-ms 500 --exit-code 3")]
 pub struct WorkArgs {
     /// How long to run, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(..=DURATION_MAX_MS))]

@@ -16,7 +16,7 @@ use serde_saphyr::Spanned;
 
 use self::document::{Spec, name_in_file};
 use self::form::Group;
-use super::reader::{API_VERSION, Reader, structure, with_rules};
+use super::reader::{API_VERSION, Reader, unreadable, with_rules};
 use super::shape::Text;
 use super::show::{Content, Fields, moment};
 use super::{ManifestError, PROBLEMS_MAX, Problem, line_of, quantity, text};
@@ -66,8 +66,9 @@ fn parse(
     now_ms: u64,
     rules: impl FnOnce(&PolicyFile) -> Result<(), ManifestError>,
 ) -> Result<PolicyFile, ManifestError> {
-    let documents: Vec<Spanned<Document>> =
-        serde_saphyr::from_multiple(text(bytes)?).map_err(|error| ManifestError(vec![structure(&error)]))?;
+    let text = text(bytes)?;
+    let documents: Vec<Spanned<Document>> = serde_saphyr::from_multiple(text)
+        .map_err(|error| ManifestError(vec![unreadable(text, KIND, &error)]))?;
     let mut documents = documents.into_iter();
     let (Some(document), None) = (documents.next(), documents.next()) else {
         return Err(ManifestError::whole("the file must hold one document, of kind: Policy"));

@@ -14,7 +14,7 @@ use serde_saphyr::{Location, Spanned};
 
 use super::parallel::Parallel;
 use super::quantity;
-use super::reader::{API_VERSION, Reader, structure, with_rules};
+use super::reader::{API_VERSION, Reader, unreadable, with_rules};
 use super::shape::{
     AcceleratorFields, Accelerators, Affinity, After, AfterFields, Command, Container, Document, Group,
     Metadata, NodeExpression, Nodes, Notify, Slice, Spec, Text, Topology, Ulimits, Values,
@@ -28,8 +28,8 @@ pub const KIND: &str = "Job";
 
 /// Every document of a file. `now_ms` is what times like `+2h` count from.
 pub fn documents(text: &str, now_ms: u64) -> Result<Vec<Manifest>, ManifestError> {
-    let documents: Vec<Spanned<Document>> =
-        serde_saphyr::from_multiple(text).map_err(|error| ManifestError(vec![structure(&error)]))?;
+    let documents: Vec<Spanned<Document>> = serde_saphyr::from_multiple(text)
+        .map_err(|error| ManifestError(vec![unreadable(text, KIND, &error)]))?;
     let (mut problems, mut unknown_words) = (Vec::new(), 0);
     let mut manifests: Vec<Manifest> = Vec::with_capacity(documents.len());
     for document in documents {

@@ -14,6 +14,26 @@ use super::{ManifestError, PROBLEMS_MAX, Problem, line_of};
 /// What `apiVersion` must be.
 pub const API_VERSION: &str = "muster.dev/v1";
 
+/// The kinds of documents that files of Muster hold.
+const KINDS: [&str; 2] = ["Job", "Policy"];
+
+/// What keeps a file with documents of a kind from being read. Where it is a file of the other kind, that explains a field
+/// which is unknown here.
+pub fn unreadable(text: &str, kind: &str, error: &Error) -> Problem {
+    let is_field = matches!(error.without_snippet(), Error::SerdeUnknownField { .. });
+    is_field.then(|| other_kind(text, kind)).flatten().unwrap_or_else(|| structure(error))
+}
+
+/// The first document of the other kind, by its line `kind: …`.
+fn other_kind(text: &str, kind: &str) -> Option<Problem> {
+    (1_u64..).zip(text.lines()).find_map(|(line, words)| {
+        let word = words.strip_prefix("kind:")?.split_whitespace().next()?.trim_matches(['"', '\'']);
+        let other = KINDS.into_iter().find(|known| *known == word && *known != kind)?;
+        let description = format!("must be {kind}, got {other:?}");
+        Some(Problem { line: Some(line), field: "kind".to_owned(), description })
+    })
+}
+
 /// What keeps a file from being read at all: syntax, an unknown field, a list where a mapping belongs.
 pub fn structure(error: &Error) -> Problem {
     let error = error.without_snippet();
@@ -44,6 +64,10 @@ fn description_of(error: &Error) -> String {
         }
         Error::Unexpected { expected: "mapping start", .. } => {
             "must be a mapping (`name: value`), and not a list or a single value".to_owned()
+        }
+        Error::Unexpected { expected: "sequence start", .. } => "must be a list, like [a, b]".to_owned(),
+        Error::Unexpected { expected: "string scalar", .. } => {
+            "must be a single value, and not a list or a mapping".to_owned()
         }
         Error::RecursiveReferencesRequireWeakTypes { .. } => {
             "an alias must not be within what it repeats".to_owned()

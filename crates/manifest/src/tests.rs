@@ -770,6 +770,9 @@ fn unknown_fields_are_named_with_line_and_neighbour() {
         problems(&job("  accelerators: {typ: x, count: 1}\n"))[0]
             .starts_with("line 5: typ: unknown field; did you mean type?")
     );
+    // A file of the other kind is named as such, and not by its first field.
+    assert_eq!(problems(POLICY), ["line 2: kind: must be Job, got \"Policy\""]);
+    assert_eq!(policy_problems(&job("  {}\n")), ["line 2: kind: must be Policy, got \"Job\""]);
 }
 
 #[test]
@@ -895,6 +898,8 @@ fn what_is_no_job_is_said() {
         ("- a\n- b\n", "line 1: must be a mapping (`name: value`), and not a list or a single value"),
         ("a: [", "line 1"),
         ("kind: Job\nkind: Job\n", "line 2: kind: is given twice"),
+        ("spec: {regions: eu}", "must be a list, like [a, b]"),
+        ("spec: {environment: {A: [b]}}", "must be a single value, and not a list"),
     ] {
         assert!(problems(text)[0].contains(part), "{text:?}: {:?}", problems(text));
     }

@@ -139,6 +139,25 @@ fn each_destructive_command_has_a_dry_run() {
     }
 }
 
+/// The commands below this one whose help shows no command line.
+fn without_examples(command: &clap::Command, path: &str, found: &mut Vec<String>) {
+    let shown = [command.get_after_help(), command.get_after_long_help()];
+    let has_example = shown.into_iter().flatten().any(|text| text.to_string().contains("muster "));
+    if command.get_subcommands().next().is_none() && !has_example {
+        found.push(path.to_owned());
+    }
+    for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
+        without_examples(inner, &format!("{path} {}", inner.get_name()), found);
+    }
+}
+
+#[test]
+fn help_of_each_command_has_an_example() {
+    let mut found = Vec::new();
+    without_examples(&<crate::Arguments as clap::CommandFactory>::command(), "muster", &mut found);
+    assert!(found.is_empty(), "without an example: {found:?}");
+}
+
 #[test]
 fn job_files_of_the_documents_are_job_files() {
     let mut checked = 0;

@@ -8,6 +8,7 @@ mod agent;
 mod documents;
 mod process;
 mod restore;
+mod usage;
 
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
@@ -82,7 +83,10 @@ fn main() -> ExitCode {
     if std::env::args_os().len() <= 1 {
         return if Arguments::command().print_help().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
-    let arguments = Arguments::parse();
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return usage::refused(&error),
+    };
     if let Some(confession) = muster_planted::confess() {
         let _ = writeln!(std::io::stderr().lock(), "muster: {confession}");
     }

@@ -191,6 +191,7 @@ async fn a_program_of_this_directory_runs_without_any_configuration() {
     let listed = terminal.run(&["schedule", "list"]).await;
     let row = listed.out.lines().find(|line| line.contains("nightly")).unwrap_or_default();
     assert!(row.contains("0 6 29 2 *") && row.contains("-02-29T05:00:00"), "{listed:?}");
+    assert_eq!(terminal.run(&["schedule", "list", "-o", "name"]).await.out, "nightly\n");
     let deleted = terminal.run(&["schedule", "delete", "nightly"]).await;
     assert_eq!(deleted.code, Some(0), "{deleted:?}");
     // The list states why a job waits.

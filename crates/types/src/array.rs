@@ -170,7 +170,12 @@ impl ArraySpec {
             found.push(Violation::new("array.indices", text));
         }
         if let Some(throttle) = self.throttle.filter(|throttle| !(1..=members_max).contains(throttle)) {
-            found.push(Violation::limit("array.throttle", throttle.into(), 1, members_max.into()));
+            // In a file it is a part of what says the members, which have the same bound.
+            let text = format!(
+                "the number of members that may be unfinished at a time must be between 1 and {members_max}, got \
+                 {throttle}; leave it out for no limit"
+            );
+            found.push(Violation::new("array.throttle", text));
         }
         found
     }

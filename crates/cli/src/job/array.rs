@@ -90,8 +90,9 @@ struct Array {
     size: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     throttle: Option<u32>,
-    /// As a job file has it.
-    members: String,
+    /// As a job file has it; none where only their number was answered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    members: Option<String>,
     first_job_id: String,
     counts: Counts,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -152,7 +153,7 @@ impl From<v1::Array> for Array {
             creator: array.creator,
             size: array.size,
             throttle: members.throttle,
-            members: muster_manifest::quantity::show_array(&members),
+            members: Some(muster_manifest::quantity::show_array(&members)),
             first_job_id: array.first_job_id,
             counts: Counts {
                 uncreated: counts.uncreated,
@@ -172,6 +173,11 @@ impl From<v1::Array> for Array {
             end_time: moment(array.end_time),
         }
     }
+}
+
+/// An array as a list has it: with the number of its members, and without their indices.
+fn listed(array: v1::Array) -> Array {
+    Array { members: None, ..Array::from(array) }
 }
 
 pub async fn run(global: &Global, console: &Console, command: ArrayCommand) -> Result<Exit, Failure> {
@@ -209,7 +215,7 @@ async fn list(client: &Client, console: &Console, args: ListArgs) -> Result<Exit
     };
     let limit = args.limit.map_or(usize::MAX, |limit| limit as usize);
     let (arrays, freshness) = newest_arrays(client, filter, limit).await?;
-    let items: Vec<Array> = arrays.into_iter().map(Array::from).collect();
+    let items: Vec<Array> = arrays.into_iter().map(listed).collect();
     let is_empty = items.is_empty();
     match console.format {
         Format::Json | Format::Yaml => {
@@ -235,7 +241,10 @@ pub async fn array_of(client: &Client, text: &str) -> Result<String, Failure> {
     };
     let job = client.get_job(v1::GetJobRequest { job_id: job_id.clone(), read: None }).await?.job;
     let array = job.and_then(|job| job.array).map(|array| array.array_id);
-    array.ok_or_else(|| Failure::usage(format!("{job_id} is no member of an array")))
+    array.ok_or_else(|| {
+        Failure::usage(format!("{job_id} is no member of an array"))
+            .with_next("muster job array list --all shows arrays")
+    })
 }
 
 /// One array in whichever form was asked for.
@@ -252,7 +261,7 @@ pub async fn show(
 }
 
 /// Prints an array as it was answered.
-pub fn print(console: &Console, message: v1::Array, freshness: Option<v1::Freshness>) -> Result<(), Failure> {
+fn print(console: &Console, message: v1::Array, freshness: Option<v1::Freshness>) -> Result<(), Failure> {
     let tier = word::<PriorityTier>(message.tier);
     let array = Array::from(message);
     match console.format {
@@ -281,7 +290,7 @@ fn describe(console: &Console, array: &Array, tier: &str) -> Result<(), Failure>
         ("tenant", array.tenant.clone()),
         ("creator", array.creator.clone()),
         ("tier", tier.to_owned()),
-        ("members", format!("{} ({})", array.size, array.members)),
+        ("members", format!("{} ({})", array.size, array.members.as_deref().unwrap_or_default())),
         ("first job", array.first_job_id.clone()),
         ("next", why),
         ("cancelled by", cancelled_by),
@@ -302,6 +311,20 @@ fn describe(console: &Console, array: &Array, tier: &str) -> Result<(), Failure>
     console.table(&grid)
 }
 
+/// Prints an array that a change answered with, which has it as a list does.
+pub fn print_changed(
+    console: &Console,
+    message: v1::Array,
+    freshness: Option<v1::Freshness>,
+) -> Result<(), Failure> {
+    let array = listed(message);
+    match console.format {
+        Format::Json | Format::Yaml => console.object(&Document::new("Array", freshness, array)),
+        Format::Name => console.line(&array.id),
+        Format::Table | Format::Wide | Format::Html | Format::Csv => console.table(&table(&[array])),
+    }
+}
+
 fn table(arrays: &[Array]) -> Grid {
     let mut grid = Grid::new(vec![
         "ID",
@@ -315,7 +338,8 @@ fn table(arrays: &[Array]) -> Grid {
         "CANCELLED",
         "AGE",
         "REASON",
-    ]);
+    ])
+    .optional(&["CANCELLED", "TENANT", "SUCCEEDED"]);
     for array in arrays {
         let Counts { uncreated, pending, active, succeeded, failed, cancelled } = &array.counts;
         let numbers = [array.size, uncreated + pending, *active, *succeeded, *failed, *cancelled];
@@ -326,4 +350,18 @@ fn table(arrays: &[Array]) -> Grid {
         grid.row(cells);
     }
     grid
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_members_is_not_shown_as_their_indices() {
+        // The array has 0-95:5,200; a list has how many that are.
+        let members = v1::JobArray { size: 21, throttle: Some(4), ..v1::JobArray::default() };
+        let answered = v1::Array { size: 21, array: Some(members), ..v1::Array::default() };
+        let array = listed(answered);
+        assert_eq!((array.size, array.throttle, array.members), (21, Some(4), None));
+    }
 }

@@ -203,7 +203,7 @@ pub async fn attach(
             },
             Some(piece) = said.recv(), if shown.readers > 0 => {
                 ended = ended.map(|_| Instant::now() + REST_MAX);
-                shown.take(piece)?;
+                shown.take(piece).map_err(|failure| left(console, failure, job_id, &back))?;
             }
             Some(()) = interrupts.recv() => {
                 if interrupt.take((client, console), job_id, &back).await? {
@@ -239,6 +239,15 @@ pub async fn attach(
         }
         exit => Ok(exit),
     }
+}
+
+/// Says that the job goes on where its output cannot be written any more, as when a pipe is closed by `head`.
+fn left(console: &Console, failure: Failure, job_id: &str, back: &str) -> Failure {
+    if failure.headline().is_empty() {
+        console.progress(&format!("nobody reads the output any more; {job_id} goes on: {back}"));
+        return failure;
+    }
+    failure.with_next(format!("{job_id} goes on: {back}"))
 }
 
 async fn at(time: Option<Instant>) {
@@ -456,6 +465,16 @@ mod tests {
         let placement = Some(v1::Placement { workers, ..Default::default() });
         let status = v1::JobStatus { phase: phase.into(), placement, ..Default::default() };
         v1::Job { status: Some(status), ..Default::default() }
+    }
+
+    #[test]
+    fn a_job_whose_output_cannot_be_written_is_named() {
+        let console = Console::new(muster_console::Format::Table, true, true);
+        let full = std::io::Error::from(std::io::ErrorKind::StorageFull);
+        let told = left(&console, Failure::from(full), "job-1", "muster job logs job-1 -f");
+        assert_eq!(told.next(), Some("job-1 goes on: muster job logs job-1 -f"));
+        let closed = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+        assert_eq!(left(&console, Failure::from(closed), "job-1", "").exit(), Exit::Ok);
     }
 
     #[test]

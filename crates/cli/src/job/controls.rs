@@ -440,7 +440,7 @@ pub struct ModifyArgs {
     #[arg(long, value_name = "TIER", value_parser = muster_manifest::tier)]
     tier: Option<muster_types::PriorityTier>,
     /// The longest run of one attempt, such as 2h, or none; also while it runs
-    #[arg(long, visible_alias = "time", value_name = "DURATION")]
+    #[arg(long, visible_alias = "time", alias = "time-limit", value_name = "DURATION")]
     run_time_limit: Option<String>,
     /// When it has to be over: an RFC 3339 time, +2h, or none; only while it waits
     #[arg(long, value_name = "TIME")]
@@ -767,7 +767,7 @@ async fn throttle(
     if args.dry_run {
         console.progress("the change would be made; nothing was changed");
     }
-    super::array::print(console, answer.array.unwrap_or_default(), answer.freshness)?;
+    super::array::print_changed(console, answer.array.unwrap_or_default(), answer.freshness)?;
     Ok(Exit::Ok)
 }
 

@@ -125,6 +125,13 @@ impl ListArgs {
         };
         phases.iter().map(|phase| phase.to_message()).collect()
     }
+
+    /// Whether jobs that wait or run may be missing in the list.
+    fn is_narrowed(&self) -> bool {
+        let named =
+            [&self.tenant, &self.array, &self.region, &self.node, &self.name, &self.selector, &self.creator];
+        self.mine || self.since.is_some() || named.iter().any(|option| option.is_some())
+    }
 }
 
 pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<Exit, Failure> {
@@ -189,7 +196,8 @@ pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<E
         tell_uncreated(console, &arrays);
     }
     if is_table && is_empty && !args.all && args.phase.is_empty() {
-        console.progress("nothing waits or runs; --all shows the jobs that have ended");
+        let what = if args.is_narrowed() { "nothing that matches" } else { "nothing" };
+        console.progress(&format!("{what} waits or runs; --all shows the jobs that have ended"));
     }
     if let Some(forecast) = forecast {
         tell_forecast(console, &forecast);
@@ -268,4 +276,29 @@ async fn explain(client: &Client, jobs: &mut [view::Job]) {
 
 fn now_ms() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::ListArgs;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: ListArgs,
+    }
+
+    #[test]
+    fn a_list_of_some_jobs_does_not_speak_for_all() {
+        let is_narrowed = |words: &[&str]| {
+            let line = Line::try_parse_from([&["list"], words].concat());
+            line.is_ok_and(|line| line.args.is_narrowed())
+        };
+        for words in [&["--node", "h1"][..], &["--mine"], &["-l", "team=vision"], &["--since", "2h"]] {
+            assert!(is_narrowed(words), "{words:?}");
+        }
+        assert!(!is_narrowed(&[]) && !is_narrowed(&["--each", "--limit", "3"]));
+    }
 }

@@ -2,6 +2,7 @@
 
 pub mod age;
 pub mod array;
+mod asked;
 pub mod attach;
 pub mod controls;
 pub mod exec;
@@ -329,6 +330,9 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
     say("reason", reason(job));
     say("workers", format!("{} with {} devices", status.worker_count, status.device_count));
     say("estimate", status.estimate.as_ref().map(estimate).unwrap_or_default());
+    for (name, text) in asked::lines(spec) {
+        say(name, text);
+    }
     if let Some(view::ArrayMember { array_id, index, size, ordinal }) = &job.array {
         say("array", format!("{array_id}, index {index}, member {} of {size}", ordinal.saturating_add(1)));
     }

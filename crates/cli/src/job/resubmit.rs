@@ -27,7 +27,7 @@ pub struct ResubmitArgs {
     /// Its id or name, or the id of one of its members
     id: String,
     /// Members that failed
-    #[arg(long, required_unless_present = "cancelled")]
+    #[arg(long)]
     failed: bool,
     /// Members that were cancelled
     #[arg(long)]
@@ -40,6 +40,17 @@ pub struct ResubmitArgs {
 }
 
 impl ResubmitArgs {
+    /// What the members that are meant have in common, for a sentence.
+    fn wanted(&self) -> Result<&'static str, Failure> {
+        match (self.failed, self.cancelled) {
+            (true, true) => Ok("failed or was cancelled"),
+            (true, false) => Ok("failed"),
+            (false, true) => Ok("was cancelled"),
+            (false, false) => Err(Failure::usage("say which members to submit again")
+                .with_next("--failed is for those that failed, --cancelled for those that were cancelled")),
+        }
+    }
+
     fn phases(&self) -> Vec<i32> {
         let wanted = [(self.failed, Phase::Failed), (self.cancelled, Phase::Cancelled)];
         wanted.into_iter().filter(|(is_wanted, _)| *is_wanted).map(|(_, phase)| phase.to_message()).collect()
@@ -47,6 +58,7 @@ impl ResubmitArgs {
 }
 
 pub async fn run(client: &Client, console: &Console, args: ResubmitArgs) -> Result<Exit, Failure> {
+    let wanted = args.wanted()?;
     let array_id = array_of(client, &args.id).await?;
     let request = v1::GetArrayRequest { array_id: array_id.clone(), read: None };
     let array = client.get_array(request).await?.array.unwrap_or_default();
@@ -58,7 +70,7 @@ pub async fn run(client: &Client, console: &Console, args: ResubmitArgs) -> Resu
     }
     let found = indices_in(client, &array, &args.phases()).await?;
     if found.is_empty() {
-        return Err(Failure::new(Exit::NotFound, format!("{array_id} has no such member"))
+        return Err(Failure::new(Exit::NotFound, format!("{array_id} has no member that {wanted}"))
             .with_next(format!("muster job array show {array_id}")));
     }
     let ranges = ranges_of(found.iter().copied());

@@ -23,8 +23,8 @@ pub use archive::open as open_archive;
 pub use archive::{failure as archive_failure, moment as point_of_log};
 pub use source::{LogSource, SourceArgs};
 
-/// Columns of a line when nobody says how many there are.
-const COLUMNS_DEFAULT: usize = 120;
+/// A line has as many columns in any terminal: enough for an index, a time and the name of a decision.
+const COLUMNS_MIN: usize = 60;
 /// Between two lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Replicas are three or five; more is a broken answer.
@@ -73,6 +73,7 @@ Headers are read and checksums are not compared: `muster log verify` does that."
 Examples:
   muster log tail                                   the last 20 records
   muster log tail -f --decision gang_placed         placements as they happen
+  muster log tail --from 1 --decision exec_opened   who ran commands next to workers, as far back as the replica has records
   muster log tail -f --from 4711                    every record from 4711 on, and then new ones
   muster log tail -n 1000 -o json | jq .decision | sort | uniq -c
 
@@ -82,7 +83,7 @@ pub struct TailArgs {
     /// Go on with new records
     #[arg(short, long)]
     follow: bool,
-    /// How many of the newest to begin with
+    /// How many of the newest to begin with; with --decision, how many are looked at
     #[arg(short = 'n', long, value_name = "RECORDS", default_value_t = 20)]
     lines: u64,
     /// Begin with this record instead
@@ -223,9 +224,14 @@ fn line(record: &v1::LogRecord, columns: usize) -> String {
     line
 }
 
+/// What goes to a pipe or a file is not cut.
 fn columns(console: &Console) -> usize {
     let said = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
-    if console.is_wide() { usize::MAX } else { said.filter(|c| *c >= 40).unwrap_or(COLUMNS_DEFAULT) }
+    let said = said.or_else(|| console.terminal_width().map(usize::from));
+    match said {
+        Some(columns) if !console.is_wide() => columns.max(COLUMNS_MIN),
+        _ => usize::MAX,
+    }
 }
 
 fn print(console: &Console, record: &v1::LogRecord) -> Result<(), Failure> {
@@ -250,11 +256,30 @@ async fn tail(client: &Client, console: &Console, args: TailArgs) -> Result<Exit
         }
     };
     let decisions = args.decision;
+    let nothing = none_of(&decisions, from_index);
     let request =
         v1::ReadDecisionsRequest { from_index, follow: args.follow, decisions, ..Default::default() };
     let reader = client.read_decisions(request);
     let again = |next| format!("go on with: muster log tail -f --from {next}");
-    each_record(console, reader, 0, again, |record| print(console, record)).await
+    let mut shown = false;
+    let exit = each_record(console, reader, 0, again, |record| {
+        shown = true;
+        print(console, record)
+    })
+    .await?;
+    if let (false, Exit::Ok, Some(nothing)) = (shown, exit, nothing) {
+        console.progress(&nothing);
+    }
+    Ok(exit)
+}
+
+/// What to say where no record has one of the names that were asked for: the name may be wrong, or the record older.
+fn none_of(decisions: &[String], from_index: u64) -> Option<String> {
+    if decisions.is_empty() {
+        return None;
+    }
+    let further = if from_index > 1 { "; --from 1 looks at older ones as well" } else { "" };
+    Some(format!("no record from {from_index} on is called {}{further}", decisions.join(" or ")))
 }
 
 /// Shows the records of a reader up to `to_index`, or to its end where that is 0, and tells each second how far it is where the end is
@@ -587,4 +612,27 @@ async fn verify(client: &Client, console: &Console) -> Result<Exit, Failure> {
         console.table(&grid)?;
     }
     Ok(if whole { Exit::Ok } else { Exit::Failed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{COLUMNS_MIN, line, none_of, v1};
+
+    #[test]
+    fn a_line_is_cut_where_a_terminal_ends_and_nowhere_else() {
+        let summary = "x".repeat(300);
+        let record = v1::LogRecord { log_index: 7, summary, ..v1::LogRecord::default() };
+        let cut = line(&record, COLUMNS_MIN);
+        assert!(cut.ends_with('…') && cut.chars().count() == COLUMNS_MIN, "{cut}");
+        assert!(line(&record, usize::MAX).ends_with(&record.summary));
+    }
+
+    #[test]
+    fn a_filter_that_finds_nothing_leads_to_older_records() {
+        let names = ["gang_plcaed".to_owned(), "exec_opened".to_owned()];
+        let told = none_of(&names, 124).unwrap_or_default();
+        assert!(told.contains("gang_plcaed or exec_opened") && told.contains("--from 1"), "{told}");
+        assert!(none_of(&names, 1).is_some_and(|told| !told.contains("--from")));
+        assert_eq!(none_of(&[], 124), None);
+    }
 }

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand, ValueEnum};
 use muster_client::Client;
-use muster_console::{Console, Document, Exit, Failure, Global, Grid, Items, moment};
+use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items, moment};
 use muster_types::AdmissionMode;
 use muster_wire::closed::word;
 use muster_wire::v1;
@@ -73,6 +73,9 @@ pub struct ApproveArgs {
 #[derive(Subcommand)]
 pub enum RulesCommand {
     /// Show the mode, the rules, and what was said of nodes by name
+    #[command(after_help = "\
+Examples:
+  muster node admission show")]
     Show,
     /// Set the mode and all rules
     #[command(after_help = "\
@@ -300,6 +303,10 @@ async fn pending(client: &Client, console: &Console) -> Result<Exit, Failure> {
         .collect();
     if console.is_structured() {
         console.object(&Document::new("PendingNodeList", None::<u64>, Items { items: nodes }))?;
+        return Ok(Exit::Ok);
+    }
+    if console.format == Format::Name {
+        nodes.iter().try_for_each(|node| console.line(&node.name))?;
         return Ok(Exit::Ok);
     }
     let mut grid = Grid::new(vec!["NAME", "REGION", "CLUSTER", "DEVICES", "LAST-SEEN", "REASON"]);

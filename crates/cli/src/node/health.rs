@@ -44,6 +44,10 @@ A node is empty when its status is `drained`.")]
         consent: Consent,
     },
     /// Put drained nodes back
+    #[command(after_help = "\
+Examples:
+  muster node undrain host-17
+  muster node undrain -l pool=research")]
     Undrain(WhichNodes),
     /// Keep nodes away from new work; what runs on them goes on
     #[command(
@@ -58,6 +62,9 @@ A node is empty when its status is `drained`.")]
         reason: String,
     },
     /// Let nodes back that were in quarantine
+    #[command(after_help = "\
+Examples:
+  muster node release host-17 host-18")]
     Release {
         /// Their names or ids
         #[arg(required = true, add = ArgValueCompleter::new(complete::nodes))]
@@ -75,6 +82,9 @@ The agent runs `health.repair_command` of its configuration once the node is emp
 work and says --done. With --done everything known against the node is over, but for what its agent still sees.")]
     Repair(RepairArgs),
     /// Show what is known of a node's health
+    #[command(after_help = "\
+Examples:
+  muster node health host-17")]
     Health {
         /// Its name or id
         #[arg(add = ArgValueCompleter::new(complete::nodes))]
@@ -113,6 +123,9 @@ pub struct RepairArgs {
 #[derive(Subcommand)]
 pub enum PolicyCommand {
     /// Show the policy in force
+    #[command(after_help = "\
+Examples:
+  muster node health-policy show")]
     Show {
         #[command(flatten)]
         read: ReadArgs,
@@ -152,7 +165,14 @@ pub async fn run(global: &Global, console: &Console, command: HealthCommand) -> 
     match command {
         HealthCommand::Drain { which, deadline, reason, consent } => {
             let client = global.client().await?;
+            let is_looked_up = consent.is_dry_run() && which.is_named();
             let nodes = which.names(&client).await?;
+            if is_looked_up {
+                // Otherwise the drain itself refuses a name that there is not.
+                for node in &nodes {
+                    client.get_node(v1::GetNodeRequest { node: node.clone(), read: None }).await?;
+                }
+            }
             if !consent::to_drain(consent, &client, console, &nodes).await? {
                 return Ok(Exit::Ok);
             }

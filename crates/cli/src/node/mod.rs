@@ -31,6 +31,10 @@ pub enum NodeCommand {
     /// List nodes by name
     List(ListArgs),
     /// Show one node and the jobs on it
+    #[command(after_help = "\
+Examples:
+  muster node show host-17
+  muster node show host-17 -o yaml")]
     Show {
         /// Its name or id
         #[arg(add = ArgValueCompleter::new(complete::nodes))]
@@ -66,6 +70,10 @@ Examples:
         reason: Option<String>,
     },
     /// Put nodes back into placement
+    #[command(after_help = "\
+Examples:
+  muster node uncordon host-17
+  muster node uncordon --region eu-north")]
     Uncordon(WhichNodes),
     #[command(flatten)]
     Health(HealthCommand),

@@ -28,6 +28,11 @@ pub struct WhichNodes {
 }
 
 impl WhichNodes {
+    /// Whether somebody typed their names, which may be wrong.
+    pub(super) fn is_named(&self) -> bool {
+        !self.nodes.is_empty()
+    }
+
     /// Their names, which the cluster is asked for where a region or labels are given. No node at all is a failure, so that
     /// nobody takes a region with a wrong name for one that is drained.
     pub(super) async fn names(self, client: &Client) -> Result<Vec<String>, Failure> {

@@ -35,6 +35,10 @@ pub enum ParallelCommand {
     /// Sizes of a server of a model: memory with its cache, and bounds on its speed
     Serve(ServeArgs),
     /// Published runs next to the predictions for them, also where a prediction is wrong
+    #[command(after_help = "\
+Examples:
+  muster parallel check
+  muster parallel check --timing")]
     Check(CheckArgs),
 }
 

@@ -11,7 +11,7 @@ use muster_wire::{FieldMask, v1};
 use serde::Serialize;
 
 use self::display::{settings, tables};
-use crate::job_files::{self, located, now_ms};
+use crate::job_files::{self, called, located, now_ms};
 use crate::reading::ReadArgs;
 
 /// Commands about the policy.
@@ -76,7 +76,7 @@ pub async fn run(global: &Global, console: &Console, command: PolicyCommand) -> 
         PolicyCommand::Show { read } => show(global, console, &read).await,
         PolicyCommand::Check { file } => {
             read_policy(&file)?;
-            console.progress(&format!("{file} is valid"));
+            console.progress(&format!("{} is valid", called(&file)));
             Ok(Exit::Ok)
         }
         PolicyCommand::Set { file, only, expect_version, request_id, dry_run } => {
@@ -128,8 +128,8 @@ impl Change {
     /// What was set, for a sentence.
     fn subject(&self) -> String {
         match self.only.as_slice() {
-            [] => format!("the policy of {}", self.file),
-            parts => format!("{} of {}", parts.join(", "), self.file),
+            [] => format!("the policy of {}", called(&self.file)),
+            parts => format!("{} of {}", parts.join(", "), called(&self.file)),
         }
     }
 }

@@ -175,9 +175,11 @@ struct FairRow {
     #[serde(skip_serializing_if = "Option::is_none")]
     r#type: Option<String>,
     nominal: String,
-    nominal_percent: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nominal_percent: Option<String>,
     received: String,
-    received_percent: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    received_percent: Option<String>,
     demand: String,
     borrowed: String,
     lent: String,
@@ -351,15 +353,20 @@ fn capacity(reading: &Reading) -> BTreeMap<String, u128> {
     sums
 }
 
+/// Of what there was of a type; none where there was none of it, such as a type of the policy that no node has.
+fn percent(amount: u128, capacity: u128) -> Option<String> {
+    (capacity > 0).then(|| rows::percent(amount, capacity))
+}
+
 fn row(line: &Line) -> FairRow {
     let fair = &line.fair;
     FairRow {
         tenant: line.tenant.clone(),
         r#type: line.kind.clone(),
         nominal: fair.nominal.to_string(),
-        nominal_percent: rows::percent(fair.nominal, line.capacity),
+        nominal_percent: percent(fair.nominal, line.capacity),
         received: fair.received.to_string(),
-        received_percent: rows::percent(fair.received, line.capacity),
+        received_percent: percent(fair.received, line.capacity),
         demand: fair.demand().to_string(),
         borrowed: fair.borrowed.to_string(),
         lent: fair.lent.to_string(),
@@ -373,9 +380,9 @@ fn cells(line: &Line) -> Vec<String> {
     let row = row(line);
     let measures: [String; MEASURES.len()] = [
         row.nominal,
-        row.nominal_percent,
+        row.nominal_percent.unwrap_or_default(),
         row.received,
-        row.received_percent,
+        row.received_percent.unwrap_or_default(),
         row.demand,
         row.borrowed,
         row.lent,
@@ -395,12 +402,13 @@ fn table(
     header.extend(["NOMINAL", "%", "RECEIVED", "%", "DEMAND", "BORROWED", "LENT", "WAITED", "HOURS"]);
     let mut grid = Grid::new(header);
     let hours = |milli_ms: u128| Unit::Accelerators.hours(milli_ms);
+    let shown = |amount, capacity: u128| percent(amount, capacity).unwrap_or_else(|| "-".to_owned());
     for Line { keys, fair, capacity, .. } in lines {
         let measures = [
             hours(fair.nominal),
-            rows::percent(fair.nominal, *capacity),
+            shown(fair.nominal, *capacity),
             hours(fair.received),
-            rows::percent(fair.received, *capacity),
+            shown(fair.received, *capacity),
             hours(fair.demand()),
             hours(fair.borrowed),
             hours(fair.lent),
@@ -444,5 +452,11 @@ mod tests {
             let word = format!("by {}:", refused.title().to_lowercase());
             assert!(failure.headline().contains(&word), "{}", failure.headline());
         }
+    }
+
+    #[test]
+    fn a_type_that_nobody_has_has_no_percentages() {
+        assert_eq!(percent(1_908_000, 0), None);
+        assert_eq!(percent(1_908_000, 3_816_000).as_deref(), Some("50.0"));
     }
 }

@@ -143,6 +143,7 @@ fn help_shows_commands_examples_and_exit_codes() {
 
 #[test]
 fn wrong_usage_is_2() {
+    let train = example("train.yaml");
     for args in [
         ["nonsense"].as_slice(),
         &["job", "show"],
@@ -170,6 +171,8 @@ fn wrong_usage_is_2() {
         &["run"],
         &["run", "--workers", "none", "--", "true"],
         &["run", "--env", "NOT_SET_HERE", "--", "true"],
+        &["run", "--detach", "--tiem-limit", "4h", "--", "true"],
+        &["submit", train.as_str(), "--wath"],
         &["run", "--file", "x", "--workers", "2"],
         &["job", "list", "--consistency", "strong"],
         &["job", "list", "--max-staleness", "0"],

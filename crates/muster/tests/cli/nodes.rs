@@ -74,6 +74,10 @@ fn nodes_are_drained_quarantined_and_repaired() {
     let fake = Fake::start();
     let ran = muster(&fake, &["node", "drain", "host-0", "--deadline", "30m"]);
     assert!(ran.code == 0 && ran.out.contains("  draining  "), "{}{}", ran.out, ran.err);
+    let ran = muster(&fake, &["node", "drain", "host-0", "--dry-run"]);
+    assert!(ran.code == 0 && ran.out.contains("would be emptied"), "{}{}", ran.out, ran.err);
+    let ran = muster(&fake, &["node", "drain", "host-0", "host-99", "--dry-run"]);
+    assert!(ran.code == 3 && ran.out.is_empty(), "{}{}", ran.out, ran.err);
     assert_eq!(muster(&fake, &["node", "undrain", "host-0"]).code, 0);
     assert_eq!(muster(&fake, &["node", "quarantine", "host-0", "--reason", "odd"]).code, 0);
     assert_eq!(muster(&fake, &["node", "release", "host-0"]).code, 0);
@@ -135,6 +139,7 @@ fn nodes_that_wait_are_listed_approved_and_rejected() {
         "{}",
         ran.out
     );
+    assert_eq!(muster(&fake, &["node", "pending", "-o", "name"]).out, "host-9\n");
     let ran = muster(&fake, &["node", "approve", "host-9"]);
     assert!(ran.code == 0 && ran.out.contains("approved  eu"), "{}{}", ran.out, ran.err);
     let bounds = ["node", "approve", "host-9", "--cluster", "eu-1", "--devices", "h100:8", "-o", "json"];

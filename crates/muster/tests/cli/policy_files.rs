@@ -61,6 +61,12 @@ fn fields_that_do_not_exist_are_named_with_the_nearest_that_does() {
 }
 
 #[test]
+fn a_file_from_stdin_is_called_so() {
+    let ran = with_stdin(&Fake::start(), &["policy", "check", "-"], &policy("  tenants: {a: {}}\n"));
+    assert_eq!((ran.code, ran.err.as_str()), (0, "stdin is valid\n"));
+}
+
+#[test]
 fn trees_that_are_none_are_refused() {
     refused(&[
         (

@@ -298,7 +298,12 @@ fn removed(names: &[Name], recording: &Recording) -> Result<BTreeSet<Name>, What
         let is_known = recording.base.node_named(name).is_some()
             || recording.inputs.iter().any(|(_, input)| comes(input));
         if !is_known {
-            let known = listed(recording.base.nodes_by_name().map(|(name, _)| name.as_str()));
+            let registered = recording.inputs.iter().filter_map(|(_, input)| match input {
+                Input::Registered { spec, .. } => Some(spec.name.as_str()),
+                _ => None,
+            });
+            let known = recording.base.nodes_by_name().map(|(name, _)| name.as_str());
+            let known = listed(known.chain(registered).collect::<BTreeSet<_>>());
             return Err(WhatifError::new(
                 format!("there is no node {name} in the range; there are {known}"),
                 "name a node of the range with --fleet -NODE",
@@ -375,6 +380,12 @@ fn model<'a>(added: &AddedDevices, base: &'a State) -> Result<&'a NodeRow, Whati
     let rows = || base.nodes_by_name().filter_map(move |(_, id)| base.node(id));
     let has_kind = |row: &&NodeRow| row.spec.accelerators.as_ref().is_some_and(|has| has.kind == *kind);
     let in_place = |row: &&NodeRow| row.spec.region == *region && row.spec.cluster == *cluster;
+    if rows().next().is_none() {
+        return Err(WhatifError::new(
+            "no host is there where the range begins, so none can be added that is like one",
+            "begin the range later, with --from, when hosts have registered",
+        ));
+    }
     if !rows().any(|row| in_place(&row)) {
         let places: BTreeSet<String> =
             rows().map(|row| format!("{}/{}", row.spec.region, row.spec.cluster)).collect();
@@ -471,5 +482,13 @@ mod tests {
         {
             assert!(wrong.parse::<QuotaChange>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn nothing_is_like_a_host_before_there_is_one() {
+        let added: AddedDevices = "8xh100@eu/train".parse().unwrap();
+        let error = model(&added, &State::default()).err().unwrap();
+        assert!(error.sentence.starts_with("no host is there where the range begins"), "{}", error.sentence);
+        assert!(error.next.contains("--from"), "{}", error.next);
     }
 }

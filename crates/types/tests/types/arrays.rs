@@ -52,6 +52,13 @@ fn texts_are_read_and_shown() {
 }
 
 #[test]
+fn a_throttle_is_not_taken_for_the_number_of_members() {
+    let found = ArraySpec::parse("1-5%0").unwrap().violations();
+    assert_eq!((found.len(), found[0].field.as_str()), (1, "array.throttle"));
+    assert!(found[0].description.starts_with("the number of members that may be unfinished"), "{found:?}");
+}
+
+#[test]
 fn the_span_of_an_array_has_the_longest_step_that_meets_all_indices() {
     for (text, first, last, step) in [
         ("100", 0, 99, 1),
