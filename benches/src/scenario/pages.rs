@@ -172,15 +172,58 @@ impl Drop for StandingHost<'_> {
     }
 }
 
-/// That the workers of an order run.
-fn running(order: agent::StartOrder, sequence: u64) -> Request {
-    let states = order.workers.iter().map(|worker| agent::WorkerState {
-        job_id: order.job_id.clone(),
-        token: order.token,
-        subject: Some(agent::worker_state::Subject::Rank(worker.rank)),
-        ..Default::default()
-    });
-    Request::Report(agent::Report { sequence, workers: states.collect() })
+/// The workers of one host, which its process keeps from session to session.
+#[derive(Default)]
+struct HostWorkers {
+    running: Vec<agent::WorkerState>,
+    /// How many of these the leader has not acknowledged in this session, which are the last.
+    unacknowledged: usize,
+    /// How many of these are in the report that is on its way.
+    reported: usize,
+    sequence: u64,
+}
+
+impl HostWorkers {
+    fn registration(&mut self, mut first: agent::SessionRequest) -> agent::SessionRequest {
+        if let Some(Request::Register(register)) = &mut first.message {
+            register.workers.clone_from(&self.running);
+        }
+        *self = HostWorkers { running: std::mem::take(&mut self.running), ..HostWorkers::default() };
+        first
+    }
+
+    fn begin(&mut self, order: &agent::StartOrder) {
+        let states = order.workers.iter().map(|worker| agent::WorkerState {
+            job_id: order.job_id.clone(),
+            token: order.token,
+            subject: Some(agent::worker_state::Subject::Rank(worker.rank)),
+            ..Default::default()
+        });
+        let before = self.running.len();
+        self.running.extend(states);
+        self.unacknowledged += self.running.len() - before;
+    }
+
+    /// The next report: one is on its way at a time, with all that has begun since the one before.
+    fn report(&mut self) -> Option<Request> {
+        if self.reported > 0 || self.unacknowledged == 0 {
+            return None;
+        }
+        self.reported = self.unacknowledged;
+        self.sequence += 1;
+        let workers = self.running[self.running.len() - self.unacknowledged..].to_vec();
+        Some(Request::Report(agent::Report { sequence: self.sequence, workers }))
+    }
+
+    fn acknowledged(&mut self) {
+        self.unacknowledged -= self.reported;
+        self.reported = 0;
+    }
+
+    fn heartbeat(&mut self) -> Request {
+        self.sequence += 1;
+        Request::Heartbeat(agent::Heartbeat { sequence: self.sequence })
+    }
 }
 
 impl Hosts {
@@ -216,7 +259,7 @@ impl Hosts {
     async fn session(
         &self,
         n: u32,
-        registration: agent::SessionRequest,
+        (registration, workers): (agent::SessionRequest, &mut HostWorkers),
         ready: &mut Option<mpsc::Sender<()>>,
     ) -> Result<Infallible> {
         let turn = self.registering.acquire().await.context("the semaphore is never closed")?;
@@ -235,24 +278,22 @@ impl Hosts {
         let offset = HEARTBEAT.mul_f64(f64::from(n % 256) / 256.0);
         let mut ticks = tokio::time::interval_at((Instant::now() + offset).into(), HEARTBEAT);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut sequence = 0;
         loop {
-            tokio::select! {
-                _ = ticks.tick() => {
-                    sequence += 1;
-                    let beat = Request::Heartbeat(agent::Heartbeat { sequence });
-                    let beat = agent::SessionRequest { message: Some(beat) };
-                    to_leader.send(beat).await.context("a session takes nothing any more")?;
-                }
+            let message = tokio::select! {
+                _ = ticks.tick() => Some(workers.heartbeat()),
                 // Nothing is carried out, but the host reports that what begins runs, as the jobs of a full fleet do.
                 answer = answers.message() => {
-                    let answer = answer.context("a session broke")?.context("a session ended")?;
-                    if let Some(Response::Start(order)) = answer.message {
-                        sequence += 1;
-                        let report = agent::SessionRequest { message: Some(running(order, sequence)) };
-                        to_leader.send(report).await.context("a session takes nothing any more")?;
+                    match answer.context("a session broke")?.context("a session ended")?.message {
+                        Some(Response::Start(order)) => workers.begin(&order),
+                        Some(Response::ReportAck(_)) => workers.acknowledged(),
+                        _ => {}
                     }
+                    workers.report()
                 }
+            };
+            if let Some(message) = message {
+                let message = agent::SessionRequest { message: Some(message) };
+                to_leader.send(message).await.context("a session takes nothing any more")?;
             }
         }
     }
@@ -281,8 +322,10 @@ async fn host(n: u32, hosts: Arc<Hosts>, ready: mpsc::Sender<()>) -> Result<()> 
     // The same process all the time, by its holder.
     let registration = agents::registration(n, DEVICES);
     let mut ready = Some(ready);
+    let mut workers = HostWorkers::default();
     loop {
-        let Err(ended) = hosts.session(n, registration.clone(), &mut ready).await;
+        let first = workers.registration(registration.clone());
+        let Err(ended) = hosts.session(n, (first, &mut workers), &mut ready).await;
         hosts.first_end.get_or_init(|| format!("host {n}: {ended:#}"));
         tokio::time::sleep(REGISTERS_AGAIN.mul_f64(1.0 + f64::from(n % 256) / 256.0)).await;
     }
