@@ -280,8 +280,8 @@ fn caveats(reading: &Reading, unchanged: &Side, changed: Option<&Side>) -> Vec<S
     }
     if unchanged.without_booking + last.without_booking > 0 {
         caveats.push(format!(
-            "{} jobs of the replay without the change and {} of the last replay name a booking that is not there, and run \
-             without it",
+            "{} jobs of the replay without the change and {} of the last replay name a booking that is not there for them, \
+             and run without it",
             unchanged.without_booking, last.without_booking
         ));
     }

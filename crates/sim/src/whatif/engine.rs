@@ -14,9 +14,10 @@ use muster_decider::{
 use muster_journal::hash;
 use muster_state::{NodeStatus, Phase, State};
 use muster_types::policy::{Policy, QuotaGrant};
+use muster_types::token::user_of;
 use muster_types::{
-    AffinityTarget, ArrayId, BookingSpec, BookingTimes, Control, Dependency, FleetHold, HoldTarget, HolderId,
-    JobId, LogTime, Name, NamedDependency, NodeAdmission, NodeId, NodeSpec, Requester, Submission,
+    AffinityTarget, ArrayId, Booking, BookingSpec, BookingTimes, Control, Dependency, FleetHold, HoldTarget,
+    HolderId, JobId, LogTime, Name, NamedDependency, NodeAdmission, NodeId, NodeSpec, Requester, Submission,
 };
 
 use crate::driver::{Driver, Happened};
@@ -498,13 +499,19 @@ impl<'a> Engine<'a> {
         parts.iter().map(translate).collect()
     }
 
-    /// Jobs that name a booking which the replay does not have go on without it: else what they ask for would be missing. How many
-    /// jobs these are.
+    /// Jobs that name a booking which the replay does not have, or has for others, go on without it: else what they ask for would be
+    /// missing. How many jobs these are.
     fn leave_out_bookings(&self, parts: &mut [Submission]) -> u64 {
+        let state = self.driver.state();
         let mut left_out = 0;
         for part in parts {
             let Some(name) = &part.spec.booking else { continue };
-            if self.driver.state().booking(name).is_some() {
+            let creator = part.metadata.as_ref().map_or("", |metadata| metadata.creator.as_str());
+            let is_for = |booking: &Booking| {
+                booking.spec.may_be_named_by(&state.policy().policy, &part.spec)
+                    && booking.spec.user.as_ref().is_none_or(|user| user_of(creator) == user)
+            };
+            if state.booking(name).is_some_and(is_for) {
                 continue;
             }
             let mut draft = part.spec.clone().into_draft();

@@ -82,7 +82,7 @@ pub struct Side {
     pub estimated_runs: u64,
     /// Inputs that had no effect, such as a cancellation of a job that is over; 0 for the record.
     pub inputs_without_effect: u64,
-    /// Jobs that were submitted without the booking that they name, because the replay does not have it; 0 for the record.
+    /// Jobs that were submitted without the booking that they name, because the replay does not have it for them; 0 for the record.
     pub without_booking: u64,
     /// Waits of all jobs.
     pub waits: Waits,

@@ -390,9 +390,8 @@ fn eu() -> HoldTarget {
     HoldTarget::Part(FleetPart { region: Some(Name::literal("eu")), cluster: None })
 }
 
-#[test]
-fn a_booking_of_the_range_keeps_its_nodes_in_a_replay_too() {
-    let mut world = begun(&["h100"], 600);
+/// Books the only host for tenant a, from second 100 to second 400 of the range.
+fn book_the_host(world: &mut World) {
     let spec = BookingSpec {
         tenant: Some(Name::literal("a")),
         user: None,
@@ -413,6 +412,34 @@ fn a_booking_of_the_range_keeps_its_nodes_in_a_replay_too() {
     let (request, by, name) = (world.request(), Requester::default(), Name::literal("week"));
     let order = BookingOrder { request, by, acts_for: None, name, spec };
     world.ask(&Command::CreateBooking(Box::new(order)));
+}
+
+#[test]
+fn a_job_that_a_change_keeps_from_its_booking_runs_without_it() {
+    let mut world = begun(&["h100"], 600);
+    let below = TenantPolicy { parent: Some(Name::literal("a")), ..TenantPolicy::default() };
+    let mut policy = listed_tenants();
+    policy.tenants.insert(Name::literal("a-below"), below);
+    let (request, by) = (world.request(), Requester::default());
+    let policy = Box::new(policy.check().unwrap());
+    world.ask(&Command::SetPolicy { request, by, policy, expected_version: None });
+    book_the_host(&mut world);
+    let recording = world.live(&[Job { booking: Some("week"), ..job(150, "a-below", 8, 50) }], 600);
+    let side = unchanged(&recording);
+    assert_eq!((side.refused, side.without_booking, side.waits.p99_ms), (0, 0, 0));
+    // The booking is still there, and its owner is no longer above the job's tenant.
+    let mut policy = listed_tenants();
+    policy.tenants.insert(Name::literal("a-below"), TenantPolicy::default());
+    let policy = Some(Box::new(policy.check().unwrap()));
+    let side = replay(&recording, &Change { policy, ..Change::default() });
+    assert_eq!((side.refused, side.inputs_without_effect, side.without_booking), (0, 0, 1));
+    assert_eq!((side.finished, side.waits.p99_ms), (1, 250_000));
+}
+
+#[test]
+fn a_booking_of_the_range_keeps_its_nodes_in_a_replay_too() {
+    let mut world = begun(&["h100"], 600);
+    book_the_host(&mut world);
     let jobs = [
         // It waits until the window is over, and the job of the owner does not.
         job(120, "b", 8, 50),
