@@ -168,7 +168,7 @@ impl http_body::Body for Assembled {
             },
             // The framework takes this code, that of a usual reset, for the end of a stream.
             Poll::Ready(Some(Err(status))) if !body.terms.is_single && status.code() == Code::Cancelled => {
-                late("the caller reset its stream and has not ended it")
+                late("the stream was reset, and has not ended")
             }
             Poll::Ready(other) => return Poll::Ready(other),
             Poll::Pending => {

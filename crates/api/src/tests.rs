@@ -725,6 +725,43 @@ async fn a_stream_that_is_ended_here_ends_with_its_refusal() {
     assert!(answers.values().all(accepted), "{answers:?}");
 }
 
+async fn next_order(orders: &mut Streaming<agent::SessionResponse>) -> session_response::Message {
+    let order = guarded("an order", orders.message()).await.expect("the session stands");
+    order.and_then(|order| order.message).expect("it orders something")
+}
+
+/// An agent that goes while it sends an output has not come to its end.
+#[tokio::test]
+async fn an_output_whose_upload_is_reset_has_not_ended() {
+    let served = TestServer::start().await;
+    let (_session, mut orders) = served.agent().await;
+    let submitted = served.submit(ONE, "a").await.expect("it is taken");
+    let job_id = submitted.job_ids.first().expect("it has an id").clone();
+    while !matches!(next_order(&mut orders).await, session_response::Message::Start(_)) {}
+    let (mut jobs, request) = (served.jobs(), v1::ReadLogsRequest { job_id, ..Default::default() });
+    let mut output = guarded("a read", jobs.read_logs(request)).await.expect("it begins").into_inner();
+    let read_id = loop {
+        if let session_response::Message::ReadLogs(order) = next_order(&mut orders).await {
+            break order.read_id;
+        }
+    };
+    let (send, pieces) = mpsc::channel(1);
+    let (node_name, stream, data) = ("h1".to_owned(), "stdout".to_owned(), b"half".to_vec());
+    let piece =
+        agent::UploadLogsRequest { read_id, node_name, stream, data, position: 4, ..Default::default() };
+    send.send(piece).await.expect("there is a place");
+    let mut upload = Request::new(ReceiverStream::new(pieces));
+    let reset = upload.cancellation_handle();
+    let mut nodes = NodeServiceClient::new(served.channel.clone());
+    tokio::spawn(async move { nodes.upload_logs(upload).await.map(drop) });
+    let first = guarded("output", output.message()).await.expect("it goes on").expect("a piece");
+    assert_eq!(first.data, b"half");
+    reset.cancel();
+    let cut = guarded("what follows", output.message()).await;
+    assert_eq!(refused(cut).code, Some(RefusalCode::LogsUnavailable));
+    drop(send);
+}
+
 #[tokio::test]
 async fn a_stream_answers_each_submission_as_a_call_would() {
     let served = TestServer::start().await;

@@ -797,10 +797,11 @@ impl State {
         // The tokens of one user are not several people.
         let user = user_of(&by.name);
         let is_new = |row: &ArrayRow| row.cancelled_by.iter().all(|known| known.name != user);
-        if by.is_unknown() || !self.arrays.get(&array).is_some_and(is_new) {
+        let kept = Requester::named(user.into(), by.is_operator);
+        // Nor does a token say who it is where it spoke for nobody who has a name.
+        if kept.is_unknown() || !self.arrays.get(&array).is_some_and(is_new) {
             return;
         }
-        let kept = Requester::named(user.into(), by.is_operator);
         self.change_array(array, |row| {
             if row.cancelled_by.len() >= limits::ARRAY_CANCELLERS_MAX {
                 row.cancelled_by.truncate(limits::ARRAY_CANCELLERS_MAX - 1);

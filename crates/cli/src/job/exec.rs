@@ -173,7 +173,7 @@ async fn converse(
                 continue;
             }
             () = left.notified(), if is_attached => return Ok(Exit::Ok),
-            Some(error) = failures.recv() => return Err(not_read(&error)),
+            Some(error) = failures.recv() => return Err(not_read(&error, is_attached)),
             pressed = tokio::signal::ctrl_c() => {
                 if pressed.is_err() || std::mem::replace(&mut is_interrupted, true) {
                     return Ok(Exit::Interrupted);
@@ -234,9 +234,12 @@ impl Drop for RawTerminal {
     }
 }
 
-fn not_read(error: &io::Error) -> Failure {
-    Failure::new(Exit::Failed, format!("read standard input: {error}"))
-        .with_next("what was run has not got all of its input, and is ended")
+fn not_read(error: &io::Error, is_attached: bool) -> Failure {
+    let next = match is_attached {
+        true => "the worker goes on; attach to it again from a terminal",
+        false => "what was run has not got all of its input, and is ended",
+    };
+    Failure::new(Exit::Failed, format!("read standard input: {error}")).with_next(next)
 }
 
 /// Sends what this command reads, or only that there is nothing. Where it cannot be read on, that is no end of it.

@@ -461,6 +461,7 @@ fn an_array_keeps_who_cancelled_members_that_were_not_created() {
     };
     cancel(&mut speculation, 2, "ada", vec![], vec![members[4_000], members[4_001]]);
     cancel(&mut speculation, 3, "", vec![], vec![members[4_002]]);
+    cancel(&mut speculation, 50, "+token/0000000000000007", vec![], vec![members[4_005]]);
     cancel(&mut speculation, 4, "bob", vec![], vec![members[4_003]]);
     cancel(&mut speculation, 5, "ada", vec![], vec![members[4_004]]);
     for n in 0..10_u32 {
