@@ -415,7 +415,9 @@ impl Speculation {
             | Decision::JobFinished { job, .. } => {
                 self.unfilled.extend(of_job(&self.state, *job));
             }
+            // One of the jobs may have been a member that was not created, which it is then.
             Decision::JobHoldSet { jobs, .. } => {
+                self.forget_arrays_of(jobs);
                 self.unfilled.extend(jobs.iter().filter_map(|job| of_job(&self.state, *job)));
             }
             // What has capacity promised, or may not start yet, leaves the queue to the next members.
