@@ -455,6 +455,14 @@ impl Speculation {
         self.unfilled.extend(found);
     }
 
+    /// Looks for more of one array once those that were known are jobs, while looks are left: with those that are found it goes on at
+    /// once, and not with the next tick.
+    pub(crate) fn find_ready_members_of(&mut self, array: ArrayId, left: &mut u32) {
+        if self.ready_members.look_at(&self.state, array, left) {
+            self.unfilled.insert(array);
+        }
+    }
+
     /// The first members of an array that are known to be ready, up to a number.
     pub(crate) fn take_ready_members(&mut self, array: ArrayId, most: u32) -> Vec<u32> {
         self.ready_members.take(&self.state, array, most)
