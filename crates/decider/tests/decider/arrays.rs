@@ -302,6 +302,22 @@ fn a_member_whose_counterpart_is_over_does_not_wait_for_those_before_it() {
     crate::support::check(&state);
 }
 
+/// Those that are jobs, or over, before their turn are no longer looked at when the one before them is created.
+#[test]
+fn members_before_their_turn_are_stepped_over_with_the_one_before_them() {
+    let (mut speculation, mut state, [made, _, few]) = arrays_by_member();
+    let next = |state: &State| state.array(ArrayId(few[0].0)).map(|row| row.next);
+    let done = RankUpdate::Exited(ExitStatus::Code(0));
+    tell(&mut speculation, &made[1..=2], &done);
+    settle_down(&mut speculation, &mut state);
+    assert_eq!([1, 2].map(|n| is_placed(&state, few[n])), [true; 2]);
+    assert_eq!(next(&state), Some(0));
+    tell(&mut speculation, &[made[0], few[1], few[2]], &done);
+    settle_down(&mut speculation, &mut state);
+    assert!(is_placed(&state, few[0]));
+    assert_eq!(next(&state), Some(3));
+}
+
 /// Members that a record names are taken where none of them is a job, or over, and all of them are members.
 #[test]
 fn members_that_a_record_names_are_created_once() {
