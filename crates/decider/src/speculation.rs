@@ -415,7 +415,9 @@ impl Speculation {
             | Decision::JobFinished { job, .. } => {
                 self.unfilled.extend(of_job(&self.state, *job));
             }
+            // One of the jobs may have been a member that was not created, which it is then.
             Decision::JobHoldSet { jobs, .. } => {
+                self.forget_arrays_of(jobs);
                 self.unfilled.extend(jobs.iter().filter_map(|job| of_job(&self.state, *job)));
             }
             // What has capacity promised, or may not start yet, leaves the queue to the next members.
@@ -451,6 +453,14 @@ impl Speculation {
     pub(crate) fn find_ready_members(&mut self, looks: u32) {
         let found = self.ready_members.look(&self.state, looks);
         self.unfilled.extend(found);
+    }
+
+    /// Looks for more of one array once those that were known are jobs, while looks are left: with those that are found it goes on at
+    /// once, and not with the next tick.
+    pub(crate) fn find_ready_members_of(&mut self, array: ArrayId, left: &mut u32) {
+        if self.ready_members.look_at(&self.state, array, left) {
+            self.unfilled.insert(array);
+        }
     }
 
     /// The first members of an array that are known to be ready, up to a number.

@@ -30,6 +30,9 @@ use crate::verify::BrokenInvariant;
 
 type Check = Result<(), GuardError>;
 
+/// Members that were created before their turn and are stepped over by one record.
+const STEPPED_OVER_MAX: u32 = 4_096;
+
 /// A member of an array that is not a job yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitingMember {
@@ -682,9 +685,17 @@ impl State {
             effects.push(Effect::JobChanged(job));
             created += 1;
         }
-        // Those that were created before their turn are stepped over once they are next, each once.
         if first.is_none_or(|first| first == next) {
             next = behind;
+        }
+        // Those that were created before their turn are stepped over once they are next, each once: each look for the next
+        // members would look at them again and again.
+        if first.is_some() {
+            let end = self.arrays.get(&array).map_or(next, ArrayRow::size);
+            let end = end.min(next.saturating_add(STEPPED_OVER_MAX));
+            while next < end && !self.is_uncreated(array, next) {
+                next += 1;
+            }
         }
         self.change_array(array, |row| {
             row.next = next;

@@ -29,10 +29,8 @@ impl Forecast {
         let nodes: BTreeSet<NodeId> =
             placements.flat_map(|placement| placement.slots.iter().map(|slot| slot.node)).collect();
         let mut forecast = Forecast::new(state);
-        for node in nodes {
-            let Some(row) = state.node(node) else { continue };
-            let promised = state.promised_beyond_leavers(node, row);
-            if promised != row.promised {
+        for (node, promised) in state.promised_beyond_leavers(nodes.into_iter()) {
+            if state.node(node).is_some_and(|row| row.promised != promised) {
                 forecast.0.change_node(node, false, |row| row.promised = promised);
             }
         }

@@ -429,24 +429,33 @@ impl State {
         Ok(())
     }
 
-    /// What is promised of a node beyond what gangs will leave there that are being stopped. Until they have, their CPUs, their memory
-    /// and their parts of devices are not free. Were all that is promised taken from what is free, it would be missing twice, and
-    /// more gangs would have to stop than are needed.
-    pub(crate) fn promised_beyond_leavers(&self, node: NodeId, row: &NodeRow) -> Promised {
-        let mut promised = row.promised.clone();
-        if promised.is_empty() {
-            return promised;
+    /// What is promised of nodes beyond what gangs will leave there that are being stopped, of those nodes of which something is
+    /// promised. Until they have, their CPUs, their memory and their parts of devices are not free. Were all that is promised taken from
+    /// what is free, it would be missing twice, and more gangs would have to stop than are needed.
+    pub(crate) fn promised_beyond_leavers(
+        &self,
+        nodes: impl Iterator<Item = NodeId>,
+    ) -> BTreeMap<NodeId, Promised> {
+        let mut promised = BTreeMap::new();
+        let mut leavers = BTreeSet::new();
+        for node in nodes {
+            let Some(row) = self.nodes.get(&node).filter(|row| !row.promised.is_empty()) else { continue };
+            promised.insert(node, row.promised.clone());
+            leavers.extend(self.gangs_on(node));
         }
-        for job in self.gangs_on(node) {
+        // Each gang once, however many of the nodes it is on.
+        for job in leavers {
             let Some((of_job, spec)) = self.jobs.get(&job).zip(self.specs.get(&job)) else { continue };
             let Some(placement) = of_job.placement.as_deref() else { continue };
             if !matches!(of_job.phase, Phase::Stopping(_)) {
                 continue;
             }
             let ranks = placement.slots.iter().zip(&placement.ranks).enumerate();
-            for (rank, (slot, _)) in ranks.filter(|(_, (slot, of))| slot.node == node && !of.is_over()) {
-                if let Some(group) = spec.group_of_slot(rank as u32, placement.slots.len()) {
-                    promised.leave_out(&group.request, slot.devices, &row.free);
+            for (rank, (slot, _)) in ranks.filter(|(_, (_, of))| !of.is_over()) {
+                let group = spec.group_of_slot(rank as u32, placement.slots.len());
+                let there = promised.get_mut(&slot.node).zip(self.nodes.get(&slot.node));
+                if let (Some(group), Some((beyond, row))) = (group, there) {
+                    beyond.leave_out(&group.request, slot.devices, &row.free);
                 }
             }
         }
@@ -495,10 +504,11 @@ impl State {
             }
         }
         // Less what others were promised before, and what is not to be used.
+        let promised = self.promised_beyond_leavers(left.keys().copied());
         for (node, free) in &mut left {
             let row = self.nodes.get(node).ok_or(GuardError::NodeUnknown)?;
-            let promised = self.promised_beyond_leavers(*node, row);
-            *free = free.without_promised(&promised).without(&row.restricted);
+            let promised = promised.get(node).unwrap_or(&row.promised);
+            *free = free.without_promised(promised).without(&row.restricted);
         }
         self.check_promises(promises, &stopped, &mut left)?;
         self.check_grounds(stops)?;

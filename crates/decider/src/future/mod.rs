@@ -203,6 +203,8 @@ pub(crate) struct Future {
     ends: Option<Arc<Vec<(LogTime, JobId)>>>,
     /// The state without what is stopping, and where in the log it was made.
     stopped: Option<(LogIndex, Forecast)>,
+    /// The same for [`Future::with_leavers`].
+    with_leavers: Option<(LogIndex, Forecast)>,
     /// What is stopping for gangs of this pass, kept for them until it is over.
     coming: Vec<(NodeId, Hold)>,
     /// What is kept for gangs within nominal until they can take the rest back.
@@ -240,6 +242,7 @@ impl Future {
             runs: BTreeMap::new(),
             ends: None,
             stopped: None,
+            with_leavers: None,
             coming: Vec::new(),
             lent: Lent::default(),
             foreseen: Arc::default(),
@@ -648,6 +651,21 @@ impl Future {
         }
         self.stopped = Some((at, forecast.clone()));
         Some(forecast)
+    }
+
+    /// The state in which what gangs will leave that are stopping counts for what is promised: made once for each state that a pass
+    /// comes to.
+    pub(crate) fn with_leavers(&mut self, state: &State, budget: &mut Budget) -> Forecast {
+        let at = state.log_index();
+        if let Some((made_at, forecast)) = &self.with_leavers
+            && *made_at == at
+        {
+            return forecast.clone();
+        }
+        budget.take(state.stopping().count() as u64);
+        let forecast = Forecast::with_leavers(state);
+        self.with_leavers = Some((at, forecast.clone()));
+        forecast
     }
 
     /// Keeps what gangs that are stopping will leave for the gang that waits for it, until the pass is over:

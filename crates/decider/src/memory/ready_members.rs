@@ -2,7 +2,8 @@
 //!
 //! An array makes its members jobs in their order, and some wait as jobs. Where the counterpart of a member behind these is over first,
 //! that member is noted here, and goes before those that wait. Of an array no more are noted than it makes jobs at once. Where there
-//! are more, the lowest of them is kept, and ticks look for them from there on, some at a time.
+//! are more, the lowest of them is kept. They are looked for from there on when those that were noted are jobs, some at a time, and by
+//! ticks.
 //!
 //! Kept by the leader alone and in no record: a new leader has its ticks look from the first member on.
 //!
@@ -23,6 +24,8 @@ struct OfArray {
     noted: BTreeSet<u32>,
     /// The first member that may be ready and is not noted; none when there is no such member.
     more_from: Option<u32>,
+    /// Whether it is among those that ticks look at.
+    is_queued: bool,
 }
 
 impl OfArray {
@@ -31,7 +34,7 @@ impl OfArray {
     }
 
     fn is_empty(&self) -> bool {
-        self.noted.is_empty() && self.more_from.is_none()
+        self.noted.is_empty() && self.more_from.is_none() && !self.is_queued
     }
 
     /// Looks at members of which the counterpart has ended, while looks are left.
@@ -79,7 +82,8 @@ impl ReadyMembers {
     /// Members from this one on may be ready.
     pub(crate) fn look_from(&mut self, array: ArrayId, ordinal: u32) {
         let of_array = self.arrays.entry(array).or_default();
-        if of_array.more_from.is_none() {
+        if !of_array.is_queued {
+            of_array.is_queued = true;
             self.to_look_at.push_back(array);
         }
         of_array.more_from = Some(of_array.more_from.map_or(ordinal, |from| from.min(ordinal)));
@@ -106,6 +110,13 @@ impl ReadyMembers {
         found
     }
 
+    /// Looks for more members of one array that are ready, while looks are left; whether some are noted now.
+    pub(crate) fn look_at(&mut self, state: &State, array: ArrayId, left: &mut u32) -> bool {
+        let Some(of_array) = self.arrays.get_mut(&array) else { return false };
+        of_array.look(state, array, left);
+        !of_array.noted.is_empty()
+    }
+
     /// Looks for more that are ready, with a number of looks; the arrays of which some are.
     pub(crate) fn look(&mut self, state: &State, looks: u32) -> Vec<ArrayId> {
         let (mut left, mut found, mut has_looked) = (looks, Vec::new(), false);
@@ -116,6 +127,7 @@ impl ReadyMembers {
             left -= 1;
             let Some(array) = self.to_look_at.pop_front() else { break };
             let Some(of_array) = self.arrays.get_mut(&array) else { continue };
+            of_array.is_queued = false;
             if !of_array.is_full() {
                 has_looked = true;
                 let before = of_array.noted.len();
@@ -125,6 +137,7 @@ impl ReadyMembers {
                 }
             }
             if of_array.more_from.is_some() {
+                of_array.is_queued = true;
                 self.to_look_at.push_back(array);
             } else if of_array.is_empty() {
                 self.arrays.remove(&array);

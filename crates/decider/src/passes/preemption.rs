@@ -184,8 +184,7 @@ fn stop_others(
     }
     let look = &look;
     // What is promised already is met by those who are stopping, so that nobody else has to stop for it.
-    budget.take(state.stopping().count() as u64);
-    let leavers = is_stopping.then(|| Forecast::with_leavers(state));
+    let leavers = is_stopping.then(|| future.with_leavers(state, budget));
     let known = leavers.as_deref().unwrap_or(state);
     let claimant = Claimant { state: known, cover: &cover, job, spec, row, holds: &holds, future, look, now };
     if let Some(decision) = end_overrunners(&claimant, budget) {

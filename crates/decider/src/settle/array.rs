@@ -29,6 +29,9 @@ const WAITING_BY_MEMBER_MAX: u32 = limits::ARRAY_CREATED_MAX / 2;
 const IN_ORDER_LOOKED_AT_MAX: u32 = 4_096;
 const IN_ORDER_MAX: usize = limits::ARRAY_WINDOW as usize;
 
+/// Members that are looked at, whenever arrays are filled, for more that are ready before their turn.
+const LOOKED_AT_WHEN_FILLED: u32 = 2 * limits::ARRAY_WINDOW;
+
 /// Pushes whatever the present state of an array calls for, and leaves it to be filled where it may have more members.
 pub(super) fn settle_array(speculation: &mut Speculation, array: ArrayId) {
     if let Some(decision) = next_step(speculation.state(), array, speculation.now()) {
@@ -115,7 +118,7 @@ pub(crate) fn leave_dependents_of_jobs(speculation: &mut Speculation, jobs: &[Jo
 /// Makes jobs of the next members of arrays that have few waiting, while the round is not full; whether no array is left that
 /// should have more. Members that wait for members of another array are left to be settled.
 pub(crate) fn fill_arrays(speculation: &mut Speculation) -> bool {
-    let mut left = CREATED_AT_ONCE;
+    let (mut left, mut looks) = (CREATED_AT_ONCE, LOOKED_AT_WHEN_FILLED);
     while speculation.round_bytes() <= ROUND_BYTES_SOFT && left > 0 {
         let Some(array) = speculation.next_unfilled() else { return true };
         let state = speculation.state();
@@ -142,6 +145,8 @@ pub(crate) fn fill_arrays(speculation: &mut Speculation) -> bool {
         }
         if waits_by_member {
             left -= create_by_member(speculation, array, count);
+            // Where some are found, the array is filled again, and fewer are left to be created in this round.
+            speculation.find_ready_members_of(array, &mut looks);
         } else {
             speculation.push(Decision::ArrayMembersCreated { array, first: None, count });
             left -= count;

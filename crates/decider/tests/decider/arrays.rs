@@ -8,7 +8,7 @@ use muster_decider::{
 };
 use muster_journal::{Decision, RankUpdate, encode_round};
 use muster_planner::Budget;
-use muster_state::{MemberEnd, State};
+use muster_state::{GuardError, MemberEnd, State};
 use muster_types::policy::{PolicyDraft, TenantLimits, TenantPolicy};
 use muster_types::{
     ArrayId, ArraySpec, Control, Dependency, DependencyRule, DependencyScope, ExitStatus, JobId, JobSpec,
@@ -302,7 +302,49 @@ fn a_member_whose_counterpart_is_over_does_not_wait_for_those_before_it() {
     crate::support::check(&state);
 }
 
-/// What was over before this leadership, while nobody could create members, is found by its ticks.
+/// Those that are jobs, or over, before their turn are no longer looked at when the one before them is created.
+#[test]
+fn members_before_their_turn_are_stepped_over_with_the_one_before_them() {
+    let (mut speculation, mut state, [made, _, few]) = arrays_by_member();
+    let next = |state: &State| state.array(ArrayId(few[0].0)).map(|row| row.next);
+    let done = RankUpdate::Exited(ExitStatus::Code(0));
+    tell(&mut speculation, &made[1..=2], &done);
+    settle_down(&mut speculation, &mut state);
+    assert_eq!([1, 2].map(|n| is_placed(&state, few[n])), [true; 2]);
+    assert_eq!(next(&state), Some(0));
+    tell(&mut speculation, &[made[0], few[1], few[2]], &done);
+    settle_down(&mut speculation, &mut state);
+    assert!(is_placed(&state, few[0]));
+    assert_eq!(next(&state), Some(3));
+}
+
+/// Members that a record names are taken where none of them is a job, or over, and all of them are members.
+#[test]
+fn members_that_a_record_names_are_created_once() {
+    let (mut speculation, mut state, [made, all, few]) = arrays_by_member();
+    let check = |state: &State, members: &[JobId], first: u32, count: u32| {
+        let array = ArrayId(members[0].0);
+        state.check(&Decision::ArrayMembersCreated { array, first: Some(first), count })
+    };
+    assert_eq!(check(&state, &all, 1_500, 2), Ok(()));
+    assert_eq!(check(&state, &all, 1_500, 0), Err(GuardError::Limit));
+    assert_eq!(check(&state, &all, 500, limits::ARRAY_CREATED_MAX), Err(GuardError::Limit), "others wait");
+    assert_eq!(check(&state, &all, u32::MAX, 2), Err(GuardError::Limit));
+    assert_eq!(check(&state, &all, 1_999, 2), Err(GuardError::JobPhase), "there are 2,000");
+    assert_eq!(check(&state, &all, 0, 1), Err(GuardError::JobPhase), "it waits as a job");
+    assert_eq!(check(&state, &few, 1_500, 2), Ok(()));
+    assert_eq!(check(&state, &few, 1_500, 3), Err(GuardError::Limit), "two may be there at a time");
+    tell(&mut speculation, &made[1_500..=1_500], &RankUpdate::Exited(ExitStatus::Code(0)));
+    settle_down(&mut speculation, &mut state);
+    assert_eq!(check(&state, &all, 1_499, 2), Err(GuardError::JobPhase), "the second is a job");
+    assert_eq!(check(&state, &all, 1_501, 2), Ok(()));
+    tell(&mut speculation, &all[1_500..=1_500], &RankUpdate::Exited(ExitStatus::Code(0)));
+    settle_down(&mut speculation, &mut state);
+    assert_eq!(check(&state, &all, 1_500, 1), Err(GuardError::JobPhase), "it is over");
+}
+
+/// What was over before this leadership, while nobody could create members, is found, more of it than is noted at a time. It waits for no
+/// tick.
 #[test]
 fn a_new_leader_finds_members_whose_counterparts_are_over() {
     let (mut speculation, mut state, [made, all, _]) = arrays_by_member();
@@ -316,10 +358,6 @@ fn a_new_leader_finds_members_whose_counterparts_are_over() {
     commit(&mut speculation, &mut state);
     control(&mut speculation, 5, Control::Release, (vec![id], vec![])).unwrap();
     settle_down(&mut speculation, &mut state);
-    for _ in 0..20 {
-        advance(&mut speculation, 100);
-        settle_down(&mut speculation, &mut state);
-    }
     let placed = all[1_000..1_600].iter().filter(|job| is_placed(&state, **job)).count();
     assert_eq!(placed, 600);
     assert!(state.job(all[999]).is_none() && state.job(all[1_600]).is_none(), "their turn is far away");

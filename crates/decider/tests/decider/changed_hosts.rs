@@ -1,9 +1,9 @@
-//! Capacity that is promised on hosts which change before it is free.
+//! Capacity that is promised before it is free, also on hosts which change until then.
 
 use muster_decider::{Answer, Command, Speculation, handle, schedule};
 use muster_journal::{CapacityHold, Decision, RankUpdate, RearrangeCause, Stop, WorkerSlot};
 use muster_planner::Budget;
-use muster_state::{HostResource, Phase, Promised, State};
+use muster_state::{GuardError, HostResource, Phase, Promised, State};
 use muster_types::{
     DeviceSet, ExitStatus, ForeignLoad, JobContract, JobDraft, JobId, JobSpec, NodeDraft, NodeId,
     PriorityTier, Submission,
@@ -54,6 +54,51 @@ fn end(speculation: &mut Speculation, job: JobId) {
     let updates = vec![(0, RankUpdate::Exited(ExitStatus::Signal(15)))];
     let report = Command::Report { node: slot.node, incarnation: slot.incarnation, job, token, updates };
     handle(speculation, &report).expect("it is taken");
+}
+
+/// What a gang leaves that is being stopped counts for what is promised already, so that the next one to stop leaves all it has to
+/// others. No two are promised the same of it, neither before the first gang has left nor after that.
+#[test]
+fn what_a_gang_leaves_is_promised_once() {
+    let (mut speculation, mut state) = founded();
+    let host = register(&mut speculation, "h1", CPU_MILLI);
+    let mut half = |n: u128, tier: PriorityTier| {
+        let mut main = group("main", 1, None);
+        main.request.cpu_milli = CPU_MILLI / 2;
+        let mut draft = job_draft("half", vec![main]);
+        draft.tier = tier;
+        let job = submit(&mut speculation, n, draft.check().expect("a job"));
+        if tier == PriorityTier::Batch {
+            schedule(&mut speculation, &mut Budget::new(u64::MAX));
+        }
+        job
+    };
+    let low = [half(1, PriorityTier::Batch), half(2, PriorityTier::Batch)];
+    let high = [3, 4, 5].map(|n| half(n, PriorityTier::Production));
+    promise(&mut speculation, (low[0], high[0]), &[host]);
+    let second = |state: &State, promised: &[JobId]| {
+        let placement = state.job(low[1]).and_then(|row| row.placement.as_ref());
+        let token = placement.expect("a placement").token;
+        let stops = vec![Stop { job: low[1], token, cause: RearrangeCause::Preempted { by: high[1] } }];
+        let workers = vec![WorkerSlot { node: host, incarnation: 1, devices: DeviceSet::EMPTY }];
+        let hold = |job: &JobId| CapacityHold { job: *job, workers: workers.clone() };
+        Decision::Rearranged { stops, promises: promised.iter().map(hold).collect() }
+    };
+    for has_left in [false, true] {
+        if has_left {
+            end(&mut speculation, low[0]);
+        }
+        let state = speculation.state();
+        assert_eq!(state.check(&second(state, &high[1..2])), Ok(()), "one left: {has_left}");
+        let both = state.check(&second(state, &high[1..]));
+        assert_eq!(both, Err(GuardError::DoesNotFit), "one left: {has_left}");
+    }
+    let decision = second(speculation.state(), &high[1..2]);
+    speculation.push(decision);
+    end(&mut speculation, low[1]);
+    commit(&mut speculation, &mut state);
+    let is_placed = high.map(|job| state.job(job).is_some_and(|row| row.placement.is_some()));
+    assert_eq!(is_placed, [true, true, false]);
 }
 
 fn waits_without_a_promise(state: &State, job: JobId) -> bool {

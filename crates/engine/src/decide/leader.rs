@@ -456,9 +456,10 @@ impl<G: Environment> Term<'_, G> {
                 Ok(Some((command, next))) => {
                     self.schedules_at = next.map_or(self.schedules_at, |next| next.min(self.schedules_at));
                     let before = self.speculation.last_index();
-                    self.carry_out(command, oneshot::channel().0);
-                    if self.speculation.last_index() == before {
-                        // It was undone. The same would be found at once again, in the place of others.
+                    let is_undone = self.carry_out(command, oneshot::channel().0).is_err();
+                    // What steps of this round had added is undone with it, so that the log may be shorter than before.
+                    if is_undone || self.speculation.last_index() <= before {
+                        // The same would be found at once again, in the place of others.
                         self.leave_schedule_out(key, now);
                     }
                 }
