@@ -75,6 +75,22 @@ impl Amount {
         u32::from(is_whole && self.workers(request) > 0)
     }
 
+    /// What nobody has of a node, and nobody is promised.
+    fn idle_of(row: &NodeRow) -> Amount {
+        let usable = row.usable();
+        Amount {
+            devices: i64::from(row.offer().devices.count()),
+            cpu_milli: signed(usable.cpu_milli) - signed(row.promised.cpu_milli),
+            memory_bytes: signed(usable.memory_bytes) - signed(row.promised.memory_bytes),
+            scratch_bytes: signed(usable.scratch_bytes) - signed(row.promised.scratch_bytes),
+        }
+    }
+
+    /// Whether it is as much of everything.
+    fn covers(self, other: Amount) -> bool {
+        self.min(other) == other
+    }
+
     fn plus(self, other: Amount) -> Amount {
         Amount {
             devices: self.devices.saturating_add(other.devices),
@@ -327,13 +343,18 @@ impl CapacityTimeline {
     fn add_node(&mut self, id: NodeId, row: &NodeRow, kind: Option<u16>, rack: u32, block: u32) {
         self.has_taints |= !row.spec.taints.is_empty();
         Arc::make_mut(&mut self.nodes).push(Node { id, spec: row.spec.clone(), kind, rack, block });
-        let usable = row.usable();
-        Arc::make_mut(&mut self.idle).push(Amount {
-            devices: i64::from(row.offer().devices.count()),
-            cpu_milli: signed(usable.cpu_milli) - signed(row.promised.cpu_milli),
-            memory_bytes: signed(usable.memory_bytes) - signed(row.promised.memory_bytes),
-            scratch_bytes: signed(usable.scratch_bytes) - signed(row.promised.scratch_bytes),
-        });
+        Arc::make_mut(&mut self.idle).push(Amount::idle_of(row));
+    }
+
+    /// Whether its nodes are all there and have at least what is idle of them here: then none has lost anything, and nothing has begun
+    /// on what is free that it does not know.
+    #[must_use]
+    pub fn is_covered(&self, state: &State) -> bool {
+        self.nodes.iter().zip(self.idle.iter()).all(|(node, idle)| {
+            let Some(row) = state.node(node.id).filter(|row| row.is_placeable()) else { return false };
+            let is_same_place = row.spec.region == node.spec.region && row.spec.cluster == node.spec.cluster;
+            is_same_place && Amount::idle_of(row).covers(*idle)
+        })
     }
 
     /// The same future with nothing reserved in it.

@@ -146,6 +146,11 @@ impl KeptReservations {
         &self.images
     }
 
+    /// Gangs were moved, or let grow, of which the timelines of reserved nodes do not know.
+    pub(crate) fn forget_reserved_nodes(&mut self) {
+        self.reserved_nodes.clear();
+    }
+
     pub(crate) fn set_licence_keepers(&mut self, keepers: LicenceKeepers) {
         self.licence_keepers = Arc::new(keepers);
     }
@@ -195,6 +200,8 @@ pub(crate) struct Future {
     runs: BTreeMap<ClusterKey, Arc<Vec<RunEnd>>>,
     /// Timelines of the nodes that are reserved alone, in clusters of which there is no other, kept in step as well.
     reserved_nodes: BTreeMap<ClusterKey, ReservedNodes>,
+    /// Those of the pass before, which nobody has compared with the state yet.
+    known_nodes: BTreeMap<ClusterKey, ReservedNodes>,
     /// The nodes of all reservations of the pass before, and of those that were taken up again in this one.
     taken_up: BTreeMap<ClusterKey, BTreeSet<NodeId>>,
     /// Whether starts are looked for that are known.
@@ -237,6 +244,7 @@ impl Future {
             holds: Some(Holds::new()),
             outlooks: BTreeMap::new(),
             reserved_nodes: BTreeMap::new(),
+            known_nodes: BTreeMap::new(),
             taken_up: BTreeMap::new(),
             looks: Looks::default(),
             runs: BTreeMap::new(),
@@ -256,11 +264,11 @@ impl Future {
             return Future { looks, ..Future::resume(now, kept) };
         }
         let (passing, has_left_out) = (core::mem::take(&mut kept.passing), kept.has_left_out);
-        let reserved_nodes = core::mem::take(&mut kept.reserved_nodes);
+        let known_nodes = core::mem::take(&mut kept.reserved_nodes);
         // Nobody is tried again who was tried in vain.
         let without_start = core::mem::take(&mut kept.without_start);
         let resumed = Future::resume(now, kept);
-        Future { looks, passing, reserved_nodes, has_left_out, without_start, ..resumed }
+        Future { looks, passing, known_nodes, has_left_out, without_start, ..resumed }
     }
 
     /// With what was kept at the end of the pass before.

@@ -39,6 +39,11 @@ impl ReservedNodes {
         (timeline.visits() > VISITS_IN_EVERY_PASS).then_some(ReservedNodes { nodes, timeline })
     }
 
+    /// Whether these nodes are there, with nothing on them that their timeline does not know; and what it takes to look.
+    pub(super) fn are_as_known(&self, state: &State) -> (bool, u64) {
+        (self.timeline.is_covered(state), self.nodes.len() as u64)
+    }
+
     fn have(&self, start: &Start) -> bool {
         start.nodes.iter().all(|(node, _)| self.nodes.contains(node))
     }

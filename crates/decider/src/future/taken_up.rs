@@ -20,6 +20,14 @@ impl Future {
         // So much stays for the first turn, wherever the others are that the reservations depend on: else it would find
         // nothing, pass for pass.
         let kept = budget.left() / 2;
+        // A node that has less than its timeline has of it would be lent to others for longer than it may be.
+        for (place, nodes) in core::mem::take(&mut self.known_nodes) {
+            let (are_as_known, looked_at) = nodes.are_as_known(state);
+            budget.take(looked_at);
+            if are_as_known {
+                self.reserved_nodes.insert(place, nodes);
+            }
+        }
         let remembered = core::mem::take(&mut self.remembered);
         // One timeline has the nodes of all of them.
         for reservation in &remembered {

@@ -58,10 +58,14 @@ pub fn schedule(speculation: &mut Speculation, budget: &mut Budget) -> Pass {
     if asks_more || pass.future().owes_images(state) {
         pass.future().keep_what_is_owed(state, budget);
     }
+    let before = speculation.state().log_index();
     drained::move_drained(speculation, pass.future(), budget);
     let (future, mut memory, wanted) = pass.finish(speculation.searches_mut());
     growth::grow(speculation, &future, &wanted, &mut memory, budget);
     let mut kept = future.remember();
+    if speculation.state().log_index() != before {
+        kept.forget_reserved_nodes();
+    }
     kept.set_licence_keepers(memory.waiters().licence_keepers());
     speculation.keep_memory(memory);
     speculation.keep_reservations(kept);

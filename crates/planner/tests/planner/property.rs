@@ -623,6 +623,29 @@ proptest! {
         };
         prop_assert_eq!(kept(&part), kept(&whole));
         prop_assert!(part.visits() <= whole.visits());
+        // What begins on one of them is no surprise to the timeline that was told of it, and what ends is none to any.
+        prop_assert!(part.is_covered(&fleet.state));
+        let mut ended = Forecast::new(&fleet.state);
+        ends.iter().for_each(|(_, job)| ended.end(*job));
+        prop_assert!(part.is_covered(&ended));
+        let free_device = |node: &NodeId| {
+            let row = fleet.state.node(*node)?;
+            Some((*node, row.incarnation, row.free.pick(&first.groups[0].request)?))
+        };
+        if let Some((node, incarnation, devices)) = nodes.iter().find_map(free_device) {
+            let slot = muster_journal::WorkerSlot { node, incarnation, devices };
+            let mut one = first.clone().into_draft();
+            (one.groups[0].workers, one.groups[0].workers_min) = (1, 1);
+            one.topology.required = None;
+            let one = one.check().unwrap();
+            let mut later = fleet.clone();
+            if later.start(&one, 5_000, vec![slot]).is_ok() {
+                prop_assert!(!part.is_covered(&later.state));
+                let mut told = part.clone();
+                prop_assert!(told.begin(&one, &[slot], LogTime(5_000)));
+                prop_assert!(told.is_covered(&later.state));
+            }
+        }
         // A gang on none of these nodes makes no difference, and is no reason to make it again.
         let other = fleet.state.nodes().iter().map(|(id, _)| *id).find(|id| !nodes.contains(id));
         if let Some(node) = other {
