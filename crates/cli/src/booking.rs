@@ -624,7 +624,8 @@ mod tests {
     #[test]
     fn a_booking_has_as_many_windows_as_there_may_be() {
         let is_taken = |times: &str| {
-            let words = ["create", "day", "--tenant", "vision", "--hosts", "2", "--for", "8h", "--every", "1d"];
+            let words =
+                ["create", "day", "--tenant", "vision", "--hosts", "2", "--for", "8h", "--every", "1d"];
             Line::try_parse_from([&words[..], &["--times", times]].concat()).is_ok()
         };
         assert!(is_taken("1") && is_taken("366"));

@@ -65,8 +65,9 @@ async fn find_whole(client: &Client, text: &str, find: Find) -> Result<Found, Fa
 /// No job can be called so, and a list would find nothing.
 fn neither(text: &str) -> Failure {
     let shown: String = text.chars().take(80).collect();
-    Failure::usage(format!("{shown:?} is neither an id, like job-3f0 or array-3f0, nor a name"))
-        .with_next("muster job list shows ids and names; members of an array are named like 'array-3f0[1-5,7]'")
+    Failure::usage(format!("{shown:?} is neither an id, like job-3f0 or array-3f0, nor a name")).with_next(
+        "muster job list shows ids and names; members of an array are named like 'array-3f0[1-5,7]'",
+    )
 }
 
 /// What a name stands for: the one array or job of the name that has not ended, else the newest that has.

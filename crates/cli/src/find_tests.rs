@@ -31,7 +31,10 @@ fn an_index_that_no_member_has_is_named() {
 fn what_can_be_no_name_leads_to_ids_and_brackets() {
     for wrong in ["", "array-zz[1-", "array-3f0_[1-5]", "\u{1f600}"] {
         let failure = neither(wrong);
-        assert_eq!(failure.headline(), format!("{wrong:?} is neither an id, like job-3f0 or array-3f0, nor a name"));
+        assert_eq!(
+            failure.headline(),
+            format!("{wrong:?} is neither an id, like job-3f0 or array-3f0, nor a name")
+        );
         assert!(failure.next().is_some_and(|next| next.ends_with("'array-3f0[1-5,7]'")), "{wrong}");
     }
 }

@@ -462,7 +462,8 @@ mod tests {
 
     #[test]
     fn an_answer_of_another_server_leads_to_the_endpoint() {
-        let status = tonic::Status::internal("protocol error: received message with invalid compression flag: 60");
+        let status =
+            tonic::Status::internal("protocol error: received message with invalid compression flag: 60");
         let failure = Failure::refused(&Refused::from_status(&status));
         assert_eq!(failure.next(), Some(NO_REPLICA));
         let status = tonic::Status::unauthenticated("a proxy wants a password");

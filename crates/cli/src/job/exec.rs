@@ -243,12 +243,7 @@ fn not_read(error: &io::Error, is_attached: bool) -> Failure {
 }
 
 /// Sends what this command reads, or only that there is nothing. Where it cannot be read on, that is no end of it.
-async fn feed(
-    input: ExecInput,
-    reads: bool,
-    leave: Option<Arc<Notify>>,
-    failed: mpsc::Sender<io::Error>,
-) {
+async fn feed(input: ExecInput, reads: bool, leave: Option<Arc<Notify>>, failed: mpsc::Sender<io::Error>) {
     if reads {
         let (mut pieces, mut keys) = (read_stdin(), LeaveKeys::default());
         while let Some(piece) = pieces.recv().await {

@@ -160,7 +160,8 @@ fn legend(by: &[FairnessDimension]) -> Vec<String> {
         true => "a tenant counts with those below it",
         false => "each line adds up the tenants of the first level, which count with those below them",
     };
-    let of_types = "accelerators of all types are added up; borrowed, lent and waited are compared for each type";
+    let of_types =
+        "accelerators of all types are added up; borrowed, lent and waited are compared for each type";
     let mut legend = vec![of_tenants.to_owned()];
     legend.extend((!by_type).then(|| of_types.to_owned()));
     legend

@@ -263,7 +263,8 @@ fn arrays_by_member() -> (Speculation, State, [Vec<JobId>; 3]) {
     for node in 0..32 {
         register(&mut speculation, &format!("n{node}"), 64);
     }
-    let made = submit(&mut speculation, 1, vec![array(job("make", 1, Some(accelerators("h100", 1))), "2000")]);
+    let made =
+        submit(&mut speculation, 1, vec![array(job("make", 1, Some(accelerators("h100", 1))), "2000")]);
     let made = made.unwrap();
     settle_down(&mut speculation, &mut state);
     assert_eq!(state.active_count(), 2_000);

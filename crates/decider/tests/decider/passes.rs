@@ -288,7 +288,9 @@ fn a_reservation_costs_a_pass_what_is_reserved_and_not_what_runs() {
         (first, next, run_pass(&mut speculation))
     };
     let (few, many) = (spent(256), spent(512));
-    println!("visits of a look, of a pass without one and of the next look: {few:?} on 256 hosts, {many:?} on 512");
+    println!(
+        "visits of a look, of a pass without one and of the next look: {few:?} on 256 hosts, {many:?} on 512"
+    );
     for ((first, next, again), hosts) in [(few, 256), (many, 512)] {
         assert!(first.min(again) >= hosts * (1 + PER_HOST as u64), "{first} and {again} visits");
         assert!(next <= hosts, "{next} visits");

@@ -7,8 +7,8 @@ use muster_journal::{Decision, Outcome, StopCause, SubmittedPart};
 use muster_state::{Applied, Phase, QuotaGrantStatus, RequestAnswer, State};
 use muster_types::policy::{Policy, QuotaGrant};
 use muster_types::{
-    ArrayId, BookingSpec, Control, FieldChange, FleetHold, ForeignLoad, HoldTarget, HolderId, JobId, LogIndex,
-    LogTime, Name, NodeId, NodeSpec, RequestId, Requester, Submission,
+    ArrayId, BookingSpec, Control, FieldChange, FleetHold, ForeignLoad, HoldTarget, HolderId, JobId,
+    LogIndex, LogTime, Name, NodeId, NodeSpec, RequestId, Requester, Submission,
 };
 
 use crate::driver::{Happened, happened_by};

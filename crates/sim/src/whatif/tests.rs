@@ -10,10 +10,10 @@ use muster_journal::{Decision, RankUpdate};
 use muster_planner::Budget;
 use muster_types::policy::{Policy, PolicyDraft, PurchaseKind, Quota, QuotaGrant, TenantPolicy};
 use muster_types::{
-    AcceleratorRequest, Accelerators, BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes,
-    CapacityFallback, CapacityRules, ClusterId, ExitStatus, FleetHold, FleetPart, HoldTarget, HolderId,
-    JobContract, JobDraft, JobId, Leadership, LogIndex, Name, NodeDraft, NodeId, Parameters, ReplicaId,
-    RequestId, Requester, Submission, TaskGroup, WorkerRequest,
+    AcceleratorRequest, Accelerators, BookingAmount, BookingClearing, BookingShape, BookingSpec,
+    BookingTimes, CapacityFallback, CapacityRules, ClusterId, ExitStatus, FleetHold, FleetPart, HoldTarget,
+    HolderId, JobContract, JobDraft, JobId, Leadership, LogIndex, Name, NodeDraft, NodeId, Parameters,
+    ReplicaId, RequestId, Requester, Submission, TaskGroup, WorkerRequest,
 };
 use proptest::prelude::*;
 
