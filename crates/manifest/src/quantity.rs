@@ -52,6 +52,21 @@ pub fn memory_bytes(text: &str) -> Result<u64, QuantityError> {
     quantity::bytes(text).ok_or_else(|| refuse(EXPECTED, text))
 }
 
+/// The fewest bytes of memory or scratch that a worker may ask for: 1 MiB. Less is a number whose unit was forgotten.
+const WORKER_BYTES_MIN: u64 = 1 << 20;
+
+/// Bytes of memory or scratch of a worker, as [`memory_bytes`] reads them. Zero is left to the field, which knows what to do in its place.
+pub fn worker_bytes(text: &str) -> Result<u64, QuantityError> {
+    let bytes = memory_bytes(text)?;
+    if bytes == 0 || bytes >= WORKER_BYTES_MIN {
+        return Ok(bytes);
+    }
+    let least = ByteCount(WORKER_BYTES_MIN);
+    // `16` is meant as 16Gi more often than as 16 bytes, and neither is guessed.
+    let advice = whole(text).map(|number| format!(" bytes; give it a unit, like {number}Gi")).unwrap_or_default();
+    Err(QuantityError(format!("must be {least} or more, got {text}{advice}")))
+}
+
 /// A count.
 pub fn count(text: &str) -> Result<u32, QuantityError> {
     whole(text)
@@ -284,6 +299,18 @@ mod tests {
         for text in ["", "Gi", "4gi", "4 Gi", "-4Gi", "0.3", "1.2.3G", "4GiGi", "99999999Ti"] {
             assert!(memory_bytes(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn memory_of_a_worker_without_its_unit_is_refused() {
+        assert_eq!(worker_bytes("1Mi"), Ok(1 << 20));
+        assert_eq!(worker_bytes("1048576"), Ok(1 << 20));
+        assert_eq!(worker_bytes("0"), Ok(0));
+        let refused = |text: &str| worker_bytes(text).unwrap_err().to_string();
+        assert_eq!(refused("5"), "must be 1Mi or more, got 5 bytes; give it a unit, like 5Gi");
+        assert_eq!(refused("1048575"), "must be 1Mi or more, got 1048575 bytes; give it a unit, like 1048575Gi");
+        assert_eq!(refused("512Ki"), "must be 1Mi or more, got 512Ki");
+        assert_eq!(worker_bytes("lots"), memory_bytes("lots"));
     }
 
     #[test]

@@ -172,7 +172,7 @@ impl Reader<'_> {
             scratch_bytes: self.above_zero(
                 "spec.scratch",
                 spec.scratch,
-                quantity::memory_bytes,
+                quantity::worker_bytes,
                 "leave it out for no directory",
             ),
             readiness: spec
@@ -409,7 +409,7 @@ impl Reader<'_> {
             memory_bytes: self.above_zero(
                 &path("memory"),
                 memory,
-                quantity::memory_bytes,
+                quantity::worker_bytes,
                 "leave it out for 1Gi",
             ),
         };

@@ -102,7 +102,7 @@ fn group(only: bool) -> impl Strategy<Value = v1::TaskGroup> {
         1..9u32,
         0..3u32,
         0..9_000u64,
-        prop_oneof![Just(0), 1..1u64 << 40, (1..64u64).prop_map(|g| g << 30)],
+        prop_oneof![Just(0), 1u64 << 20..1u64 << 40, (1..64u64).prop_map(|g| g << 30)],
     );
     let container = prop::option::of(container());
     (name(), command, container, hash_map("[A-Z_]{1,6}", variable(), 0..3), accelerators, numbers).prop_map(
