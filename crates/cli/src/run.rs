@@ -39,7 +39,8 @@ output could not be read to the end. Workers read nothing from stdin, but with -
 key goes to it, and Ctrl-P Ctrl-Q leaves it. The command has to be on the nodes; a script given with --file travels with
 the job, and so do the files of the directory given with --workdir. With a running `muster dev` the command starts in this directory.")]
 pub struct RunArgs {
-    /// The command, after --; with --file the arguments of the script
+    /// The command, after --; with --file the arguments of the script: all from the first word on that is no option of this command,
+    /// or behind --
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     command: Vec<String>,
     /// A job file with one job, or a script, instead of a command; - for stdin
