@@ -18,7 +18,7 @@ use crate::job::exec;
 use crate::job_files::{self, Arguments, located, name_own_tenant, now_ms};
 use crate::options;
 use crate::parallel::auto;
-use crate::submit::{MetadataArgs, NodeArgs};
+use crate::submit::{MetadataArgs, NodeArgs, or_on_stderr};
 use crate::workdir::WorkdirArgs;
 
 /// Options of `muster run`.
@@ -159,7 +159,7 @@ pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Ex
         );
     }
     if args.detach {
-        console.line(&id)?;
+        or_on_stderr(console, std::slice::from_ref(&id), console.line(&id))?;
         return Ok(Exit::Ok);
     }
     console.progress(&match args.terminal {

@@ -202,16 +202,19 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
     let submission = submit(&client, &file, &manifests, (request_id, args.validate_only)).await?;
     let job_ids = submission.job_ids;
     let shown = shown_ids(&manifests, &job_ids);
-    if console.is_structured() && !args.watch {
+    let written = if console.is_structured() && !args.watch {
         let content = Submission {
             job_ids: job_ids.clone(),
             request_id: request_id.to_string(),
             validate_only: args.validate_only,
         };
-        console.object(&Document::new("Submission", Some(submission.log_index), content))?;
+        console.object(&Document::new("Submission", Some(submission.log_index), content))
     } else if !args.watch || !console.is_structured() {
-        shown.iter().try_for_each(|id| console.line(id))?;
-    }
+        shown.iter().try_for_each(|id| console.line(id))
+    } else {
+        Ok(())
+    };
+    or_on_stderr(console, &shown, written)?;
     if args.validate_only {
         console.progress(&format!("{} is valid; nothing was submitted", called(&file)));
         return Ok(Exit::Ok);
@@ -223,6 +226,11 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
     let (arrays, jobs) = if args.watch { (Vec::new(), job_ids) } else { by_array(&manifests, &job_ids) };
     let awaited = Awaited { arrays, jobs, until: WaitCondition::Finished, limit: global.timeout };
     wait(&client, console, awaited, args.watch).await
+}
+
+/// Whether the ids were written. The jobs exist all the same, so that their ids go to stderr where stdout takes nothing.
+pub fn or_on_stderr(console: &Console, ids: &[String], written: Result<(), Failure>) -> Result<(), Failure> {
+    written.inspect_err(|_| ids.iter().for_each(|id| console.error(&format!("submitted {id}"))))
 }
 
 /// Prints jobs as job files that can be submitted.

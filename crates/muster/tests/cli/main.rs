@@ -93,6 +93,21 @@ fn nothing_is_submitted_for_a_terminal_that_is_not_there() {
 }
 
 #[test]
+fn an_id_that_cannot_be_written_to_stdout_goes_to_stderr() {
+    let fake = Fake::start();
+    for words in [&["submit", &example("train.yaml")] as &[&str], &["run", "--detach", "--", "true"]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut command = command(&fake.endpoint, words);
+        command.stdout(full).stderr(Stdio::piped());
+        let output = command.spawn().unwrap().wait_with_output().unwrap();
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {err}");
+        assert!(err.contains("submitted job-") && err.contains("the output could not be written"), "{words:?}: {err}");
+    }
+    assert_eq!(fake.book.lock().submitted.len(), 2);
+}
+
+#[test]
 fn help_shows_commands_examples_and_exit_codes() {
     let ran = finish(command("", &["--help"]));
     assert_eq!(ran.code, 0);
