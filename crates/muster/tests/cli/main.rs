@@ -7,6 +7,7 @@ mod arrays;
 mod controls;
 mod conversions;
 mod fake;
+mod interrupts;
 mod labels;
 mod nodes;
 mod policies;
