@@ -466,7 +466,7 @@ async fn list(
         let reason = row.suspension.map_or_else(|| "-".to_owned(), |suspension| suspension.reason);
         grid.row(vec![row.name, row.tenant, row.cron, row.time_zone, next, running, row.owner, reason]);
     }
-    console.table(&grid)
+    console.list(&grid, "there are no schedules; `muster schedule create` makes one")
 }
 
 async fn show(

@@ -595,6 +595,17 @@ fn waiting_ends_with_the_jobs() {
 }
 
 #[test]
+fn an_empty_list_is_told() {
+    let fake = Fake::start();
+    fake.add("job-1", "train", JobPhase::Running);
+    let ran = muster(&fake, &["artifacts", "list", "job-1"]);
+    assert_eq!((ran.code, ran.out.lines().count()), (0, 1), "{}", ran.out);
+    assert!(ran.err.contains("no files of its workers have been kept so far"), "{}", ran.err);
+    let ran = muster(&fake, &["artifacts", "list", "job-1", "-o", "json"]);
+    assert!(!ran.err.contains("kept so far"), "{}", ran.err);
+}
+
+#[test]
 fn waiting_too_long_is_7() {
     let fake = Fake::start();
     fake.add("job-1", "stuck", JobPhase::Pending);
