@@ -597,7 +597,7 @@ fn waiting_ends_with_the_jobs() {
 #[test]
 fn the_address_for_clients_has_no_web_page() {
     let fake = Fake::start();
-    let ran = muster(&fake, &["open", "fleet", "--print", "--web", &fake.endpoint]);
+    let ran = muster(&fake, &["open", "fleet", "--print", "--web", fake.endpoint.trim_start_matches("http://")]);
     assert_eq!((ran.code, ran.out.as_str()), (6, ""), "{}", ran.err);
     assert!(ran.err.contains("not with a web page") && ran.err.contains("http_listen"), "{}", ran.err);
 }
