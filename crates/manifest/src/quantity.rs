@@ -74,6 +74,12 @@ pub fn count(text: &str) -> Result<u32, QuantityError> {
         .ok_or_else(|| refuse("a whole number from 0 to 4294967295", text))
 }
 
+/// Workers of a group. Which numbers are right is judged with the rest of the job; what is none is told which are.
+pub fn workers(text: &str) -> Result<u32, QuantityError> {
+    let most = muster_types::limits::GANG_WORKERS_MAX;
+    count(text).map_err(|_| refuse(&format!("a whole number from 1 to {most}"), text))
+}
+
 /// A nice value.
 pub fn nice(text: &str) -> Result<i32, QuantityError> {
     let max = i32::from(muster_types::limits::NICE_MAX);

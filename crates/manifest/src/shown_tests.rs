@@ -754,7 +754,7 @@ fn labels_and_annotations_are_read_and_mistakes_name_the_key() {
     }
     let many: String = (0..33).map(|n| format!("k{n}: x, ")).collect();
     let found = read(&format!("  labels: {{{many}}}\n")).unwrap_err();
-    assert_eq!(found, "line 5: metadata.labels: must be between 0 and 32, got 33");
+    assert_eq!(found, "line 5: metadata.labels: must be between 0 and 32 labels, got 33");
 }
 
 #[test]

@@ -729,6 +729,7 @@ fn nice_values_whole_hosts_and_readiness_are_read() {
         ("nice: 101", "line 6: spec.nice: must be a whole number from -100 to 100"),
         ("nice: polite", "line 6: spec.nice: must be"),
         ("exclusive: sometimes", "line 6: spec.exclusive: must be true or false"),
+        ("workers: -1", "line 6: spec.workers: must be a whole number from 1 to 16384, got \"-1\""),
         ("scratch: much", "line 6: spec.scratch: must be"),
         ("scratch: 0", "line 6: spec.scratch: must be above zero"),
         ("scratch: 200", "line 6: spec.scratch: must be 1Mi or more, got 200 bytes; give it a unit, like 200Gi"),
@@ -744,6 +745,8 @@ fn nice_values_whole_hosts_and_readiness_are_read() {
         let found = problems(&job(&format!("  command: [run]\n  {line}\n")));
         assert!(found[0].contains(expected), "{line}: {found:?}");
     }
+    let found = problems(&job("  command: []\n"));
+    assert!(found[0].ends_with("spec.command: must be between 1 and 256 words, got 0"), "{found:?}");
 }
 
 #[test]
@@ -786,7 +789,7 @@ fn every_mistake_is_listed_with_its_line() {
     assert_eq!(
         problems(&text),
         [
-            "line 5: spec.workers: must be a whole number from 0 to 4294967295, got \"many\"",
+            "line 5: spec.workers: must be a whole number from 1 to 16384, got \"many\"",
             "line 6: spec.command: must be a list of words, like [python, train.py]; no shell reads it",
             "line 9: spec.accelerators: must be a type and a count, like h100:4, h100|a100:1 or any:0.25, got \"h100\"",
             "line 7: spec.cpu: must be above zero; leave it out for one CPU",
