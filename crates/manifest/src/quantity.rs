@@ -67,11 +67,14 @@ pub fn worker_bytes(text: &str) -> Result<u64, QuantityError> {
     Err(QuantityError(format!("must be {least} or more, got {text}{advice}")))
 }
 
+/// What a number is that is too large for any count; which counts are right is judged with the rest of the job.
+const COUNT_MAX: &str = "at most 4294967295";
+
 /// A count.
 pub fn count(text: &str) -> Result<u32, QuantityError> {
     whole(text)
         .and_then(|value| u32::try_from(value).ok())
-        .ok_or_else(|| refuse("a whole number from 0 to 4294967295", text))
+        .ok_or_else(|| refuse(if whole(text).is_some() { COUNT_MAX } else { "a whole number, 0 or more" }, text))
 }
 
 /// Workers of a group. Which numbers are right is judged with the rest of the job; what is none is told which are.
@@ -323,8 +326,11 @@ mod tests {
     fn counts() {
         assert_eq!(count("64"), Ok(64));
         for text in ["", "-1", "+1", "1.0", "4294967296", "x"] {
-            assert!(count(text).is_err(), "{text}");
+            assert!(count(text).is_err() && workers(text).is_err(), "{text}");
         }
+        let refused = |text: &str| count(text).unwrap_err().to_string();
+        assert_eq!(refused("-1"), "must be a whole number, 0 or more, got \"-1\"");
+        assert_eq!(refused("4294967296"), "must be at most 4294967295, got \"4294967296\"");
     }
 
     #[test]

@@ -110,7 +110,7 @@ def count(text: str) -> int:
     """A number that fits into 32 bits."""
     value = _whole(text, _U32)
     if value is None:
-        raise _refuse("a whole number from 0 to 4294967295", text)
+        raise _refuse("at most 4294967295" if _whole(text) is not None else "a whole number, 0 or more", text)
     return value
 
 
