@@ -191,7 +191,10 @@ async fn list(client: &Client, console: &Console, id: &str) -> Result<Exit, Fail
                     kept.digest.clone(),
                 ]);
             }
-            console.table(&grid)?;
+            console.list(
+                &grid,
+                "no files of its workers have been kept so far; `artifacts` in a job file names those that are",
+            )?;
         }
     }
     Ok(Exit::Ok)

@@ -501,7 +501,7 @@ async fn list(client: &Client, console: &Console) -> Result<(), Failure> {
                     (if booking.above_quota.is_empty() { "-" } else { "above" }).to_owned(),
                 ]);
             }
-            console.table(&grid)
+            console.list(&grid, "there are no bookings; `muster booking create` makes one")
         }
     }
 }

@@ -66,6 +66,13 @@ pub struct Arguments<'a> {
 impl Arguments<'_> {
     const NONE: Arguments<'static> = Arguments { words: &[], nearest: |_| None };
 
+    /// Says that a script gets a word that looks like a misspelt option of the command.
+    fn note_misspelt(&self, console: &Console) {
+        if let Some(note) = options::passed_on(self.words, self.nearest) {
+            console.progress(&note);
+        }
+    }
+
     /// Why a file of this kind, which is no script, cannot be read with them.
     pub fn refused(&self, file: &str, kind: &str) -> Failure {
         let words = self.words.join(" ");
@@ -88,6 +95,9 @@ pub fn read_manifests_with(
     foreign: &ForeignArgs,
 ) -> Result<Vec<Manifest>, Failure> {
     let bytes = read(file)?;
+    if muster_manifest::is_script(&bytes) {
+        arguments.note_misspelt(console);
+    }
     if let Some(text) = foreign::documents(console, file, &bytes, arguments, foreign)? {
         let wrong = |problems: Vec<Problem>| {
             // The lines would be those of a file that nobody has seen.

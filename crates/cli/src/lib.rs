@@ -21,6 +21,7 @@ mod debug;
 mod find;
 mod foreign;
 mod incident;
+mod interrupt;
 mod job;
 mod job_files;
 mod licence;

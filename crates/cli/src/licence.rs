@@ -84,16 +84,13 @@ async fn list(client: &Client, console: &Console) -> Result<(), Failure> {
             console.bytes(names.collect::<String>().as_bytes())
         }
         Format::Table | Format::Wide | Format::Html | Format::Csv => {
-            if items.is_empty() {
-                console.progress("the policy counts none; `resources` of a policy file adds them");
-            }
             let mut grid = Grid::new(vec!["NAME", "REGION", "COUNT", "USED", "HELD BY", "NEXT"]);
             for item in items {
                 let holders = item.holders();
                 let (count, used) = (item.count.to_string(), item.used.to_string());
                 grid.row(vec![item.name, item.region, count, used, holders, item.next_job_id]);
             }
-            console.table(&grid)
+            console.list(&grid, "the policy counts none; `resources` of a policy file adds them")
         }
     }
 }

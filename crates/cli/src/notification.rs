@@ -142,10 +142,7 @@ async fn log(global: &Global, console: &Console, receiver: String) -> Result<Exi
             console.bytes(lines.as_bytes())?;
         }
         Format::Table | Format::Wide | Format::Html | Format::Csv => {
-            if deliveries.is_empty() {
-                console.progress("the present leader has sent it nothing yet");
-            }
-            console.table(&deliveries_table(deliveries))?;
+            console.list(&deliveries_table(deliveries), "the present leader has sent it nothing yet")?;
         }
     }
     Ok(Exit::Ok)

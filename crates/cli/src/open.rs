@@ -167,11 +167,14 @@ async fn first_that_answers(web: &Endpoints, path: &str) -> Result<String, Failu
     // What stands behind a `#` is for the browser alone.
     let asked = path.split('#').next().unwrap_or(path);
     for address in web.iter() {
-        match web.http_get(address, asked, PAGE_BYTES_MAX, ANSWER_MAX).await.map(|answer| answer.code) {
-            Ok(200..=299) => return Ok(format!("{address}{path}")),
+        let answer = web.http_get(address, asked, PAGE_BYTES_MAX, ANSWER_MAX).await;
+        match answer.map(|answer| (answer.code, answer.content_type)) {
+            Ok((200..=299, kind)) if kind.starts_with("text/html") => return Ok(format!("{address}{path}")),
+            // The listener for clients takes every path, and says in its answer that it knows no such call.
+            Ok((200..=299, _)) => problems.push(format!("{address}: it answers, and not with a web page")),
             // Another replica may be ahead of this one.
-            Ok(404) if is_of_one_thing(asked) => is_unknown = true,
-            Ok(code) => problems.push(format!("{address}: it answers with {code}{}", meaning(code))),
+            Ok((404, _)) if is_of_one_thing(asked) => is_unknown = true,
+            Ok((code, _)) => problems.push(format!("{address}: it answers with {code}{}", meaning(code))),
             Err(why) => problems.push(format!("{address}: {why}")),
         }
     }

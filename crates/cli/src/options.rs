@@ -21,10 +21,33 @@ pub fn unknown(word: &str, nearest: Option<String>) -> String {
     }
 }
 
+/// What is said where the arguments of a script begin with what looks like a misspelt option of the command. It may be one that the
+/// script has, so that it is no mistake; the same word as an option was written behind `--` on purpose.
+pub fn passed_on(words: &[String], nearest: fn(&str) -> Option<String>) -> Option<String> {
+    let word = words.first().filter(|word| word.starts_with("--"))?.split('=').next()?;
+    let option = nearest(word).filter(|option| option.as_str() != word)?;
+    Some(format!(
+        "note: {word} and what follows go to the script; if you meant {option}, write it before the file and cancel this job"
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{run::RunArgs, submit::SubmitArgs};
+
+    #[test]
+    fn a_misspelt_option_that_a_script_gets_is_told() {
+        let of = |words: &[&str]| {
+            let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+            passed_on(&words, nearest::<RunArgs>)
+        };
+        assert!(of(&["--detahc"]).is_some_and(|note| note.contains("--detahc and what follows") && note.contains("--detach")));
+        assert!(of(&["--tiem-limit=4h", "x"]).is_some_and(|note| note.contains("if you meant --time-limit")));
+        for words in [&["--detach"] as &[&str], &["--epochs", "3"], &["data", "--detahc"], &["-d"], &[]] {
+            assert_eq!(of(words), None, "{words:?}");
+        }
+    }
 
     #[test]
     fn an_unknown_option_leads_to_the_one_that_was_meant() {

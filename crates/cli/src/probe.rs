@@ -120,10 +120,21 @@ async fn chosen(client: &Client, args: ProbeArgs) -> Result<Vec<String>, Failure
     nodes.sort();
     nodes.dedup();
     if nodes.len() < 2 {
-        let text = format!("a probe needs two nodes or more; there are {}", nodes.len());
-        return Err(Failure::new(Exit::Usage, text));
+        return Err(too_few(&nodes));
     }
     Ok(nodes)
+}
+
+/// Why nothing is measured. A single word may have been meant as the name of a command, which this one has none of.
+fn too_few(nodes: &[String]) -> Failure {
+    let which = match nodes {
+        [node] => format!("there is one, {node}"),
+        _ => "there is none".to_owned(),
+    };
+    Failure::usage(format!("a probe needs two nodes or more; {which}")).with_next(
+        "name nodes, a job with --job or a fleet cluster with --cluster; results are shown once and not kept, so that there is no \
+         history of them",
+    )
 }
 
 fn name(answer: &admin::ProbeNodesResponse, place: u32) -> String {
@@ -251,6 +262,13 @@ fn matrix(answer: &admin::ProbeNodesResponse) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_word_is_no_two_nodes() {
+        let failure = too_few(&["history".to_owned()]);
+        assert_eq!((failure.exit(), failure.headline()), (Exit::Usage, "a probe needs two nodes or more; there is one, history"));
+        assert!(failure.next().is_some_and(|next| next.contains("not kept")));
+    }
 
     #[test]
     fn the_matrix_marks_what_is_slow_and_what_fails() {

@@ -6,6 +6,7 @@ use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Ite
 use muster_wire::time::unix_ms;
 use muster_wire::v1;
 
+use crate::interrupt::Interrupts;
 use crate::job::follow::{Next, next_until};
 use crate::job::list::tell_forecast;
 use crate::job::print_jobs;
@@ -162,8 +163,9 @@ async fn watch(global: &Global, console: &Console, tenants: Vec<String>) -> Resu
     let client = global.client().await?;
     let mut watch = client.watch_tenants(v1::WatchTenantsRequest { tenants, ..Default::default() });
     let end = global.end();
+    let mut interrupts = Interrupts::listen()?;
     loop {
-        match next_until(watch.next(), end).await? {
+        match next_until(watch.next(), end, &mut interrupts).await? {
             Next::Item(item) => print(console, &item)?,
             Next::Ended(exit) => return Ok(exit),
         }

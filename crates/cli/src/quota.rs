@@ -392,7 +392,8 @@ async fn list(
             console.bytes(lines.as_bytes())?;
         }
         Format::Table | Format::Wide | Format::Html | Format::Csv => {
-            console.table(&table(&items, include_over, console.is_wide()))?;
+            let grid = table(&items, include_over, console.is_wide());
+            console.list(&grid, "there are no requests or grants of quota; `muster quota request` makes one")?;
         }
     }
     if answer.left_out > 0 {

@@ -248,9 +248,6 @@ async fn list(client: &Client, console: &Console) -> Result<(), Failure> {
             console.bytes(lines.as_bytes())
         }
         Format::Table | Format::Wide | Format::Html | Format::Csv => {
-            if items.is_empty() {
-                console.progress("nothing is held");
-            }
             let mut grid = Grid::new(vec!["REGION", "CLUSTER", "TENANT", "UNTIL", "DRAIN", "REASON"]);
             for hold in items {
                 grid.row(vec![
@@ -262,7 +259,7 @@ async fn list(client: &Client, console: &Console) -> Result<(), Failure> {
                     hold.reason,
                 ]);
             }
-            console.table(&grid)
+            console.list(&grid, "nothing is held")
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::job::exec;
 use crate::job_files::{self, Arguments, located, name_own_tenant, now_ms};
 use crate::options;
 use crate::parallel::auto;
-use crate::submit::{MetadataArgs, NodeArgs};
+use crate::submit::{MetadataArgs, NodeArgs, or_on_stderr};
 use crate::workdir::WorkdirArgs;
 
 /// Options of `muster run`.
@@ -39,7 +39,8 @@ output could not be read to the end. Workers read nothing from stdin, but with -
 key goes to it, and Ctrl-P Ctrl-Q leaves it. The command has to be on the nodes; a script given with --file travels with
 the job, and so do the files of the directory given with --workdir. With a running `muster dev` the command starts in this directory.")]
 pub struct RunArgs {
-    /// The command, after --; with --file the arguments of the script
+    /// The command, after --; with --file the arguments of the script: all from the first word on that is no option of this command,
+    /// or behind --
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     command: Vec<String>,
     /// A job file with one job, or a script, instead of a command; - for stdin
@@ -158,7 +159,7 @@ pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Ex
         );
     }
     if args.detach {
-        console.line(&id)?;
+        or_on_stderr(console, std::slice::from_ref(&id), console.line(&id))?;
         return Ok(Exit::Ok);
     }
     console.progress(&match args.terminal {

@@ -218,7 +218,8 @@ pub async fn run(global: &Global, console: &Console, command: ScheduleCommand) -
             let (client, tenant, request_id) = asked(global, &which).await?;
             let name = which.name.clone();
             let made = client.run_schedule(v1::RunScheduleRequest { request_id, tenant, name }).await?;
-            console.line(&made.job_id)?;
+            let id = std::slice::from_ref(&made.job_id);
+            crate::submit::or_on_stderr(console, id, console.line(&made.job_id))?;
             console.progress(&format!("submitted 1 job of schedule {}", which.name));
         }
         ScheduleCommand::Delete { which, dry_run: true } => would_delete(global, console, which).await?,
@@ -465,7 +466,7 @@ async fn list(
         let reason = row.suspension.map_or_else(|| "-".to_owned(), |suspension| suspension.reason);
         grid.row(vec![row.name, row.tenant, row.cron, row.time_zone, next, running, row.owner, reason]);
     }
-    console.table(&grid)
+    console.list(&grid, "there are no schedules; `muster schedule create` makes one")
 }
 
 async fn show(

@@ -27,7 +27,8 @@ Examples:
   muster submit train.yaml --hold         starts after `muster job release ID`
   muster submit train.yaml --exclude h7,h8 --where 'zone in (a,b),memory-gib>512'
   muster submit train.yaml --workdir . --store /mnt/shared/muster      with the files of this directory
-  muster submit train.sh --epochs 3       a script; what follows is for it
+  muster submit train.sh --epochs 3       a script with arguments
+  muster submit train.sh --name x -- --name y     the first name is the job's, the second is for the script
   muster submit job.yaml --dry-run        a Job of Kubernetes as a job document; nothing is submitted
   generate-jobs | muster submit - --request-id $(uuidgen)
   ID=$(muster submit train.yaml) && muster job logs $ID -f
@@ -37,7 +38,8 @@ Several YAML documents in one file are submitted all or none; a job of the file 
 
 A script begins with #! and says in lines like `#MUSTER workers: 4` before its first command what a job
 file says under `spec`, and also `#MUSTER name: …`, `tenant: …` and `labels: {team: vision}`. It travels with the
-job.
+job. Options of this command count before and directly behind the script; from the first word that is none of them, and behind --,
+all is for the script.
 
 Files for other schedulers are taken as they are: a Job, JobSet, PyTorchJob, MPIJob, RayJob or LeaderWorkerSet of
 Kubernetes, and a script with #SBATCH lines. Each field that is not honoured is named on stderr.")]
@@ -48,7 +50,7 @@ pub struct SubmitArgs {
     /// The same, as an option
     #[arg(short = 'f', long = "file", value_name = "FILE", conflicts_with = "file")]
     named_file: Option<String>,
-    /// Arguments of the script
+    /// Arguments of the script: all from the first word on that is no option of this command, or behind --
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
     arguments: Vec<String>,
     /// Instead of the file's metadata.name
@@ -200,16 +202,19 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
     let submission = submit(&client, &file, &manifests, (request_id, args.validate_only)).await?;
     let job_ids = submission.job_ids;
     let shown = shown_ids(&manifests, &job_ids);
-    if console.is_structured() && !args.watch {
+    let written = if console.is_structured() && !args.watch {
         let content = Submission {
             job_ids: job_ids.clone(),
             request_id: request_id.to_string(),
             validate_only: args.validate_only,
         };
-        console.object(&Document::new("Submission", Some(submission.log_index), content))?;
+        console.object(&Document::new("Submission", Some(submission.log_index), content))
     } else if !args.watch || !console.is_structured() {
-        shown.iter().try_for_each(|id| console.line(id))?;
-    }
+        shown.iter().try_for_each(|id| console.line(id))
+    } else {
+        Ok(())
+    };
+    or_on_stderr(console, &shown, written)?;
     if args.validate_only {
         console.progress(&format!("{} is valid; nothing was submitted", called(&file)));
         return Ok(Exit::Ok);
@@ -221,6 +226,11 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
     let (arrays, jobs) = if args.watch { (Vec::new(), job_ids) } else { by_array(&manifests, &job_ids) };
     let awaited = Awaited { arrays, jobs, until: WaitCondition::Finished, limit: global.timeout };
     wait(&client, console, awaited, args.watch).await
+}
+
+/// Whether the ids were written. The jobs exist all the same, so that their ids go to stderr where stdout takes nothing.
+pub fn or_on_stderr(console: &Console, ids: &[String], written: Result<(), Failure>) -> Result<(), Failure> {
+    written.inspect_err(|_| ids.iter().for_each(|id| console.error(&format!("submitted {id}"))))
 }
 
 /// Prints jobs as job files that can be submitted.
@@ -334,4 +344,29 @@ async fn submit(
     let request = v1::SubmitJobsRequest { request_id, jobs, validate_only };
     let answer = client.submit_jobs(request).await.map_err(|e| refused(e, file, manifests, None))?;
     Ok(Submitted::new(answer.job_ids, answer.freshness))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: SubmitArgs,
+    }
+
+    #[test]
+    fn options_behind_a_script_count_until_the_first_word_that_is_for_it() {
+        let of = |words: &[&str]| {
+            let line = <Line as clap::Parser>::try_parse_from([&["submit"], words].concat());
+            let args = line.expect("the words are taken").args;
+            (args.name, args.arguments)
+        };
+        let x = Some("x".to_owned());
+        assert_eq!(of(&["e.sh", "--name", "x"]), (x.clone(), Vec::new()));
+        assert_eq!(of(&["e.sh", "--epochs", "3", "--name", "y"]).0, None);
+        assert_eq!(of(&["e.sh", "--epochs", "3", "--name", "y"]).1, ["--epochs", "3", "--name", "y"]);
+        assert_eq!(of(&["e.sh", "--name", "x", "--", "--name", "y"]), (x, vec!["--name".to_owned(), "y".to_owned()]));
+    }
 }

@@ -223,7 +223,7 @@ async fn list(global: &Global, console: &Console) -> Result<(), Failure> {
         let tenant = if row.tenant.is_empty() { "-".to_owned() } else { row.tenant };
         grid.row(vec![row.name, role, tenant, row.user, row.expires.unwrap_or_default(), row.id]);
     }
-    console.table(&grid)
+    console.list(&grid, "there are no tokens that you may revoke; `muster token create` makes one")
 }
 
 /// The only token that is meant.

@@ -18,6 +18,8 @@ use crate::endpoint::chain;
 pub struct HttpAnswer {
     /// The status code.
     pub code: u16,
+    /// What the body is, as its header `content-type` has it; empty without one.
+    pub content_type: String,
     /// The body, as much of it as was asked for.
     pub body: Vec<u8>,
     /// Whether there was more.
@@ -53,18 +55,20 @@ async fn ask(mut channel: Channel, path: &str, bytes_max: usize) -> Result<HttpA
     ready.map_err(|error| chain(&error))?;
     let response = channel.call(request).await.map_err(|error| chain(&error))?;
     let code = response.status().as_u16();
+    let content_type = response.headers().get(http::header::CONTENT_TYPE);
+    let content_type = content_type.and_then(|kind| kind.to_str().ok()).unwrap_or_default().to_owned();
     let mut body = response.into_body();
     let mut read = Vec::new();
     loop {
         let frame = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await;
-        let Some(frame) = frame else { return Ok(HttpAnswer { code, body: read, is_cut: false }) };
+        let Some(frame) = frame else { return Ok(HttpAnswer { code, content_type, body: read, is_cut: false }) };
         let frame = frame.map_err(|error| format!("the answer broke off: {error}"))?;
         // What comes behind the body says nothing here.
         let Ok(data) = frame.into_data() else { continue };
         let left = bytes_max - read.len();
         read.extend_from_slice(data.get(..left).unwrap_or(&data));
         if data.len() > left {
-            return Ok(HttpAnswer { code, body: read, is_cut: true });
+            return Ok(HttpAnswer { code, content_type, body: read, is_cut: true });
         }
     }
 }

@@ -129,6 +129,14 @@ impl Console {
         self.bytes(grid.render(self.colour, width).as_bytes())
     }
 
+    /// A table that lists what there is, with a word on stderr where there is nothing: a header alone could be a mistake.
+    pub fn list(&self, grid: &Grid, when_none: &str) -> Result<(), Failure> {
+        if grid.rows.is_empty() {
+            self.progress(when_none);
+        }
+        self.table(grid)
+    }
+
     /// Progress, unless it is unwanted.
     pub fn progress(&self, line: &str) {
         if !self.quiet {

@@ -425,6 +425,8 @@ pub fn split_batch_path(path: &str) -> Option<(usize, String)> {
 }
 
 #[cfg(test)]
+mod bounds_tests;
+#[cfg(test)]
 mod shown_tests;
 #[cfg(test)]
 mod tests;

@@ -52,11 +52,35 @@ pub fn memory_bytes(text: &str) -> Result<u64, QuantityError> {
     quantity::bytes(text).ok_or_else(|| refuse(EXPECTED, text))
 }
 
+/// The fewest bytes of memory or scratch that a worker may ask for: 1 MiB. Less is a number whose unit was forgotten.
+const WORKER_BYTES_MIN: u64 = 1 << 20;
+
+/// Bytes of memory or scratch of a worker, as [`memory_bytes`] reads them. Zero is left to the field, which knows what to do in its place.
+pub fn worker_bytes(text: &str) -> Result<u64, QuantityError> {
+    let bytes = memory_bytes(text)?;
+    if bytes == 0 || bytes >= WORKER_BYTES_MIN {
+        return Ok(bytes);
+    }
+    let least = ByteCount(WORKER_BYTES_MIN);
+    // `16` is meant as 16Gi more often than as 16 bytes, and neither is guessed.
+    let advice = whole(text).map(|number| format!(" bytes; give it a unit, like {number}Gi")).unwrap_or_default();
+    Err(QuantityError(format!("must be {least} or more, got {text}{advice}")))
+}
+
+/// What a number is that is too large for any count; which counts are right is judged with the rest of the job.
+const COUNT_MAX: &str = "at most 4294967295";
+
 /// A count.
 pub fn count(text: &str) -> Result<u32, QuantityError> {
     whole(text)
         .and_then(|value| u32::try_from(value).ok())
-        .ok_or_else(|| refuse("a whole number from 0 to 4294967295", text))
+        .ok_or_else(|| refuse(if whole(text).is_some() { COUNT_MAX } else { "a whole number, 0 or more" }, text))
+}
+
+/// Workers of a group. Which numbers are right is judged with the rest of the job; what is none is told which are.
+pub fn workers(text: &str) -> Result<u32, QuantityError> {
+    let most = muster_types::limits::GANG_WORKERS_MAX;
+    count(text).map_err(|_| refuse(&format!("a whole number from 1 to {most}"), text))
 }
 
 /// A nice value.
@@ -287,11 +311,26 @@ mod tests {
     }
 
     #[test]
+    fn memory_of_a_worker_without_its_unit_is_refused() {
+        assert_eq!(worker_bytes("1Mi"), Ok(1 << 20));
+        assert_eq!(worker_bytes("1048576"), Ok(1 << 20));
+        assert_eq!(worker_bytes("0"), Ok(0));
+        let refused = |text: &str| worker_bytes(text).unwrap_err().to_string();
+        assert_eq!(refused("5"), "must be 1Mi or more, got 5 bytes; give it a unit, like 5Gi");
+        assert_eq!(refused("1048575"), "must be 1Mi or more, got 1048575 bytes; give it a unit, like 1048575Gi");
+        assert_eq!(refused("512Ki"), "must be 1Mi or more, got 512Ki");
+        assert_eq!(worker_bytes("lots"), memory_bytes("lots"));
+    }
+
+    #[test]
     fn counts() {
         assert_eq!(count("64"), Ok(64));
         for text in ["", "-1", "+1", "1.0", "4294967296", "x"] {
-            assert!(count(text).is_err(), "{text}");
+            assert!(count(text).is_err() && workers(text).is_err(), "{text}");
         }
+        let refused = |text: &str| count(text).unwrap_err().to_string();
+        assert_eq!(refused("-1"), "must be a whole number, 0 or more, got \"-1\"");
+        assert_eq!(refused("4294967296"), "must be at most 4294967295, got \"4294967296\"");
     }
 
     #[test]

@@ -172,7 +172,7 @@ impl Reader<'_> {
             scratch_bytes: self.above_zero(
                 "spec.scratch",
                 spec.scratch,
-                quantity::memory_bytes,
+                quantity::worker_bytes,
                 "leave it out for no directory",
             ),
             readiness: spec
@@ -317,7 +317,7 @@ impl Reader<'_> {
         let path = |field: &str| format!("{at}.{field}");
         let has_slice = group.slice.is_some();
         let workers_place = group.workers.as_ref().map(|workers| workers.referenced);
-        let workers = self.value(&path("workers"), group.workers, quantity::count);
+        let workers = self.value(&path("workers"), group.workers, quantity::workers);
         if has_slice && workers == Some(0) {
             let advice = "must be above zero; leave it out: the slice says how many there are";
             self.problem(workers_place, &path("workers"), advice);
@@ -329,7 +329,7 @@ impl Reader<'_> {
             min_workers: self.above_zero(
                 &path("minWorkers"),
                 group.min_workers,
-                quantity::count,
+                quantity::workers,
                 "leave it out for a gang that never changes its size",
             ),
             slice: group.slice.map(|slice| self.slice(&path("slice"), slice)),
@@ -409,7 +409,7 @@ impl Reader<'_> {
             memory_bytes: self.above_zero(
                 &path("memory"),
                 memory,
-                quantity::memory_bytes,
+                quantity::worker_bytes,
                 "leave it out for 1Gi",
             ),
         };

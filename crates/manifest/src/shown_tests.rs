@@ -102,7 +102,7 @@ fn group(only: bool) -> impl Strategy<Value = v1::TaskGroup> {
         1..9u32,
         0..3u32,
         0..9_000u64,
-        prop_oneof![Just(0), 1..1u64 << 40, (1..64u64).prop_map(|g| g << 30)],
+        prop_oneof![Just(0), 1u64 << 20..1u64 << 40, (1..64u64).prop_map(|g| g << 30)],
     );
     let container = prop::option::of(container());
     (name(), command, container, hash_map("[A-Z_]{1,6}", variable(), 0..3), accelerators, numbers).prop_map(
@@ -754,7 +754,7 @@ fn labels_and_annotations_are_read_and_mistakes_name_the_key() {
     }
     let many: String = (0..33).map(|n| format!("k{n}: x, ")).collect();
     let found = read(&format!("  labels: {{{many}}}\n")).unwrap_err();
-    assert_eq!(found, "line 5: metadata.labels: must be between 0 and 32, got 33");
+    assert_eq!(found, "line 5: metadata.labels: must be between 0 and 32 labels, got 33");
 }
 
 #[test]

@@ -730,7 +730,7 @@ fn nice_values_whole_hosts_and_readiness_are_read() {
         ("nice: polite", "line 6: spec.nice: must be"),
         ("exclusive: sometimes", "line 6: spec.exclusive: must be true or false"),
         ("scratch: much", "line 6: spec.scratch: must be"),
-        ("scratch: 0", "line 6: spec.scratch: must be"),
+        ("scratch: 0", "line 6: spec.scratch: must be above zero"),
         ("readiness: {}", "spec.readiness.timeout: must be given"),
         ("readiness: {timeout: 0s}", "spec.readiness.timeout: must be between"),
         ("licences: {MATLAB: 2}", "line 6: spec.licences.MATLAB: must be"),
@@ -783,7 +783,7 @@ fn every_mistake_is_listed_with_its_line() {
     assert_eq!(
         problems(&text),
         [
-            "line 5: spec.workers: must be a whole number from 0 to 4294967295, got \"many\"",
+            "line 5: spec.workers: must be a whole number from 1 to 16384, got \"many\"",
             "line 6: spec.command: must be a list of words, like [python, train.py]; no shell reads it",
             "line 9: spec.accelerators: must be a type and a count, like h100:4, h100|a100:1 or any:0.25, got \"h100\"",
             "line 7: spec.cpu: must be above zero; leave it out for one CPU",

@@ -1,6 +1,7 @@
 //! `muster agent` and the shim below it.
 
 use muster_agent::{AgentConfig, WrittenKeys};
+use muster_types::config_value::plain_mistake;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tokio_util::sync::CancellationToken;
@@ -86,7 +87,7 @@ fn read(path: &Path) -> Result<AgentConfig, AgentFailure> {
     let written: WrittenKeys = toml::from_str(&text).unwrap_or_default();
     AgentConfig::refuse_former(&written).map_err(|error| refused(error.to_string()))?;
     let parsed: Result<AgentConfig, _> = toml::from_str(&text);
-    let mut config = parsed.map_err(|error| refused(error.to_string().trim_end().to_owned()))?;
+    let mut config = parsed.map_err(|error| refused(plain_mistake(&error.to_string())))?;
     if config.shim_command.is_empty() {
         let own = std::env::current_exe().map_err(AgentFailure::Program)?;
         let small = own.with_file_name(SHIM_PROGRAM);

@@ -224,9 +224,15 @@ fn cancel_on_signals(shutdown: &CancellationToken) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Prints an error with its causes, one line.
+/// Prints an error with its causes, one line, which begins as those of all commands do.
 pub fn complain(error: &dyn Error) -> ExitCode {
-    let mut text = format!("muster: {error}");
+    // The exit code says it too, where standard error takes nothing.
+    let _ = writeln!(std::io::stderr().lock(), "{}", complaint(error));
+    ExitCode::FAILURE
+}
+
+fn complaint(error: &dyn Error) -> String {
+    let mut text = format!("error: {error}");
     let mut cause = error.source();
     while let Some(inner) = cause {
         let said = inner.to_string();
@@ -237,15 +243,21 @@ pub fn complain(error: &dyn Error) -> ExitCode {
         }
         cause = inner.source();
     }
-    // The exit code says it too, where standard error takes nothing.
-    let _ = writeln!(std::io::stderr().lock(), "{text}");
-    ExitCode::FAILURE
+    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::fs::File;
+
+    #[test]
+    fn an_error_begins_as_those_of_other_commands_and_has_its_causes() {
+        let cause = std::io::Error::new(std::io::ErrorKind::NotFound, "no such file");
+        assert_eq!(complaint(&cause), "error: no such file");
+        let whole = std::io::Error::other(cause);
+        assert_eq!(complaint(&whole), "error: no such file", "what a library repeats is there once");
+    }
 
     #[test]
     fn the_form_of_log_lines_is_that_of_the_configuration_and_no_mistake_of_it_stops_the_log() {

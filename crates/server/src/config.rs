@@ -15,7 +15,7 @@ use muster_notify::NotifySettings;
 use muster_oidc::IssuerSettings;
 use muster_traces::{TracesFile, TracesSettings};
 use muster_transport::{Scheme, TlsFiles};
-use muster_types::config_value::{bytes, bytes_per_second, span_ms};
+use muster_types::config_value::{bytes, bytes_per_second, plain_mistake, span_ms};
 use muster_types::former_key::WrittenKeys;
 use muster_types::quantity::ByteCount;
 use muster_types::{ClusterId, LogFormat, Name, Parameters, ReplicaId, Span, Violation};
@@ -457,7 +457,7 @@ fn read_keys(path: &Path, text: &str) -> Result<File, ConfigError> {
     }
     toml::from_str(text).map_err(|error| ConfigError::Parse {
         path: path.to_path_buf(),
-        detail: error.to_string().trim_end().to_owned(),
+        detail: plain_mistake(&error.to_string()),
     })
 }
 
@@ -839,7 +839,7 @@ client_endpoint = "http://127.0.0.1:7400"
                 "members[0].peer_endpoint: http is plaintext, and certificates are configured",
             ),
             (GOOD.replace("replica_id = 1", "replica_id = 1\ntokens = true"), "tokens: needs [tls]"),
-            (GOOD.replace("replica_id = 1", "replica_id = 1\ntokens = \"yes\""), "invalid type"),
+            (GOOD.replace("replica_id = 1", "replica_id = 1\ntokens = \"yes\""), "expected true or false; got the text"),
             (
                 GOOD.replace("http://127.0.0.1:7400", "https://127.0.0.1:7400"),
                 "members[0].client_endpoint: https needs certificates",

@@ -5,7 +5,9 @@
 //! A field says `#[serde(with = "muster_types::config_value::span_ms")]`, and is a `u64`, or an `Option<u64>` that has
 //! `default` as well. What is written otherwise is refused with the form that is needed; the reader of the file names the key.
 
-use alloc::string::ToString;
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
 use core::fmt;
 use serde::de::{Deserializer, Error, Unexpected, Visitor};
 
@@ -48,6 +50,41 @@ impl Visitor<'_> for Form {
 
 fn read<'de, D: Deserializer<'de>, T: From<u64>>(from: D, form: Form) -> Result<T, D::Error> {
     from.deserialize_any(form).map(T::from)
+}
+
+/// What a reader of TOML says of a value of the wrong type, in plain words: `invalid type: string "one", expected u64` is
+/// `expected a whole number, 0 or more; got the text "one"`. Other lines stay as they are: those that name the key, and other mistakes.
+#[must_use]
+pub fn plain_mistake(text: &str) -> String {
+    let lines: Vec<String> = text.trim_end().lines().map(plain_line).collect();
+    lines.join("\n")
+}
+
+fn plain_line(line: &str) -> String {
+    let mistake = line.strip_prefix("invalid type: ").or_else(|| line.strip_prefix("invalid value: "));
+    // The text that was written may have the same word in it.
+    let Some((got, expected)) = mistake.and_then(|mistake| mistake.rsplit_once(", expected ")) else {
+        return line.to_string();
+    };
+    let expected = match expected {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number, 0 or more",
+        "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
+        "f32" | "f64" => "a number",
+        "a boolean" => "true or false",
+        "a string" | "a borrowed string" => "a text in quotes",
+        "a sequence" => "a list",
+        "a map" => "a table",
+        other if other.starts_with("struct ") => "a table",
+        other => other,
+    };
+    let kinds = [("string ", "the text "), ("integer ", "the number "), ("floating point ", "the number ")];
+    let of_kind = kinds.into_iter().find_map(|(kind, plain)| Some(format!("{plain}{}", got.strip_prefix(kind)?)));
+    let got = of_kind.unwrap_or_else(|| match got {
+        "sequence" => "a list".to_string(),
+        "map" => "a table".to_string(),
+        other => other.strip_prefix("boolean ").unwrap_or(other).to_string(),
+    });
+    format!("expected {expected}; got {got}")
 }
 
 /// Milliseconds, written as a duration: `90s`, `1h30m`.
@@ -220,5 +257,23 @@ mod tests {
         refused(read!(bytes_per_second, 67_108_864u64), "integer `67108864`", rate);
         refused(read!(span_ms, "9999999999d"), "string \"9999999999d\"", span);
         refused(read!(cpu_milli, "two"), "string \"two\"", "expected CPUs like 2, 0.5 or 500m");
+    }
+
+    #[test]
+    fn a_value_of_the_wrong_type_is_told_in_plain_words() {
+        for (line, plain) in [
+            ("invalid type: string \"one\", expected u64", "expected a whole number, 0 or more; got the text \"one\""),
+            ("invalid type: integer `7`, expected a boolean", "expected true or false; got the number `7`"),
+            ("invalid type: boolean `true`, expected a string", "expected a text in quotes; got `true`"),
+            ("invalid type: sequence, expected struct Tls", "expected a table; got a list"),
+            ("invalid value: integer `-1`, expected u32", "expected a whole number, 0 or more; got the number `-1`"),
+            ("unknown field `a`, expected `b`", "unknown field `a`, expected `b`"),
+        ] {
+            assert_eq!(plain_mistake(line), plain);
+        }
+        let whole = "TOML parse error at line 3, column 8\n  |\n3 | port = \"x\"\n  |        ^^^\ninvalid type: string \"x\", expected u16\n";
+        let plain = plain_mistake(whole);
+        assert!(plain.starts_with("TOML parse error at line 3, column 8\n") && plain.contains("3 | port = "), "{plain}");
+        assert!(plain.ends_with("^^^\nexpected a whole number, 0 or more; got the text \"x\""), "{plain}");
     }
 }

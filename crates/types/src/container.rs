@@ -131,8 +131,8 @@ impl Container {
             found.push(Violation::size(&field, self.shared_memory_bytes, least, most));
         }
         if self.mounts.len() > limits::CONTAINER_MOUNTS_MAX {
-            let (count, max) = (self.mounts.len() as u64, limits::CONTAINER_MOUNTS_MAX as u64);
-            found.push(Violation::limit(&format!("{at}.mounts"), count, 0, max));
+            let (count, max) = (self.mounts.len(), limits::CONTAINER_MOUNTS_MAX);
+            found.push(Violation::count(&format!("{at}.mounts"), count, (0, max), "mounts"));
             return;
         }
         let mut targets: BTreeSet<&str> = BTreeSet::new();

@@ -573,12 +573,8 @@ impl JobDraft {
         let mut found = Vec::new();
         self.check_groups(&mut found);
         if self.regions.len() > limits::JOB_REGIONS_MAX {
-            found.push(Violation::limit(
-                "regions",
-                self.regions.len() as u64,
-                0,
-                limits::JOB_REGIONS_MAX as u64,
-            ));
+            let bounds = (0, limits::JOB_REGIONS_MAX);
+            found.push(Violation::count("regions", self.regions.len(), bounds, "regions"));
         }
         if has_twice(&self.regions) {
             found.push(Violation::new("regions", "must not name a region twice"));
@@ -641,14 +637,14 @@ impl JobDraft {
     fn check_place(&self, found: &mut Vec<Violation>) {
         let workers = self.groups.iter().map(|g| g.workers).fold(0, u32::saturating_add);
         self.topology.check(workers, found);
-        let mut bound = |field: &str, count: usize, max: usize| {
+        let mut bound = |field: &str, count: usize, max: usize, what: &str| {
             if count > max {
-                found.push(Violation::limit(field, count as u64, 0, max as u64));
+                found.push(Violation::count(field, count, (0, max), what));
             }
         };
-        bound("node_selector", self.node_selector.len(), limits::NODE_LABELS_MAX);
-        bound("tolerations", self.tolerations.len(), limits::NODE_TAINTS_MAX);
-        bound("datasets", self.datasets.len(), limits::JOB_DATASETS_MAX);
+        bound("node_selector", self.node_selector.len(), limits::NODE_LABELS_MAX, "labels");
+        bound("tolerations", self.tolerations.len(), limits::NODE_TAINTS_MAX, "taints");
+        bound("datasets", self.datasets.len(), limits::JOB_DATASETS_MAX, "data sets");
         for (label, values) in &self.node_selector {
             let long = values.iter().any(|value| value.len() > limits::LABEL_BYTES_MAX);
             if values.is_empty() || values.len() > limits::SELECTOR_VALUES_MAX || long {
@@ -682,8 +678,8 @@ impl JobDraft {
     /// Rules about when it may go.
     fn check_order(&self, found: &mut Vec<Violation>) {
         if self.dependencies.len() > limits::JOB_DEPENDENCIES_MAX {
-            let max = limits::JOB_DEPENDENCIES_MAX as u64;
-            found.push(Violation::limit("dependencies", self.dependencies.len() as u64, 0, max));
+            let bounds = (0, limits::JOB_DEPENDENCIES_MAX);
+            found.push(Violation::count("dependencies", self.dependencies.len(), bounds, "jobs"));
         }
         let jobs: Vec<_> = self.dependencies.iter().map(|on| (on.job, on.scope)).collect();
         if has_twice(&jobs) {
@@ -713,8 +709,8 @@ impl JobDraft {
 
     fn check_groups(&self, found: &mut Vec<Violation>) {
         if self.groups.is_empty() || self.groups.len() > limits::TASK_GROUPS_MAX {
-            let max = limits::TASK_GROUPS_MAX as u64;
-            found.push(Violation::limit("groups", self.groups.len() as u64, 1, max));
+            let bounds = (1, limits::TASK_GROUPS_MAX);
+            found.push(Violation::count("groups", self.groups.len(), bounds, "groups"));
         }
         let mut workers = 0u64;
         let mut text_bytes = 0usize;
@@ -825,12 +821,8 @@ impl TaskGroup {
         let least = usize::from(self.container.is_none());
         let command = if least == 0 { "container.command" } else { "command" };
         if words < least || words > limits::COMMAND_WORDS_MAX {
-            found.push(Violation::limit(
-                &format!("{at}.{command}"),
-                words as u64,
-                least as u64,
-                limits::COMMAND_WORDS_MAX as u64,
-            ));
+            let bounds = (least, limits::COMMAND_WORDS_MAX);
+            found.push(Violation::count(&format!("{at}.{command}"), words, bounds, "words"));
         }
         for (place, word) in self.command.iter().enumerate() {
             if word.len() > limits::TEXT_BYTES_MAX || word.contains('\0') || (place == 0 && word.is_empty()) {
@@ -856,12 +848,8 @@ impl TaskGroup {
 
     fn check_environment(&self, at: GroupPath, found: &mut Vec<Violation>) {
         if self.environment.len() > limits::ENVIRONMENT_MAX {
-            found.push(Violation::limit(
-                &format!("{at}.environment"),
-                self.environment.len() as u64,
-                0,
-                limits::ENVIRONMENT_MAX as u64,
-            ));
+            let (field, bounds) = (format!("{at}.environment"), (0, limits::ENVIRONMENT_MAX));
+            found.push(Violation::count(&field, self.environment.len(), bounds, "variables"));
         }
         for (key, value) in &self.environment {
             let field = || {

@@ -61,7 +61,7 @@ impl JobMetadata {
         let mut found = Vec::new();
         let max = limits::LABELS_MAX;
         if self.labels.len() > max {
-            found.push(Violation::limit("labels", self.labels.len() as u64, 0, max as u64));
+            found.push(Violation::count("labels", self.labels.len(), (0, max), "labels"));
             return found;
         }
         for (key, value) in &self.labels {

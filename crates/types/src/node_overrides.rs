@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 use crate::limits;
+use crate::metadata::{LABEL_VALUE_RULE, is_label_value};
 use crate::name::Name;
 use crate::reason::Violation;
 
@@ -69,7 +70,14 @@ impl NodeOverridesChange {
         if !found.is_empty() {
             return found;
         }
-        check_labels("set_labels", &self.set_labels, &mut found);
+        // What is set here is selected by as labels of jobs are. Agents and earlier records may have longer values.
+        for (key, value) in &self.set_labels {
+            if !is_label_value(value) {
+                let text = format!("the value {LABEL_VALUE_RULE}");
+                found.push(Violation::new(format!("set_labels.{key}"), text));
+            }
+            check_key("set_labels", key, &mut found);
+        }
         check_keys("set_taints", &self.set_taints, &mut found);
         for key in self.remove_labels.iter().filter(|key| self.set_labels.contains_key(*key)) {
             found.push(Violation::new("remove_labels", format!("{key} is set in the same request")));
@@ -175,6 +183,11 @@ mod tests {
             "set_taints.lacks-isolation.user",
         ];
         assert_eq!(fields(reserved), expected);
+        let long = "x".repeat(64);
+        for value in ["b c", "-b", "b.", "b=c", long.as_str()] {
+            let change = NodeOverridesChange { set_labels: labels(&[("a", value)]), ..Default::default() };
+            assert_eq!(fields(change), ["set_labels.a"], "{value:?}");
+        }
         let both = NodeOverridesChange {
             set_labels: labels(&[("a", "1")]),
             remove_labels: names(&["a"]),

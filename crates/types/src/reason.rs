@@ -30,6 +30,12 @@ impl Violation {
         Violation::new(field, format!("must be between {min} and {max}, got {value}"))
     }
 
+    /// There are `count` of `what` in `field`, fewer or more than may be there.
+    #[must_use]
+    pub fn count(field: &str, count: usize, (min, max): (usize, usize), what: &str) -> Violation {
+        Violation::new(field, format!("must be between {min} and {max} {what}, got {count}"))
+    }
+
     /// A span of `field`, in milliseconds, lies outside `min..=max`.
     pub fn span(field: &str, ms: u64, min: u64, max: u64) -> Violation {
         let (ms, min, max) = (Span(ms), Span(min), Span(max));

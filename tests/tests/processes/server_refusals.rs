@@ -54,7 +54,7 @@ async fn wrong_configurations_are_refused() {
         (
             "wrong type",
             Box::new(replace("replica_id = 1", "replica_id = \"one\"")),
-            &["replica_id", "invalid type"],
+            &["replica_id", "expected a whole number, 0 or more; got the text"],
         ),
         (
             "not a member",

@@ -17,6 +17,7 @@ use muster_wire::{admin, v1};
 use tokio::time::Instant;
 
 use crate::consent::Consent;
+use crate::interrupt::Interrupts;
 use crate::view::{ClusterFormat, ClusterLeader, Members};
 
 /// Between two looks at a replica that catches up.
@@ -390,11 +391,12 @@ impl Wait<'_> {
         let end = self.limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut meter = Meter::new(self.console, id);
         let mut unknown_left = UNKNOWN_LOOKS_MAX;
+        let mut interrupts = Interrupts::listen()?;
         loop {
             let answered = tokio::select! {
                 answered = call() => answered,
                 () = until(end) => return Err(self.too_late(id)),
-                interrupt = tokio::signal::ctrl_c() => { interrupt?; return Err(self.interrupted(id)); }
+                _ = interrupts.next() => return Err(self.interrupted(id)),
             };
             let error = match answered {
                 Ok(answer) => {
@@ -418,7 +420,7 @@ impl Wait<'_> {
             tokio::select! {
                 () = tokio::time::sleep(LOOK_AGAIN) => {}
                 () = until(end) => return Err(self.too_late(id)),
-                interrupt = tokio::signal::ctrl_c() => { interrupt?; return Err(self.interrupted(id)); }
+                _ = interrupts.next() => return Err(self.interrupted(id)),
             }
         }
     }

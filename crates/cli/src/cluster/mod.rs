@@ -13,6 +13,7 @@ use muster_wire::v1;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::interrupt::Interrupts;
 use crate::view::{ClusterStatus, Health, JobCounts, NodeCounts, Replica, ReplicaStatus, Warning};
 
 /// Replicas are three or five; more than this is a broken answer, not a cluster.
@@ -152,14 +153,12 @@ async fn watch(
 ) -> Result<Exit, Failure> {
     let end = global.timeout.and_then(|limit| Instant::now().checked_add(limit));
     let mut said = String::new();
+    let mut interrupts = Interrupts::listen()?;
     loop {
         let looked = tokio::select! {
             looked = look(client) => looked,
             () = members::until(end) => return Err(too_late()),
-            interrupt = tokio::signal::ctrl_c() => {
-                interrupt?;
-                return Ok(if args.until.is_some() { Exit::Interrupted } else { Exit::Ok });
-            }
+            exit = interrupts.next() => return Ok(exit),
         };
         match looked {
             Ok((log_index, content)) => {
@@ -184,10 +183,7 @@ async fn watch(
         tokio::select! {
             () = tokio::time::sleep(args.every) => {}
             () = members::until(end) => return Err(too_late()),
-            interrupt = tokio::signal::ctrl_c() => {
-                interrupt?;
-                return Ok(if args.until.is_some() { Exit::Interrupted } else { Exit::Ok });
-            }
+            exit = interrupts.next() => return Ok(exit),
         }
     }
 }

@@ -8,6 +8,7 @@ use muster_console::{Console, Document, Exit, Failure, Format, one_line};
 use muster_wire::v1;
 use tokio::time::Instant;
 
+use crate::interrupt::Interrupts;
 use crate::view::{self, JobEvent, has_ended};
 
 /// How often members of arrays are looked at that are not created.
@@ -97,6 +98,7 @@ pub async fn follow(
     let end = subject.limit.and_then(|limit| Instant::now().checked_add(limit));
     let forever = subject.ids.is_empty();
     let mut look = tokio::time::interval(LOOK_EVERY);
+    let mut interrupts = Interrupts::listen()?;
     loop {
         let item = tokio::select! {
             item = watch.next() => item?,
@@ -114,13 +116,11 @@ pub async fn follow(
                 return Err(Failure::new(Exit::Timeout, "the time is up; the jobs go on")
                     .with_next(goes_on_with(&watched.open())));
             }
-            interrupt = tokio::signal::ctrl_c() => {
-                interrupt?;
-                if forever {
-                    return Ok((Exit::Ok, watched.jobs));
+            exit = interrupts.next() => {
+                if !forever {
+                    console.progress(&format!("the jobs go on; follow them with: muster job watch {}", watched.open().join(" ")));
                 }
-                console.progress(&format!("the jobs go on; follow them with: muster job watch {}", watched.open().join(" ")));
-                return Ok((Exit::Interrupted, watched.jobs));
+                return Ok((exit, watched.jobs));
             }
         };
         show(&item, watched.synced)?;
@@ -165,14 +165,12 @@ pub enum Next<T> {
 pub async fn next_until<T>(
     item: impl Future<Output = Result<T, CallError>>,
     end: Option<Instant>,
+    interrupts: &mut Interrupts,
 ) -> Result<Next<T>, Failure> {
     tokio::select! {
         item = item => Ok(Next::Item(item?)),
         () = sleep_until(end) => Err(Failure::new(Exit::Timeout, "the time is up")),
-        interrupt = tokio::signal::ctrl_c() => {
-            interrupt?;
-            Ok(Next::Ended(Exit::Ok))
-        }
+        exit = interrupts.next() => Ok(Next::Ended(exit)),
     }
 }
 

@@ -11,6 +11,7 @@ use super::attach;
 use super::follow::{self, Subject, WaitCondition};
 use crate::complete;
 use crate::find::{self, Find};
+use crate::interrupt::Interrupts;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Stream {
@@ -109,6 +110,28 @@ pub async fn run(global: &Global, console: &Console, args: LogsArgs) -> Result<E
             Err(error) => return Err(error.into()),
         };
     }
+    if !args.follow {
+        return read(global, &client, console, &args, request).await;
+    }
+    let job_id = request.job_id.clone();
+    let mut interrupts = Interrupts::listen()?;
+    tokio::select! {
+        ended = read(global, &client, console, &args, request) => ended,
+        exit = interrupts.next() => {
+            console.progress(&format!("{job_id} goes on; follow its output with: muster job logs {job_id} -f"));
+            Ok(exit)
+        }
+    }
+}
+
+/// Writes the output as it comes, to its end.
+async fn read(
+    global: &Global,
+    client: &Client,
+    console: &Console,
+    args: &LogsArgs,
+    request: v1::ReadLogsRequest,
+) -> Result<Exit, Failure> {
     // A worker that has not started has no output to follow: then its job is waited for, once.
     let mut may_wait = args.follow && !args.previous;
     let mut logs = None;
@@ -136,7 +159,7 @@ pub async fn run(global: &Global, console: &Console, args: LogsArgs) -> Result<E
                 let ids = vec![request.job_id.clone()];
                 let subject =
                     Subject { until: WaitCondition::Running, limit: global.timeout, ..Subject::of(ids) };
-                let (exit, _) = follow::follow(&client, console, subject, |_, _| Ok(())).await?;
+                let (exit, _) = follow::follow(client, console, subject, |_, _| Ok(())).await?;
                 if exit == Exit::Interrupted {
                     return Ok(exit);
                 }

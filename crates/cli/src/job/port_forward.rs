@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 
 use crate::complete;
 use crate::find::{self, Find};
+use crate::interrupt::Interrupts;
 
 /// The pause where no connection can be accepted, for instance with too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
@@ -91,6 +92,7 @@ pub async fn run(global: &Global, console: &Console, args: PortForwardArgs) -> R
         }
         running.spawn(serve(forward, listener, port, tell.clone()));
     }
+    let mut interrupts = Interrupts::listen()?;
     loop {
         tokio::select! {
             Some(line) = lines.recv() => console.progress(&one_line(&line)),
@@ -101,7 +103,7 @@ pub async fn run(global: &Global, console: &Console, args: PortForwardArgs) -> R
                 let text = "the connection to the cluster ended, and those to the worker with it";
                 return Err(Failure::new(Exit::Unavailable, text).with_next("run it again"));
             }
-            _ = tokio::signal::ctrl_c() => return Ok(Exit::Interrupted),
+            exit = interrupts.next() => return Ok(exit),
         }
     }
 }

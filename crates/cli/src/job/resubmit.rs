@@ -173,12 +173,13 @@ async fn submit(
         arrays.extend(own.first().map(|first| first.replacen("job-", "array-", 1)));
         rest = behind;
     }
-    if console.is_structured() {
+    let written = if console.is_structured() {
         let content = Submission { job_ids: answer.job_ids.clone(), request_id, validate_only: false };
-        console.object(&Document::new("Submission", answer.freshness, content))?;
+        console.object(&Document::new("Submission", answer.freshness, content))
     } else {
-        arrays.iter().try_for_each(|id| console.line(id))?;
-    }
+        arrays.iter().try_for_each(|id| console.line(id))
+    };
+    crate::submit::or_on_stderr(console, &arrays, written)?;
     console.progress(&format!("submitted {} of {} again", members(answer.job_ids.len()), array.id));
     Ok(Exit::Ok)
 }

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::follow::{self, Subject, WaitCondition};
 use crate::find::all_arrays;
+use crate::interrupt::Interrupts;
 
 /// Jobs that one watch follows by their ids, at most.
 pub const FOLLOWED_MAX: usize = 1_000;
@@ -100,6 +101,7 @@ async fn ended(
     (until, end): (WaitCondition, Option<Instant>),
 ) -> Result<Exit, Failure> {
     let mut pause = LOOK_AFTER;
+    let mut interrupts = Interrupts::listen()?;
     loop {
         let array = counted(client, array_id).await?;
         let v1::ArrayCounts { succeeded, failed, cancelled, .. } = array.counts.unwrap_or_default();
@@ -118,10 +120,9 @@ async fn ended(
         let until = now.checked_add(pause).map_or(end, |at| Some(end.map_or(at, |end| end.min(at))));
         tokio::select! {
             () = follow::sleep_until(until) => {}
-            interrupt = tokio::signal::ctrl_c() => {
-                interrupt?;
+            exit = interrupts.next() => {
                 console.progress(&format!("the jobs go on; wait for them with: muster job wait {array_id}"));
-                return Ok(Exit::Interrupted);
+                return Ok(exit);
             }
         }
         pause = (pause * 2).min(LOOK_AFTER_MAX);

@@ -292,6 +292,7 @@ pub async fn each_record(
     mut show: impl FnMut(&v1::LogRecord) -> Result<(), Failure>,
 ) -> Result<Exit, Failure> {
     let mut told_at = Instant::now();
+    let mut interrupts = Interrupts::listen()?;
     loop {
         let at = reader.next_index();
         let item = {
@@ -305,10 +306,9 @@ pub async fn each_record(
                         told_at = Instant::now();
                         console.progress(&format!("record {at} of {to_index}"));
                     }
-                    interrupt = tokio::signal::ctrl_c() => {
-                        interrupt?;
+                    exit = interrupts.next() => {
                         console.progress(&again(at));
-                        return Ok(Exit::Interrupted);
+                        return Ok(exit);
                     }
                 }
             }

@@ -19,6 +19,7 @@ use self::health::HealthCommand;
 use self::labels::LabelCommand;
 use self::which::WhichNodes;
 use crate::complete;
+use crate::interrupt::Interrupts;
 use crate::job::follow::{Next, next_until, say_restarted};
 use crate::reading::ReadArgs;
 use crate::view::{self, NodeEvent};
@@ -301,8 +302,9 @@ async fn watch(global: &Global, console: &Console, region: String) -> Result<Exi
     let client = global.client().await?;
     let mut watch = client.watch_nodes(v1::WatchNodesRequest { region, ..Default::default() });
     let end = global.end();
+    let mut interrupts = Interrupts::listen()?;
     loop {
-        match next_until(watch.next(), end).await? {
+        match next_until(watch.next(), end, &mut interrupts).await? {
             Next::Item(item) => print_event(console, &item)?,
             Next::Ended(exit) => return Ok(exit),
         }

@@ -14,7 +14,7 @@ use serde::ser::SerializeMap;
 use super::common::{self, LogSpan, ReadView, ReportForm, TableReport, check_form, distinct};
 use super::page::Bar;
 use super::read::{Reading, Watchers};
-use super::rows::Unit;
+use super::rows::{Unit, percent};
 
 /// What stands where no job has reported enough steps.
 const NOT_REPORTED: &str = "not reported";
@@ -254,12 +254,12 @@ impl GoodputRow {
     }
 }
 
+/// The factors in percent, as people read them; CSV and JSON have the thousandths.
 fn factor_cells(factors: &Factors) -> [String; 5] {
-    let shown = |value: Option<u64>, otherwise: &str| {
-        value.map_or_else(|| otherwise.to_owned(), |value| value.to_string())
-    };
+    let in_percent = |milli: u64| percent(milli.into(), 1_000);
+    let shown = |value: Option<u64>, otherwise: &str| value.map_or_else(|| otherwise.to_owned(), in_percent);
     let runtime = match (factors.runtime, factors.runtime_highest) {
-        (Some(low), Some(high)) if low < high => format!("{low} to {high}"),
+        (Some(low), Some(high)) if low < high => format!("{} to {}", in_percent(low), in_percent(high)),
         (low, _) => shown(low, "-"),
     };
     [
@@ -351,9 +351,9 @@ impl TableReport for GoodputReport {
         let [scheduling, runtime, program, measured, goodput] = factor_cells(&self.total.amounts.factors());
         let mut lines = vec![format!(
             "total {hours} accelerator-hours were wanted, {span}: scheduling {scheduling}, runtime {runtime}, program \
-             {program} (of {measured} thousandths of the kept work), goodput {goodput}"
+             {program} (known of {measured} of the kept work), goodput {goodput}"
         )];
-        lines.push("factors are in thousandths".to_owned());
+        lines.push("factors are in percent".to_owned());
         lines.extend(common::notes(&self.reading));
         lines
     }

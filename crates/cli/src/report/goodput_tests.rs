@@ -66,14 +66,14 @@ fn the_factors_are_of_what_they_are_said_to_be_of() {
     // Of a: wanted 10, all running 8, kept 6, and 4.5 at best. Of b: wanted 8, all running 4, kept 2 to 4.
     assert_eq!(
         shown(&rows(&[view()], &steps(), &[GoodputDimension::Tenant])),
-        ["a 10.000 800 750 750 1000 450", "b 8.000 500 500 to 1000 not reported 0 not reported"]
+        ["a 10.000 80.0 75.0 75.0 100.0 45.0", "b 8.000 50.0 50.0 to 100.0 not reported 0.0 not reported"]
     );
     // What waits for any type has a line for itself.
     assert_eq!(
         shown(&rows(&[view()], &BTreeMap::new(), &[GoodputDimension::Type])),
         [
-            "(any) 4.000 0 - not reported - not reported",
-            "h100 14.000 857 666 to 833 not reported 0 not reported"
+            "(any) 4.000 0.0 - not reported - not reported",
+            "h100 14.000 85.7 66.6 to 83.3 not reported 0.0 not reported"
         ]
     );
     assert_eq!(rows(&[], &steps(), &[]), []);

@@ -108,7 +108,7 @@ Examples:
   muster report goodput --by job --from 2026-11-01T00:00:00Z -o csv > goodput.csv
   muster report goodput --archive archive --tail --by tenant -o json
 
-Goodput is scheduling × runtime × program, each in thousandths: time with all workers running of the time that was wanted,
+Goodput is scheduling × runtime × program, each in percent (in thousandths in CSV and JSON): time with all workers running of the time that was wanted,
 kept work of that, and the time that steps take at best of what they took. Checkpoints that state their step tell how long
 steps took; PROGRAM is not reported where no job states enough of them. `ops/guide/ledger.md` states each term.")]
     Goodput(GoodputArgs),

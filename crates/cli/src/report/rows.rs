@@ -230,10 +230,12 @@ impl Conservation {
 
     pub(super) fn line(&self) -> String {
         let Conservation { rows, capacity, error, pools } = self;
+        let [rows, capacity] = [rows, capacity].map(|amount| Unit::Accelerators.hours(*amount));
+        // Hours are rounded, and no error may be rounded to none.
+        let unit = if *error == 0 { String::new() } else { format!(" {}", Unit::Accelerators.name()) };
         format!(
-            "conservation error {error}: rows {rows}, capacity × time {capacity}, in {}, compared for each type in each \
-             region ({pools})",
-            Unit::Accelerators.name()
+            "conservation error {error}{unit}: rows {rows}, capacity × time {capacity}, in accelerator-hours, compared for each \
+             type in each region ({pools})"
         )
     }
 }
@@ -364,10 +366,11 @@ mod tests {
         let whole = Conservation::of(&[view.clone()], sum);
         assert_eq!(
             whole.line(),
-            "conservation error 0: rows 27000000000, capacity × time 27000000000, in accelerator_thousandth_ms, compared for \
-             each type in each region (1)"
+            "conservation error 0: rows 7.500, capacity × time 7.500, in accelerator-hours, compared for each type in each region (1)"
         );
-        assert_eq!(Conservation::of(&[view.clone()], sum - 1).error, 1, "the rows leave something out");
+        let broken = Conservation::of(&[view.clone()], sum - 1);
+        assert_eq!(broken.error, 1, "the rows leave something out");
+        assert!(broken.line().starts_with("conservation error 1 accelerator_thousandth_ms: "), "{}", broken.line());
         view.usage[0].region = Name::literal("us");
         let moved = Conservation::of(&[view], sum);
         assert_eq!((moved.rows, moved.error, moved.pools), (moved.capacity, 7_200_000_000, 2));

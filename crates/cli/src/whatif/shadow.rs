@@ -20,6 +20,7 @@ use muster_types::{ClusterId, PastPoint, RefusalCode, ReplicaId};
 
 use super::reading::Reading;
 use super::{ChangeArgs, Progress, change_of, compare_reading, display, refused, words};
+use crate::interrupt::Interrupts;
 use crate::log::{SourceArgs, archive_failure};
 
 /// Between two questions for new rounds when there were none.
@@ -123,12 +124,12 @@ pub async fn run(global: &Global, console: &Console, args: &ShadowArgs) -> Resul
     begin.check(&change).map_err(refused)?;
     console.progress(&format!("following the log behind record {}", replay.state().log_index()));
     let mut follower = Follower { global, console, args, client, change, replay, shadow };
+    let mut interrupts = Interrupts::listen()?;
     tokio::select! {
         done = follower.follow() => done?,
-        interrupt = tokio::signal::ctrl_c() => {
-            interrupt?;
+        exit = interrupts.next() => {
             follower.compare(&[]).await?;
-            return Ok(Exit::Interrupted);
+            return Ok(exit);
         }
     }
     Ok(Exit::Ok)

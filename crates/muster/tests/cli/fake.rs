@@ -498,7 +498,8 @@ impl JobService for Service {
         request: Request<v1::ReadLogsRequest>,
     ) -> Result<Response<Self::ReadLogsStream>, Status> {
         let request = request.into_inner();
-        self.find(&request.job_id)?;
+        let is_stuck = self.find(&request.job_id)?.name == "stuck";
+        let goes_on = request.follow && is_stuck;
         self.book.lock().logs.push(request);
         let piece = |stream: v1::OutputStream, data: &[u8]| {
             Ok(v1::ReadLogsResponse { stream: stream.into(), data: data.to_vec(), ..Default::default() })
@@ -507,7 +508,13 @@ impl JobService for Service {
             piece(v1::OutputStream::Stdout, b"step 1\n"),
             piece(v1::OutputStream::Stderr, b"\xff\x00warn\n"),
         ];
-        Ok(Response::new(Box::pin(futures::stream::iter(pieces))))
+        use futures::StreamExt as _;
+        let pieces = futures::stream::iter(pieces);
+        let stream: Self::ReadLogsStream = match goes_on {
+            true => Box::pin(pieces.chain(futures::stream::pending())),
+            false => Box::pin(pieces),
+        };
+        Ok(Response::new(stream))
     }
 }
 

@@ -7,6 +7,7 @@ mod arrays;
 mod controls;
 mod conversions;
 mod fake;
+mod interrupts;
 mod labels;
 mod nodes;
 mod policies;
@@ -90,6 +91,21 @@ fn nothing_is_submitted_for_a_terminal_that_is_not_there() {
         assert!(ran.err.contains("a terminal is needed"), "{words:?}: {}", ran.err);
     }
     assert!(fake.book.lock().submitted.is_empty());
+}
+
+#[test]
+fn an_id_that_cannot_be_written_to_stdout_goes_to_stderr() {
+    let fake = Fake::start();
+    for words in [&["submit", &example("train.yaml")] as &[&str], &["run", "--detach", "--", "true"]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut command = command(&fake.endpoint, words);
+        command.stdout(full).stderr(Stdio::piped());
+        let output = command.spawn().unwrap().wait_with_output().unwrap();
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {err}");
+        assert!(err.contains("submitted job-") && err.contains("the output could not be written"), "{words:?}: {err}");
+    }
+    assert_eq!(fake.book.lock().submitted.len(), 2);
 }
 
 #[test]
@@ -576,6 +592,25 @@ fn waiting_ends_with_the_jobs() {
     assert_eq!((running.code, running.out.as_str()), (0, "job-2\n"), "{}", running.err);
     assert_eq!(muster(&fake, &["job", "wait", "job-2"]).code, 1);
     assert_eq!(muster(&fake, &["job", "wait", "job-9"]).code, 3);
+}
+
+#[test]
+fn the_address_for_clients_has_no_web_page() {
+    let fake = Fake::start();
+    let ran = muster(&fake, &["open", "fleet", "--print", "--web", fake.endpoint.trim_start_matches("http://")]);
+    assert_eq!((ran.code, ran.out.as_str()), (6, ""), "{}", ran.err);
+    assert!(ran.err.contains("not with a web page") && ran.err.contains("http_listen"), "{}", ran.err);
+}
+
+#[test]
+fn an_empty_list_is_told() {
+    let fake = Fake::start();
+    fake.add("job-1", "train", JobPhase::Running);
+    let ran = muster(&fake, &["artifacts", "list", "job-1"]);
+    assert_eq!((ran.code, ran.out.lines().count()), (0, 1), "{}", ran.out);
+    assert!(ran.err.contains("no files of its workers have been kept so far"), "{}", ran.err);
+    let ran = muster(&fake, &["artifacts", "list", "job-1", "-o", "json"]);
+    assert!(!ran.err.contains("kept so far"), "{}", ran.err);
 }
 
 #[test]

@@ -60,7 +60,7 @@ fn keys_and_values_are_those_of_kubernetes() {
 fn violations_name_the_key() {
     let many: BTreeMap<String, String> = (0..33).map(|n| (format!("k{n}"), String::new())).collect();
     let many = JobMetadata { labels: many, ..JobMetadata::default() };
-    assert_eq!(many.violations()[0].to_string(), "labels: must be between 0 and 32, got 33");
+    assert_eq!(many.violations()[0].to_string(), "labels: must be between 0 and 32 labels, got 33");
     let fields = |metadata: &JobMetadata| -> Vec<String> {
         metadata.violations().into_iter().map(|violation| violation.field).collect()
     };

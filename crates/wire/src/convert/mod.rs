@@ -156,7 +156,7 @@ pub(crate) fn shown(text: &str) -> String {
 /// Cuts a list to its bound and reports that; the rules for what is in it then run over bounded input.
 pub(crate) fn bound<T>(field: &str, list: &mut Vec<T>, max: usize, found: &mut Found) {
     if list.len() > max {
-        found.push(Violation::limit(field, list.len() as u64, 0, max as u64));
+        found.push(Violation::count(field, list.len(), (0, max), "entries"));
         list.truncate(max);
     }
 }

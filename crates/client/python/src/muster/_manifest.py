@@ -155,7 +155,7 @@ class Reader:
             licences=self.licences(at.get("licences")),
             nice=self.value(at, "spec.nice", quantity.nice) or 0,
             exclusive=bool(self.value(at, "spec.exclusive", quantity.flag)),
-            scratch_bytes=self.positive(at, "spec.scratch", quantity.memory_bytes, "for no directory"),
+            scratch_bytes=self.positive(at, "spec.scratch", quantity.worker_bytes, "for no directory"),
             notify=self.notify(at.get("notify")),
         )
         if array is not None:
@@ -185,7 +185,7 @@ class Reader:
 
     def group(self, path: str, at: Mapping[str, Node]) -> job_pb2.TaskGroup:
         """Workers that run the same command."""
-        workers = self.value(at, f"{path}.workers", quantity.count)
+        workers = self.value(at, f"{path}.workers", quantity.workers)
         if "slice" in at and workers == 0:
             advice = "must be above zero; leave it out: the slice says how many there are"
             self.problem(at["workers"], f"{path}.workers", advice)
@@ -197,14 +197,14 @@ class Reader:
             name=self.text(at.get("name"), f"{path}.name"),
             workers=int("slice" not in at) if workers is None else workers,
             min_workers=self.positive(
-                at, f"{path}.minWorkers", quantity.count, "for a gang that never changes its size"
+                at, f"{path}.minWorkers", quantity.workers, "for a gang that never changes its size"
             ),
             **self.runtime(at, path),
             environment=sorted(environment, key=lambda variable: variable.name),
         )
         resources = job_pb2.Resources(
             cpu_milli=self.positive(at, f"{path}.cpu", quantity.cpu_milli, "for one CPU"),
-            memory_bytes=self.positive(at, f"{path}.memory", quantity.memory_bytes, "for 1Gi"),
+            memory_bytes=self.positive(at, f"{path}.memory", quantity.worker_bytes, "for 1Gi"),
         )
         if "slice" in at:
             group.slice.CopyFrom(self.slice(at["slice"], f"{path}.slice"))

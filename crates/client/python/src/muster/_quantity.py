@@ -83,11 +83,34 @@ def memory_bytes(text: str) -> int:
     return value
 
 
+# Workers of one gang, at most.
+GANG_WORKERS_MAX = 16_384
+# Bytes of memory or scratch of one worker, at least: less is a number whose unit was forgotten.
+_WORKER_BYTES_MIN = 1 << 20
+
+
+def worker_bytes(text: str) -> int:
+    """What :func:`memory_bytes` reads; zero is left to the field."""
+    value = memory_bytes(text)
+    if 0 < value < _WORKER_BYTES_MIN:
+        advice = f" bytes; give it a unit, like {int(text)}Gi" if text.isdecimal() else ""
+        raise ValueError(f"must be 1Mi or more, got {text}{advice}")
+    return value
+
+
+def workers(text: str) -> int:
+    """Workers of a group; which numbers are right is judged with the rest of the job."""
+    value = _whole(text, _U32)
+    if value is None:
+        raise _refuse(f"a whole number from 1 to {GANG_WORKERS_MAX}", text)
+    return value
+
+
 def count(text: str) -> int:
     """A number that fits into 32 bits."""
     value = _whole(text, _U32)
     if value is None:
-        raise _refuse("a whole number from 0 to 4294967295", text)
+        raise _refuse("at most 4294967295" if _whole(text) is not None else "a whole number, 0 or more", text)
     return value
 
 
