@@ -9,7 +9,9 @@ pub struct Interrupts(Signal);
 impl Interrupts {
     /// Listens. From now on an interrupt does not end the program by itself.
     pub fn listen() -> Result<Interrupts, Failure> {
-        let refused = |error: std::io::Error| Failure::new(Exit::Failed, format!("interrupts cannot be listened for: {error}"));
+        let refused = |error: std::io::Error| {
+            Failure::new(Exit::Failed, format!("interrupts cannot be listened for: {error}"))
+        };
         signal(SignalKind::interrupt()).map(Interrupts).map_err(refused)
     }
 

@@ -42,7 +42,10 @@ mod tests {
             let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
             passed_on(&words, nearest::<RunArgs>)
         };
-        assert!(of(&["--detahc"]).is_some_and(|note| note.contains("--detahc and what follows") && note.contains("--detach")));
+        assert!(
+            of(&["--detahc"])
+                .is_some_and(|note| note.contains("--detahc and what follows") && note.contains("--detach"))
+        );
         assert!(of(&["--tiem-limit=4h", "x"]).is_some_and(|note| note.contains("if you meant --time-limit")));
         for words in [&["--detach"] as &[&str], &["--epochs", "3"], &["data", "--detahc"], &["-d"], &[]] {
             assert_eq!(of(words), None, "{words:?}");

@@ -266,7 +266,10 @@ mod tests {
     #[test]
     fn one_word_is_no_two_nodes() {
         let failure = too_few(&["history".to_owned()]);
-        assert_eq!((failure.exit(), failure.headline()), (Exit::Usage, "a probe needs two nodes or more; there is one, history"));
+        assert_eq!(
+            (failure.exit(), failure.headline()),
+            (Exit::Usage, "a probe needs two nodes or more; there is one, history")
+        );
         assert!(failure.next().is_some_and(|next| next.contains("not kept")));
     }
 

@@ -393,7 +393,8 @@ async fn list(
         }
         Format::Table | Format::Wide | Format::Html | Format::Csv => {
             let grid = table(&items, include_over, console.is_wide());
-            console.list(&grid, "there are no requests or grants of quota; `muster quota request` makes one")?;
+            console
+                .list(&grid, "there are no requests or grants of quota; `muster quota request` makes one")?;
         }
     }
     if answer.left_out > 0 {

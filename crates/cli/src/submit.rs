@@ -367,6 +367,9 @@ mod tests {
         assert_eq!(of(&["e.sh", "--name", "x"]), (x.clone(), Vec::new()));
         assert_eq!(of(&["e.sh", "--epochs", "3", "--name", "y"]).0, None);
         assert_eq!(of(&["e.sh", "--epochs", "3", "--name", "y"]).1, ["--epochs", "3", "--name", "y"]);
-        assert_eq!(of(&["e.sh", "--name", "x", "--", "--name", "y"]), (x, vec!["--name".to_owned(), "y".to_owned()]));
+        assert_eq!(
+            of(&["e.sh", "--name", "x", "--", "--name", "y"]),
+            (x, vec!["--name".to_owned(), "y".to_owned()])
+        );
     }
 }

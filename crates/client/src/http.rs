@@ -61,7 +61,9 @@ async fn ask(mut channel: Channel, path: &str, bytes_max: usize) -> Result<HttpA
     let mut read = Vec::new();
     loop {
         let frame = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await;
-        let Some(frame) = frame else { return Ok(HttpAnswer { code, content_type, body: read, is_cut: false }) };
+        let Some(frame) = frame else {
+            return Ok(HttpAnswer { code, content_type, body: read, is_cut: false });
+        };
         let frame = frame.map_err(|error| format!("the answer broke off: {error}"))?;
         // What comes behind the body says nothing here.
         let Ok(data) = frame.into_data() else { continue };

@@ -15,7 +15,10 @@ fn problem(lines: &str) -> String {
 #[test]
 fn a_size_without_its_unit_is_refused() {
     for (line, expected) in [
-        ("scratch: 200", "line 6: spec.scratch: must be 1Mi or more, got 200 bytes; give it a unit, like 200Gi"),
+        (
+            "scratch: 200",
+            "line 6: spec.scratch: must be 1Mi or more, got 200 bytes; give it a unit, like 200Gi",
+        ),
         ("memory: 5", "line 6: spec.memory: must be 1Mi or more, got 5 bytes; give it a unit, like 5Gi"),
         ("memory: 64Ki", "line 6: spec.memory: must be 1Mi or more, got 64Ki"),
     ] {

@@ -63,7 +63,8 @@ pub fn worker_bytes(text: &str) -> Result<u64, QuantityError> {
     }
     let least = ByteCount(WORKER_BYTES_MIN);
     // `16` is meant as 16Gi more often than as 16 bytes, and neither is guessed.
-    let advice = whole(text).map(|number| format!(" bytes; give it a unit, like {number}Gi")).unwrap_or_default();
+    let advice =
+        whole(text).map(|number| format!(" bytes; give it a unit, like {number}Gi")).unwrap_or_default();
     Err(QuantityError(format!("must be {least} or more, got {text}{advice}")))
 }
 
@@ -72,9 +73,9 @@ const COUNT_MAX: &str = "at most 4294967295";
 
 /// A count.
 pub fn count(text: &str) -> Result<u32, QuantityError> {
-    whole(text)
-        .and_then(|value| u32::try_from(value).ok())
-        .ok_or_else(|| refuse(if whole(text).is_some() { COUNT_MAX } else { "a whole number, 0 or more" }, text))
+    whole(text).and_then(|value| u32::try_from(value).ok()).ok_or_else(|| {
+        refuse(if whole(text).is_some() { COUNT_MAX } else { "a whole number, 0 or more" }, text)
+    })
 }
 
 /// Workers of a group. Which numbers are right is judged with the rest of the job; what is none is told which are.
@@ -317,7 +318,10 @@ mod tests {
         assert_eq!(worker_bytes("0"), Ok(0));
         let refused = |text: &str| worker_bytes(text).unwrap_err().to_string();
         assert_eq!(refused("5"), "must be 1Mi or more, got 5 bytes; give it a unit, like 5Gi");
-        assert_eq!(refused("1048575"), "must be 1Mi or more, got 1048575 bytes; give it a unit, like 1048575Gi");
+        assert_eq!(
+            refused("1048575"),
+            "must be 1Mi or more, got 1048575 bytes; give it a unit, like 1048575Gi"
+        );
         assert_eq!(refused("512Ki"), "must be 1Mi or more, got 512Ki");
         assert_eq!(worker_bytes("lots"), memory_bytes("lots"));
     }

@@ -839,7 +839,10 @@ client_endpoint = "http://127.0.0.1:7400"
                 "members[0].peer_endpoint: http is plaintext, and certificates are configured",
             ),
             (GOOD.replace("replica_id = 1", "replica_id = 1\ntokens = true"), "tokens: needs [tls]"),
-            (GOOD.replace("replica_id = 1", "replica_id = 1\ntokens = \"yes\""), "expected true or false; got the text"),
+            (
+                GOOD.replace("replica_id = 1", "replica_id = 1\ntokens = \"yes\""),
+                "expected true or false; got the text",
+            ),
             (
                 GOOD.replace("http://127.0.0.1:7400", "https://127.0.0.1:7400"),
                 "members[0].client_endpoint: https needs certificates",

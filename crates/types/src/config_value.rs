@@ -78,7 +78,8 @@ fn plain_line(line: &str) -> String {
         other => other,
     };
     let kinds = [("string ", "the text "), ("integer ", "the number "), ("floating point ", "the number ")];
-    let of_kind = kinds.into_iter().find_map(|(kind, plain)| Some(format!("{plain}{}", got.strip_prefix(kind)?)));
+    let of_kind =
+        kinds.into_iter().find_map(|(kind, plain)| Some(format!("{plain}{}", got.strip_prefix(kind)?)));
     let got = of_kind.unwrap_or_else(|| match got {
         "sequence" => "a list".to_string(),
         "map" => "a table".to_string(),
@@ -262,18 +263,27 @@ mod tests {
     #[test]
     fn a_value_of_the_wrong_type_is_told_in_plain_words() {
         for (line, plain) in [
-            ("invalid type: string \"one\", expected u64", "expected a whole number, 0 or more; got the text \"one\""),
+            (
+                "invalid type: string \"one\", expected u64",
+                "expected a whole number, 0 or more; got the text \"one\"",
+            ),
             ("invalid type: integer `7`, expected a boolean", "expected true or false; got the number `7`"),
             ("invalid type: boolean `true`, expected a string", "expected a text in quotes; got `true`"),
             ("invalid type: sequence, expected struct Tls", "expected a table; got a list"),
-            ("invalid value: integer `-1`, expected u32", "expected a whole number, 0 or more; got the number `-1`"),
+            (
+                "invalid value: integer `-1`, expected u32",
+                "expected a whole number, 0 or more; got the number `-1`",
+            ),
             ("unknown field `a`, expected `b`", "unknown field `a`, expected `b`"),
         ] {
             assert_eq!(plain_mistake(line), plain);
         }
         let whole = "TOML parse error at line 3, column 8\n  |\n3 | port = \"x\"\n  |        ^^^\ninvalid type: string \"x\", expected u16\n";
         let plain = plain_mistake(whole);
-        assert!(plain.starts_with("TOML parse error at line 3, column 8\n") && plain.contains("3 | port = "), "{plain}");
+        assert!(
+            plain.starts_with("TOML parse error at line 3, column 8\n") && plain.contains("3 | port = "),
+            "{plain}"
+        );
         assert!(plain.ends_with("^^^\nexpected a whole number, 0 or more; got the text \"x\""), "{plain}");
     }
 }

@@ -370,7 +370,11 @@ mod tests {
         );
         let broken = Conservation::of(&[view.clone()], sum - 1);
         assert_eq!(broken.error, 1, "the rows leave something out");
-        assert!(broken.line().starts_with("conservation error 1 accelerator_thousandth_ms: "), "{}", broken.line());
+        assert!(
+            broken.line().starts_with("conservation error 1 accelerator_thousandth_ms: "),
+            "{}",
+            broken.line()
+        );
         view.usage[0].region = Name::literal("us");
         let moved = Conservation::of(&[view], sum);
         assert_eq!((moved.rows, moved.error, moved.pools), (moved.capacity, 7_200_000_000, 2));

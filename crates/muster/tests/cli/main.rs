@@ -103,7 +103,10 @@ fn an_id_that_cannot_be_written_to_stdout_goes_to_stderr() {
         let output = command.spawn().unwrap().wait_with_output().unwrap();
         let err = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{words:?}: {err}");
-        assert!(err.contains("submitted job-") && err.contains("the output could not be written"), "{words:?}: {err}");
+        assert!(
+            err.contains("submitted job-") && err.contains("the output could not be written"),
+            "{words:?}: {err}"
+        );
     }
     assert_eq!(fake.book.lock().submitted.len(), 2);
 }
@@ -597,7 +600,8 @@ fn waiting_ends_with_the_jobs() {
 #[test]
 fn the_address_for_clients_has_no_web_page() {
     let fake = Fake::start();
-    let ran = muster(&fake, &["open", "fleet", "--print", "--web", fake.endpoint.trim_start_matches("http://")]);
+    let ran =
+        muster(&fake, &["open", "fleet", "--print", "--web", fake.endpoint.trim_start_matches("http://")]);
     assert_eq!((ran.code, ran.out.as_str()), (6, ""), "{}", ran.err);
     assert!(ran.err.contains("not with a web page") && ran.err.contains("http_listen"), "{}", ran.err);
 }
