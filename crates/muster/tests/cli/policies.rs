@@ -60,7 +60,7 @@ fn parts_of_a_policy_are_set_and_the_others_stay() {
     };
     let ran = only("tenants.speech", &["--dry-run"]);
     assert_eq!((ran.code, ran.out.as_str()), (0, ""), "{}", ran.err);
-    assert!(ran.err.contains("tenants.speech of - can be set; nothing was"), "{}", ran.err);
+    assert!(ran.err.contains("tenants.speech of stdin can be set; nothing was"), "{}", ran.err);
     let ran = only("tenants.speech,spareHostsPerRack.h100", &[]);
     assert_eq!((ran.code, ran.out.as_str()), (0, "82\n"), "{}", ran.err);
     let after = fake.book.lock().policy.clone().unwrap().1;
