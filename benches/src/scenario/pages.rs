@@ -374,7 +374,7 @@ async fn jobs(cluster: &Cluster, leader: usize, count: usize) -> Result<String> 
                 let mut one = job();
                 let group = one.spec.as_mut().and_then(|spec| spec.groups.first_mut());
                 if let Some(resources) = group.and_then(|group| group.resources.as_mut()) {
-                    // All of a host's processors, or so many that ten leave some for what the load submits.
+                    // All of a host's processors, or less than a tenth of them: ten such jobs leave some for what the load submits.
                     resources.cpu_milli = if n % 2 == 1 { 192_000 } else { 19_000 };
                 }
                 let request = v1::SubmitJobsRequest { jobs: vec![one; size], ..Default::default() };

@@ -31,8 +31,9 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::broken_stream::is_broken;
 use crate::controls::requester;
-use crate::forward::{Caller, ONWARD_BYTES_MAX, Remote, Route, Router, is_broken};
+use crate::forward::{Caller, ONWARD_BYTES_MAX, Remote, Route, Router};
 use crate::guard::ours;
 use crate::onward_stream::{self, BrokenOff};
 use crate::pieces::{piece_from_proto, piece_to_proto};

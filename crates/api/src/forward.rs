@@ -16,6 +16,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Response, Status};
 
 use crate::access::Class;
+use crate::broken_stream::is_broken;
 pub(crate) use crate::caller::Caller;
 use crate::config::ApiConfig;
 use crate::guard::Admitted;
@@ -589,12 +590,6 @@ pub(crate) fn of_leader(status: Status) -> Status {
     }
     let text = format!("the leader that was read from is gone: {}", status.message());
     to_status(&Refusal::new(RefusalCode::NotLeader, text))
-}
-
-/// Whether a status was made here, of a connection that broke.
-pub(crate) fn is_broken(status: &Status) -> bool {
-    use std::error::Error as _;
-    status.source().is_some()
 }
 
 pub(crate) fn not_leader(leader_endpoint: Option<String>) -> Refusal {

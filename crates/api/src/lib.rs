@@ -28,6 +28,7 @@ mod audit_tests;
 mod booking_service;
 #[cfg(test)]
 mod booking_tests;
+mod broken_stream;
 mod caller;
 mod cluster_service;
 mod config;

@@ -7,46 +7,11 @@
 
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
-use http_body::{Frame, SizeHint};
-use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
-use tonic::body::Body;
-use tonic::codegen::Bytes;
 use tonic::{Request, Status, Streaming};
 
-use crate::forward::{Caller, Router, is_broken};
+pub(crate) use crate::broken_stream::BrokenOff;
+use crate::forward::{Caller, Router};
 use crate::guard::ours;
-
-/// Why a caller's stream broke, once it has. Clones are about the same stream.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct BrokenOff(Arc<OnceLock<Status>>);
-
-impl BrokenOff {
-    /// The stream broke for this reason; the first one stands.
-    pub(crate) fn break_off(&self, why: Status) {
-        let _ = self.0.set(why);
-    }
-
-    fn why(&self) -> Option<&Status> {
-        self.0.get()
-    }
-
-    /// Why the caller's stream broke, where this status of the call to the leader follows from that alone.
-    pub(crate) fn explains(&self, status: &Status) -> Option<Status> {
-        self.why().filter(|_| is_broken(status)).cloned()
-    }
-
-    /// The same, and any other status as it is.
-    pub(crate) fn rather_than(&self, status: Status) -> Status {
-        self.explains(&status).unwrap_or(status)
-    }
-
-    /// What goes to the leader: it fails where the caller's stream did.
-    pub(crate) fn cutting(self, inner: Body) -> Body {
-        Body::new(Cut { inner, broken: self })
-    }
-}
 
 /// A request that passes a caller's stream on, behind a message that was read of it already, and what is known of its end. It has
 /// no deadline: such a stream may go on for long.
@@ -89,40 +54,10 @@ pub(crate) fn until_superseded<T: Send + 'static>(
     cut.boxed()
 }
 
-/// The body of a request that ends in an error where the stream that it is made of broke: so the stream to the leader is reset, and
-/// does not end.
-struct Cut {
-    inner: Body,
-    broken: BrokenOff,
-}
-
-impl http_body::Body for Cut {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let polled = Pin::new(&mut self.inner).poll_frame(context);
-        if !matches!(polled, Poll::Ready(None)) {
-            return polled;
-        }
-        Poll::Ready(self.broken.why().map(|status| Err(status.clone())))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.broken.why().is_none() && self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use http_body::Frame;
     use http_body_util::BodyExt as _;
     use muster_transport::Principal;
     use muster_types::RefusalCode;
@@ -132,9 +67,13 @@ mod tests {
     use muster_wire::v1::job_service_client::JobServiceClient;
     use prost::Message as _;
     use std::convert::Infallible;
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
     use std::time::Duration;
     use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+    use tonic::body::Body;
     use tonic::codec::Codec as _;
+    use tonic::codegen::Bytes;
     use tonic::codegen::{Service, http};
     use tonic::transport::{Channel, Endpoint, Server};
 

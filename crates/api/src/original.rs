@@ -16,7 +16,7 @@ use tonic::codegen::http::HeaderValue;
 use tonic::codegen::{Bytes, Service, http};
 use tonic::transport::Channel;
 
-use crate::onward_stream::BrokenOff;
+use crate::broken_stream::BrokenOff;
 
 /// Bytes before each message: whether it is compressed, and its length.
 pub(crate) const PREFIX_BYTES: usize = 5;

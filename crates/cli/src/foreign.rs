@@ -7,7 +7,7 @@ use muster_console::{Console, Failure};
 use muster_convert::{Conversion, FindingKind, Options, Source};
 use muster_types::{NAME_RULE, Name, PriorityTier};
 
-use super::job_files::{Arguments, called};
+use super::file_arguments::{Arguments, called};
 
 /// Options for files of other schedulers.
 #[derive(Args, Clone, Default)]

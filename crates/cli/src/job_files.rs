@@ -9,8 +9,8 @@ use muster_console::{Console, Failure};
 use muster_manifest::{FILE_BYTES_MAX, Manifest, Overrides, Problem};
 use muster_transport::{Role, Security};
 
+pub use super::file_arguments::{Arguments, called};
 use super::foreign::{self, ForeignArgs};
-use super::options;
 
 /// A server's refusal in the words of the file. `only` is the document it is about, when it is one.
 pub fn refused(error: CallError, file: &str, manifests: &[Manifest], only: Option<usize>) -> Failure {
@@ -30,11 +30,6 @@ pub fn refused(error: CallError, file: &str, manifests: &[Manifest], only: Optio
     Failure::refused_with(refused, refused.violations.iter().map(explain).collect())
 }
 
-/// What a file is called in messages.
-pub fn called(file: &str) -> &str {
-    if file == "-" { "stdin" } else { file }
-}
-
 /// `file:line: field: what is wrong`, as compilers write it.
 pub fn located(file: &str, problem: &Problem) -> String {
     let file = called(file);
@@ -52,38 +47,6 @@ pub fn read_manifests(
     overrides: &Overrides,
 ) -> Result<Vec<Manifest>, Failure> {
     read_manifests_with(console, file, Arguments::NONE, overrides, &ForeignArgs::default())
-}
-
-/// What stands behind a file on the command line: the arguments of a script.
-#[derive(Clone, Copy)]
-pub struct Arguments<'a> {
-    /// The words themselves.
-    pub words: &'a [String],
-    /// The option of the command that a word is nearest to.
-    pub nearest: fn(&str) -> Option<String>,
-}
-
-impl Arguments<'_> {
-    const NONE: Arguments<'static> = Arguments { words: &[], nearest: |_| None };
-
-    /// Says that a script gets a word that looks like a misspelt option of the command.
-    fn note_misspelt(&self, console: &Console) {
-        if let Some(note) = options::passed_on(self.words, self.nearest) {
-            console.progress(&note);
-        }
-    }
-
-    /// Why a file of this kind, which is no script, cannot be read with them.
-    pub fn refused(&self, file: &str, kind: &str) -> Failure {
-        let words = self.words.join(" ");
-        let failure = Failure::usage(format!("{file} is a {kind}, which takes no arguments: {words}"));
-        match self.words.first().filter(|word| word.starts_with('-')) {
-            Some(word) => failure.with_next(options::unknown(word, (self.nearest)(word))),
-            None => failure.with_next(
-                "only a script (#!) takes arguments; name one file, in which several jobs have a line `---` between them",
-            ),
-        }
-    }
 }
 
 /// The same; `arguments` are those of the script that the file is. A file for another scheduler is converted first.

@@ -21,7 +21,7 @@ pub fn unknown(word: &str, nearest: Option<String>) -> String {
     }
 }
 
-/// What is said where the arguments of a script begin with what looks like a misspelt option of the command. It may be one that the
+/// The note where the arguments of a script begin with what looks like a misspelt option of the command. It may be one that the
 /// script has, so that it is no mistake; the same word as an option was written behind `--` on purpose.
 pub fn passed_on(words: &[String], nearest: fn(&str) -> Option<String>) -> Option<String> {
     let word = words.first().filter(|word| word.starts_with("--"))?.split('=').next()?;

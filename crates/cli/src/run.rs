@@ -13,12 +13,13 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::foreign::ForeignArgs;
+use crate::ids_on_stderr::or_on_stderr;
 use crate::job::attach::{self, Ranks, Waited};
 use crate::job::exec;
 use crate::job_files::{self, Arguments, located, name_own_tenant, now_ms};
 use crate::options;
 use crate::parallel::auto;
-use crate::submit::{MetadataArgs, NodeArgs, or_on_stderr};
+use crate::submit::{MetadataArgs, NodeArgs};
 use crate::workdir::WorkdirArgs;
 
 /// Options of `muster run`.

@@ -219,7 +219,7 @@ pub async fn run(global: &Global, console: &Console, command: ScheduleCommand) -
             let name = which.name.clone();
             let made = client.run_schedule(v1::RunScheduleRequest { request_id, tenant, name }).await?;
             let id = std::slice::from_ref(&made.job_id);
-            crate::submit::or_on_stderr(console, id, console.line(&made.job_id))?;
+            crate::ids_on_stderr::or_on_stderr(console, id, console.line(&made.job_id))?;
             console.progress(&format!("submitted 1 job of schedule {}", which.name));
         }
         ScheduleCommand::Delete { which, dry_run: true } => would_delete(global, console, which).await?,

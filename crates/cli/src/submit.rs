@@ -8,6 +8,7 @@ use muster_types::{PriorityTier, RequestId};
 use muster_wire::v1;
 
 use crate::foreign::ForeignArgs;
+use crate::ids_on_stderr::or_on_stderr;
 use crate::job::follow::{self, WaitCondition};
 use crate::job::wait::{self, Awaited, FOLLOWED_MAX};
 use crate::job_files::{Arguments, called, name_own_tenant, read_manifests_with, refused};
@@ -226,11 +227,6 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
     let (arrays, jobs) = if args.watch { (Vec::new(), job_ids) } else { by_array(&manifests, &job_ids) };
     let awaited = Awaited { arrays, jobs, until: WaitCondition::Finished, limit: global.timeout };
     wait(&client, console, awaited, args.watch).await
-}
-
-/// Whether the ids were written. The jobs exist all the same, so that their ids go to stderr where stdout takes nothing.
-pub fn or_on_stderr(console: &Console, ids: &[String], written: Result<(), Failure>) -> Result<(), Failure> {
-    written.inspect_err(|_| ids.iter().for_each(|id| console.error(&format!("submitted {id}"))))
 }
 
 /// Prints jobs as job files that can be submitted.

@@ -17,6 +17,7 @@ extern crate alloc;
 mod admission;
 mod apply;
 mod array;
+mod array_invariants;
 mod budget;
 mod capacity;
 mod charge;

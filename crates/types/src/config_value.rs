@@ -209,6 +209,7 @@ pub mod cpu_milli {
 
 #[cfg(test)]
 mod tests {
+    use super::plain_mistake;
     use alloc::string::{String, ToString};
     use serde::de::IntoDeserializer as _;
     use serde::de::value::Error as ValueError;

@@ -179,7 +179,7 @@ async fn submit(
     } else {
         arrays.iter().try_for_each(|id| console.line(id))
     };
-    crate::submit::or_on_stderr(console, &arrays, written)?;
+    crate::ids_on_stderr::or_on_stderr(console, &arrays, written)?;
     console.progress(&format!("submitted {} of {} again", members(answer.job_ids.len()), array.id));
     Ok(Exit::Ok)
 }

@@ -18,6 +18,8 @@ use serde::Serialize;
 use serde_json::Value;
 use tokio::task::JoinSet;
 
+use crate::interrupt::Interrupts;
+
 #[cfg(test)]
 pub use archive::open as open_archive;
 pub use archive::{failure as archive_failure, moment as point_of_log};

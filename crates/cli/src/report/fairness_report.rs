@@ -38,7 +38,7 @@ pub struct FairnessSpan {
     form: Option<ReportForm>,
 }
 
-/// What a report of fairness can be divided by, and by what of other reports it cannot.
+/// What a report of fairness can be divided by, and the divisions of other reports that it refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FairnessDimension {
     /// The tenant, with everyone below it
