@@ -39,7 +39,7 @@ impl Future {
         }
     }
 
-    /// Takes up a reservation, if it still concerns anybody; whether it does. So many visits are left for what comes after it.
+    /// Takes up a reservation, if it still concerns anybody; whether it does. Of the budget, `kept` visits are left for what comes after it.
     fn take_up_one(
         &mut self,
         state: &State,
