@@ -897,7 +897,10 @@ client_endpoint = "http://127.0.0.1:7400"
             (format!("{GOOD}\n[recovery]\nrebuild = \"maybe\"\n"), "unknown variant `maybe`"),
             (format!("{GOOD}\n[leader]\nsettle = 0\n"), "leader.settle: must be 1ms or more"),
             // A quantity without its unit, and of another kind.
-            (format!("{GOOD}\n[leader]\nsettle = 5000\n"), "integer `5000`, expected a duration like 90s"),
+            (
+                format!("{GOOD}\n[leader]\nsettle = 5000\n"),
+                "expected a duration like 90s, 2h or 1h30m (units: d, h, m, s, ms); got the number `5000`",
+            ),
             (format!("{GOOD}\n[leader]\nsettle = 5000\n"), "settle = 5000"),
             (format!("{GOOD}\n[snapshots]\nevery_size = \"1h\"\n"), "\"1h\", expected bytes like 64MiB"),
             (format!("{GOOD}\n[snapshots]\nsend_rate = \"64MiB\"\n"), "expected bytes a second like 64MiB/s"),
