@@ -916,10 +916,7 @@ client_endpoint = "http://127.0.0.1:7400"
                 format!("{GOOD}\n[limits]\nmessage_memory_max = \"1k\"\n"),
                 "limits.message_memory_max: must be between 1Mi and 1Ti, got 1000",
             ),
-            (
-                format!("{GOOD}\n[archive]\nsegment_age = \"9999999999d\"\n"),
-                "got the text \"9999999999d\"",
-            ),
+            (format!("{GOOD}\n[archive]\nsegment_age = \"9999999999d\"\n"), "got the text \"9999999999d\""),
             // No unit was ever in this key.
             (format!("{GOOD}\n[leader]\nsettle_s = 5\n"), "unknown field `settle_s`"),
             // A key of an earlier form, with its number or its text.
