@@ -47,6 +47,8 @@ const REWRITE_AFTER: Duration = Duration::from_secs(7 * 24 * 3_600);
 const UNFINISHED_MAX: usize = 64;
 /// Characters of what a server says.
 const SAID_MAX: usize = 300;
+/// And of the code that a server gives an error, within that.
+const CODE_MAX: usize = 64;
 /// The directory of the objects, as in a store that is one.
 const OBJECTS: &str = "objects";
 
@@ -135,11 +137,11 @@ fn said(error: &object_store::Error) -> String {
     let all = error.to_string();
     let code = all.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>"));
     let before = all.split('<').next().unwrap_or_default().trim_end();
-    let text = match code {
-        Some((code, _)) => format!("{before} {code}"),
-        None => before.to_owned(),
-    };
-    text.chars().take(SAID_MAX).collect()
+    let Some((code, _)) = code else { return before.chars().take(SAID_MAX).collect() };
+    // A long address of an object is cut rather than the code behind it, which says what is wrong.
+    let code: String = code.chars().take(CODE_MAX).collect();
+    let before: String = before.chars().take(SAID_MAX - CODE_MAX - 1).collect();
+    format!("{before} {code}")
 }
 
 /// What it means for an object that a request has failed.
@@ -415,6 +417,9 @@ mod tests {
         let text = said(&error);
         assert!(text.contains("403 Forbidden") && text.contains("SignatureDoesNotMatch"), "{text}");
         assert!(!text.contains("AKIA"), "{text}");
+        let long = format!("404 of {}: <Code>NoSuchBucket</Code>", "a".repeat(2 * SAID_MAX));
+        let text = said(&object_store::Error::Generic { store: "S3", source: long.into() });
+        assert!(text.ends_with(" NoSuchBucket") && text.len() <= SAID_MAX, "{text}");
         let digest = BlobDigest::new([1; 32]);
         let missing =
             |body: &str| object_store::Error::NotFound { path: "a".to_owned(), source: body.into() };
