@@ -127,8 +127,8 @@ where
     S: Fn(v1::SubmitStreamRequest) -> F,
     F: Future<Output = v1::SubmitStreamResponse>,
 {
-    /// The next answer; none when the client has ended the stream and was answered everything. A stream of which no more can be
-    /// read ends with the reason, once everything was answered that had come whole.
+    /// The next answer. None once the client has ended the stream and has all its answers. A stream that cannot be read any further
+    /// ends with the reason, after the answers to everything that arrived whole.
     async fn next(&mut self) -> Option<Result<v1::SubmitStreamResponse, Status>> {
         loop {
             if !self.open && self.under_way.is_empty() {

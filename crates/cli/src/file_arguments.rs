@@ -12,14 +12,14 @@ pub fn called(file: &str) -> &str {
 /// What stands behind a file on the command line: the arguments of a script.
 #[derive(Clone, Copy)]
 pub struct Arguments<'a> {
-    /// The words themselves.
+    /// In the order of the command line; empty where there are none.
     pub words: &'a [String],
     /// The option of the command that a word is nearest to.
     pub nearest: fn(&str) -> Option<String>,
 }
 
 impl Arguments<'_> {
-    /// None.
+    /// Those of a file that no arguments may follow.
     pub const NONE: Arguments<'static> = Arguments { words: &[], nearest: |_| None };
 
     /// Says that a script gets a word that looks like a misspelt option of the command.

@@ -107,8 +107,7 @@ impl Client {
 }
 
 impl Exec {
-    /// What can be said to the command; none when it was taken before. When all of it is dropped while this is there, the command
-    /// has no more input.
+    /// The input of the command. None if it was taken before. When all of it is dropped while this value is kept, the input ends.
     pub fn take_input(&mut self) -> Option<ExecInput> {
         self.to_command.take().map(ExecInput)
     }

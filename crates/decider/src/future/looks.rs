@@ -3,8 +3,8 @@
 //! To look for a start is to look at everything that runs. A gang that waits with a reservation keeps its nodes whatever is found, unless
 //! its start on others is earlier by minutes. So in a cluster where a look takes long, not every pass makes one: the next one comes
 //! after a time that grows with what the last one took. In between a reservation has the time at which its own nodes are expected to be
-//! free, which costs a look at these alone. Where it has a large part of the fleet, that is not looked at in each pass either: it is gone
-//! on with what was known, and with what passes have placed there since.
+//! free, which costs a look at these alone. Where its nodes are a large part of the fleet, passes up to the next look share one
+//! timeline of them, to which each pass adds what it places there.
 
 use alloc::sync::Arc;
 use muster_state::State;

@@ -1,7 +1,7 @@
 //! When what runs is expected to end, and the timelines of clusters that are made of it.
 //!
-//! A start is looked for on the timeline of a whole cluster, which takes a look at all that runs there. What becomes of a start that is
-//! known, and what is kept for it, depends on its nodes alone, and there is a timeline of these where nobody has made the other one.
+//! To find a start, a pass needs the timeline of a whole cluster, which it makes from all gangs that run there. A start that is known
+//! depends on its own nodes alone, so that a timeline of these nodes is enough where the other one was not made.
 
 use alloc::collections::BTreeSet;
 use alloc::sync::Arc;

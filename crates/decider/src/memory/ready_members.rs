@@ -22,7 +22,7 @@ const NOTED_MAX: usize = limits::ARRAY_WINDOW as usize;
 #[derive(Clone, Debug, Default)]
 struct OfArray {
     noted: BTreeSet<u32>,
-    /// The first member that may be ready and is not noted; none when there is no such member.
+    /// The first member that may be ready and is not noted. None if there is no such member.
     more_from: Option<u32>,
     /// Whether it is among those that ticks look at.
     is_queued: bool,
@@ -58,7 +58,7 @@ impl OfArray {
     }
 }
 
-/// See the module.
+/// The notes about all arrays that wait for others member by member.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReadyMembers {
     arrays: BTreeMap<ArrayId, OfArray>,

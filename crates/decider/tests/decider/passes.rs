@@ -183,12 +183,7 @@ fn large_and_small(hosts: usize, with_large: bool) -> Speculation {
         },
     )
     .unwrap();
-    for n in 0..hosts {
-        let spec = node_spec(&format!("n{n:03}"), "eu", "c1", Some(accelerators("h100", 8)));
-        let holder = crate::support::holder(1);
-        handle(&mut speculation, &Command::Register { spec, holder, other_session_is_over: false }).unwrap();
-    }
-    speculation.take_round();
+    register_hosts(&mut speculation, hosts);
     let mut n = 1;
     let of_tier = |workers: u32, tier: PriorityTier| {
         let mut draft = job_draft("job", vec![group("main", workers, Some(accelerators("h100", 8)))]);
@@ -246,15 +241,20 @@ fn of_tier(tier: PriorityTier, workers: u32, devices: u16) -> JobSpec {
     draft.check().unwrap()
 }
 
-/// A full fleet, and a gang of a high tier that waits for some hosts of it.
-fn one_waits_for_hosts(hosts: usize, wanted: u32) -> (Speculation, JobId) {
-    let (mut speculation, _) = founded();
+/// Hosts of eight devices, in one cluster.
+fn register_hosts(speculation: &mut Speculation, hosts: usize) {
     for n in 0..hosts {
         let spec = node_spec(&format!("n{n:03}"), "eu", "c1", Some(accelerators("h100", 8)));
         let holder = crate::support::holder(1);
-        handle(&mut speculation, &Command::Register { spec, holder, other_session_is_over: false }).unwrap();
+        handle(speculation, &Command::Register { spec, holder, other_session_is_over: false }).unwrap();
     }
     speculation.take_round();
+}
+
+/// A full fleet, and a gang of a high tier that waits for some hosts of it.
+fn one_waits_for_hosts(hosts: usize, wanted: u32) -> (Speculation, JobId) {
+    let (mut speculation, _) = founded();
+    register_hosts(&mut speculation, hosts);
     let mut n = 1;
     submit(&mut speculation, &mut n, vec![of_tier(PriorityTier::Production, 1, 1); hosts * PER_HOST]);
     run_pass(&mut speculation);
